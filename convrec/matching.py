@@ -1,0 +1,295 @@
+"""Items against catalog, ground truth and seen titles -> relevance per rank.
+
+Two titles are the same item when they resolve to the same catalog title (or, outside the catalog, are the same
+normalised title) and their years differ by at most `year_tolerance`. How a title finds its catalog title:
+
+exact      normalised: Unicode NFKC, case-folded, white space collapsed.
+fuzzy      exact first. What is left: punctuation, `&`/`and`, leading articles and accents folded, numbers written alike
+           (`II`, `two`, `2`), then the most similar catalog title with similarity >= `fuzzy_cutoff`.
+reference  the public reference's rule: the very title and year must be in the catalog; see `_match_reference`.
+
+The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
+On a tie the nearest year, then the catalog's order, wins.
+
+Similarity is rapidfuzz's `fuzz.ratio` of the two folded titles *with the year they share*: since the years agree within
+the tolerance, both get the same SHARED_YEAR behind them. A bare ratio of 90 allows no typo in a title shorter than ten
+letters; with it one wrong letter is allowed from SHORTEST_TYPO letters on. Fuzzy search looks only at titles that share
+the first or the last two folded letters, which keeps it sub-linear in the catalog and costs only titles with a typo at
+both ends. `benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from rapidfuzz import fuzz, process
+
+from convrec.catalog import Catalog, parse_year
+from convrec.ranks import Item, parse_item
+
+MODES = ("fuzzy", "exact", "reference")
+CACHE_SIZE = 1 << 18
+SHARED_YEAR = " ####"
+SHORTEST_TYPO = 5
+
+_ARTICLES = ("the", "a", "an")
+_LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ß": "ss"})
+# An apostrophe inside a word, or the `?` that stands for one in the Reddit data, joins: don't, don?t -> dont.
+_APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_NOT_WORD = re.compile(r"[\W_]+")
+_DIGITS = re.compile(r"\d+")
+_INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
+_ROMAN = {
+    roman: str(value)
+    for value, roman in enumerate(
+        "i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx".split(), start=1
+    )
+}
+_WORDS = {
+    word: str(value)
+    for value, word in enumerate("one two three four five six seven eight nine ten eleven twelve".split(), start=1)
+}
+
+
+def normalise(title: str) -> str:
+    """Exact mode's form: NFKC, case-folded, white space collapsed."""
+    if not title.isascii():
+        title = unicodedata.normalize("NFKC", title)
+    return " ".join(title.casefold().split())
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def fold(title: str) -> str:
+    """Fuzzy mode's form: letters, digits and single spaces only; empty for a title of symbols such as `$`."""
+    text = normalise(title)
+    inverted = _INVERTED_ARTICLE.fullmatch(text)
+    if inverted:  # "Matrix, The"
+        text = inverted[1]
+    if not text.isascii():
+        text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
+        text = text.translate(_LETTERS)
+    text = _THOUSANDS.sub("", _APOSTROPHE.sub("", text.replace("&", " and ")))
+    words = _NOT_WORD.sub(" ", text).split()
+    if len(words) > 1 and words[0] in _ARTICLES:
+        del words[0]
+    # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; anywhere else it is a number: `Rocky V`.
+    return " ".join(
+        _WORDS.get(word) or (_ROMAN.get(word, word) if place or len(word) > 1 else word)
+        for place, word in enumerate(words)
+    )
+
+
+def numbers(folded: str) -> tuple[int, ...]:
+    """The sequel guard's key: every number of a folded title, in order."""
+    return tuple(map(int, _DIGITS.findall(folded)))
+
+
+class MatchResult(NamedTuple):
+    """One entry a rank in every list.
+
+    relevance: 1 where the rank is a hit. catalog_index: row of the catalog, -1 for none. in_catalog, duplicate (the item
+    stands at an earlier rank), seen (its title was named in the conversation). All false where the line did not parse.
+    """
+
+    relevance: list[int]
+    in_catalog: list[bool]
+    duplicate: list[bool]
+    seen: list[bool]
+    catalog_index: list[int]
+
+
+class Identity(NamedTuple):
+    """What a title with a year stands for: its catalog row (-1 for none) and the key by which titles are equal."""
+
+    index: int
+    key: str
+
+
+class Matcher:
+    """An index over one catalog, built once and then read only; safe to share between threads."""
+
+    def __init__(self, catalog: Catalog, mode: str = "fuzzy", year_tolerance: int = 2, fuzzy_cutoff: float = 90):
+        if mode not in MODES:
+            raise ValueError(f"unknown matching {mode!r}: one of {', '.join(MODES)}")
+        if year_tolerance < 0 or not 0 < fuzzy_cutoff <= 100:
+            raise ValueError(f"year_tolerance {year_tolerance} must be >= 0 and fuzzy_cutoff {fuzzy_cutoff} in (0, 100]")
+        self.catalog, self.mode = catalog, mode
+        self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
+        # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).
+        self._by_title: dict[str, list[int]] = {}
+        self._by_folded: dict[str, list[int]] = {}
+        self._blocks: dict[tuple, dict[int, str]] = {}
+        self._keys = [title if mode == "reference" else normalise(title) for title in catalog.titles]
+        for row, year in enumerate(catalog.years):
+            if year is not None:
+                self._by_title.setdefault(self._keys[row], []).append(row)
+                if mode == "fuzzy":
+                    self._index_folded(row, year, fold(catalog.titles[row]))
+        # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
+        self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
+        self._seen_key = lru_cache(maxsize=CACHE_SIZE)(self._make_seen_key)
+
+    def match(
+        self,
+        items: Sequence[Item | None],
+        ground_truth: Iterable[tuple[str, object]],
+        seen: Iterable[str] | None,
+    ) -> MatchResult:
+        """Relevance by rank: in the catalog, not seen, not at an earlier rank, and the ground truth holds it.
+
+        Each ground-truth item is hit once, by the first item that is the same; an item takes the ground truth with the
+        nearest year. Ground truth whose year is not a number is never hit.
+        """
+        if self.mode == "reference":
+            return self._match_reference(items, ground_truth, seen)
+        truth = [
+            (self.identify(title, year).key, year)
+            for title, raw_year in ground_truth
+            if (year := raw_year if type(raw_year) is int else parse_year(raw_year)) is not None
+        ]
+        seen_keys = {self._seen_key(title) for title in seen} if seen is not None else set()
+        truth_keys = {key for key, _ in truth}
+        relevance, in_catalog, duplicate, was_seen, rows = [], [], [], [], []
+        earlier = set()
+        for item in items:
+            if item is None:
+                relevance.append(0), in_catalog.append(False), duplicate.append(False)
+                was_seen.append(False), rows.append(-1)
+                continue
+            row, key = self.identify(*item)
+            known = row >= 0
+            identity = row if known else (key, item.year)
+            repeated = identity in earlier
+            earlier.add(identity)
+            is_seen = bool(seen_keys) and (key in seen_keys or self._folded_key(key) in seen_keys)
+            hit = 0
+            if known and key in truth_keys and not (repeated or is_seen):
+                hit = self._take_nearest(truth, key, item.year)
+            relevance.append(hit)
+            in_catalog.append(known)
+            duplicate.append(repeated)
+            was_seen.append(is_seen)
+            rows.append(row)
+        return MatchResult(relevance, in_catalog, duplicate, was_seen, rows)
+
+    def is_seen(self, title: str, year: int, seen: Iterable[str]) -> bool:
+        """Whether the conversation named this title (in any year)."""
+        return self.match([Item(title, year)], [], seen).seen[0]
+
+    def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
+        """Remove the ground truth with this key and the nearest year within the tolerance; 1 when there was one."""
+        distances = [
+            (abs(true_year - year), place) for place, (true_key, true_year) in enumerate(truth) if true_key == key
+        ]
+        if not distances or min(distances)[0] > self.year_tolerance:
+            return 0
+        del truth[min(distances)[1]]
+        return 1
+
+    def _identify(self, title: str, year: int) -> Identity:
+        """The catalog row and the key of a title with its year."""
+        if self.mode == "reference":
+            row = next((r for r in self._by_title.get(title, ()) if self.catalog.years[r] == year), -1)
+            return Identity(row, title)
+        key = normalise(title)
+        row = self._nearest(self._by_title.get(key, ()), year)
+        if row < 0 and self.mode == "fuzzy":
+            folded = fold(title)
+            row = self._nearest(self._by_folded.get(folded, ()), year)
+            if row < 0:
+                row = self._most_similar(folded, year)
+        return Identity(row, self._keys[row] if row >= 0 else key)
+
+    def _nearest(self, rows: Sequence[int], year: int) -> int:
+        """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
+        years = self.catalog.years
+        best, best_distance = -1, self.year_tolerance + 1
+        for row in rows:
+            distance = abs(years[row] - year)  # type: ignore[operator]
+            if distance < best_distance:
+                best, best_distance = row, distance
+        return best
+
+    def _index_folded(self, row: int, year: int, folded: str) -> None:
+        if not folded:
+            return
+        self._by_folded.setdefault(folded, []).append(row)
+        suffixed = folded + SHARED_YEAR
+        for end in _ends(folded):
+            for near in range(year - self.year_tolerance, year + self.year_tolerance + 1):
+                self._blocks.setdefault((near, end, *numbers(folded)), {})[row] = suffixed
+
+    def _most_similar(self, folded: str, year: int) -> int:
+        """The catalog row with the highest similarity of at least the cutoff; -1 for none."""
+        query, guard = folded + SHARED_YEAR, numbers(folded)
+        found = []
+        for end in _ends(folded):
+            block = self._blocks.get((year, end, *guard))
+            if block:
+                found += process.extract(query, block, scorer=fuzz.ratio, score_cutoff=self.fuzzy_cutoff, limit=None)
+        if not found:
+            return -1
+        years = self.catalog.years
+        return min(found, key=lambda hit: (-hit[1], abs(years[hit[2]] - year), hit[2]))[2]  # type: ignore[operator]
+
+    def _make_seen_key(self, title: str) -> str:
+        """A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
+        compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude `Mother`;
+        folded otherwise."""
+        key = normalise(title)
+        if key not in self._by_title and (dated := parse_item(title)):
+            key = normalise(dated.title)
+        return key if self.mode == "exact" or key in self._by_title else self._folded_key(key)
+
+    def _folded_key(self, key: str) -> str:
+        return "~" + fold(key)
+
+    def _match_reference(
+        self, items: Sequence[Item | None], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
+    ) -> MatchResult:
+        """The reference's rule, for `preset: reference`: the catalog must hold the very title and year; seen titles are
+        compared letter by letter; ground truth by case-folded title, the same year first, then d = 1, 2, ... years
+        later before d earlier; repeats count as long as ground truth is left."""
+        seen_titles = set(seen) if seen is not None else set()
+        left: dict[str, list[int]] = {}
+        for title, raw_year in ground_truth:
+            year = _integer(raw_year)
+            if year is not None:
+                left.setdefault(" ".join(title.casefold().split()), []).append(year)
+        years_apart = [0] + [sign * d for d in range(1, self.year_tolerance + 1) for sign in (1, -1)]
+        result = MatchResult([], [], [], [], [])
+        earlier: set[Item] = set()
+        for item in items:
+            row = self.identify(*item).index if item else -1
+            is_seen = item is not None and item.title in seen_titles
+            hit = 0
+            if item and row >= 0 and not is_seen:
+                years = left.get(" ".join(item.title.casefold().split()), [])
+                year = next((item.year + d for d in years_apart if item.year + d in years), None)
+                if year is not None:
+                    years.remove(year)
+                    hit = 1
+            result.relevance.append(hit)
+            result.in_catalog.append(row >= 0)
+            result.duplicate.append(item in earlier)
+            result.seen.append(is_seen)
+            result.catalog_index.append(row)
+            if item:
+                earlier.add(item)
+        return result
+
+
+def _ends(folded: str) -> set[str]:
+    """The block keys: first two and last two letters."""
+    return {"<" + folded[:2], ">" + folded[-2:]}
+
+
+def _integer(value: object) -> int | None:
+    """As the reference reads a year: "1995" but not "1995.0"."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

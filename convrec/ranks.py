@@ -1,0 +1,142 @@
+"""The rank grammar's text half: a response -> its lines -> items. Nothing else in this program splits lines.
+
+Rank k is the k-th non-blank line, whether or not it parses: a line that does not parse keeps its rank and earns nothing.
+Blank lines take no rank. `token_ranks` applies the same rule to tokens, so rewards and tokens cannot drift apart.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+# ASCII only, so that the byte-level half (token_ranks) and this half agree on what a blank line is.
+WHITESPACE = " \t\n\r\v\f"
+DEFAULT_DELIMITER = "\n"
+
+
+class Item(NamedTuple):
+    """A recommended item as the model wrote it: the title without its decoration, the four-digit year."""
+
+    title: str
+    year: int
+
+
+def split_lines(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
+    """Non-blank lines of a response, stripped of WHITESPACE; the index is the 0-based rank."""
+    return [line for raw in text.split(delimiter) if (line := raw.strip(WHITESPACE))]
+
+
+def parse_items(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[Item | None]:
+    """One entry a rank; None where the line is not an item."""
+    return [parse_item(line) for line in split_lines(text, delimiter)]
+
+
+def format_item(title: str, year: int) -> str:
+    """The form the prompt asks for; `parse_item` gives the pair back."""
+    return f"{title} ({year})"
+
+
+# \d is any Unicode decimal digit and int() reads it; full-width parentheses come with CJK punctuation.
+_YEAR = re.compile(r"[(（]\s*(\d{4})\s*[)）]")
+# Only when no plain year is there: ranges and notes, `(2014-2024)`, `(2014–)`, `(1995 film)`.
+_LOOSE_YEAR = re.compile(r"[(（]\s*(\d{4})(?!\w)[^()（）]*[)）]")
+# What most lines look like. No decoration can be hidden in it: it begins with a letter and has neither quote nor star.
+_PLAIN = re.compile(r"([A-Za-z](?:[\w,.:!?&-]| (?! )|(?<=\w)'(?=\w))*) \((\d{4})\)")
+
+# Words of space are Unicode here: a no-break or zero-width space next to a title is never part of it.
+_SPACE = re.compile(r"[\s\u200b\u200e\u200f\u2060\ufeff]+")
+_BULLET = re.compile(r"(?:[-–—*•‣▪●○◦·➤►>+]|#{1,6})\s+|[•‣▪●○◦➤►]|[-–—](?=[^\W\d_])")
+# `1.` `1)` `1 -` `#1` `(1)` `[1]` `**1.**`. Not `1:` (2001: A Space Odyssey), not a bare `1` (3 Idiots, 8 Mile), and
+# without a space after it only before a letter (11.22.63 and 8-Bit Christmas are titles).
+_NUMBER = re.compile(
+    r"(?P<bold>[*_]{2})?(?:"
+    r"#\s?(?P<hash>\d{1,3})\s?[.):]?\s"
+    r"|[(\[](?P<paren>\d{1,2})[)\]]\s"
+    r"|(?P<plain>\d{1,3})(?:\s?[.)](?:[*_]{2}|\s|(?=[^\W\d_\"“'‘*]|[\"“*]))|\s?[-–—]\s)"
+    r")(?(bold)(?:[*_]{2})?)\s*"
+)
+_QUOTES = {'"': '"”“', "“": '”"“', "„": '“”"', "«": "»", "»": "«", "'": "'’", "‘": "’'", "`": "`'", "「": "」", "『": "』", "《": "》"}
+_DOUBLE_QUOTES = '"“”„'
+_NOTHING = re.compile(r"[\W_]*", re.ASCII)
+_ONLY_NUMBERING = re.compile(r"#?\d{1,3}[.)]")
+
+
+@lru_cache(maxsize=1 << 17)
+def parse_item(line: str) -> Item | None:
+    """`Title (1999)` -> Item, tolerating what models really write; None when there is no title with a year.
+
+    Numbering, bullets, bold and italics, quotes and text after the year are taken off. What could be part of a title
+    stays: `(500) Days of Summer`, `3 Idiots`, `#Alive`, `*batteries not included`, `'71`, parentheses anywhere. The
+    year is the first `(1999)` that has a title before it.
+    """
+    plain = _PLAIN.fullmatch(line)
+    if plain:
+        return Item(plain[1], int(plain[2]))
+    line = _SPACE.sub(" ", line).strip()
+    for pattern in (_YEAR, _LOOSE_YEAR):
+        for year in pattern.finditer(line):
+            title = _undecorate(line[: year.start()], after=line[year.end() :])
+            if title:
+                return Item(title, int(year[1]))
+    return None
+
+
+def _undecorate(title: str, after: str) -> str:
+    """The title alone; `after` is the text behind the year, where bold or quotes around the whole item close."""
+    title = _strip_enumeration(title.strip())
+    while title:
+        bare = _strip_pair(title, after).strip()
+        if bare == title:
+            break
+        # `**1. Heat**`: the number can stand inside the bold.
+        title, after = _strip_enumeration(bare), after.lstrip("*_")
+    empty = _NOTHING.fullmatch(title) if title.isascii() else not any(ch.isalnum() for ch in title)
+    return "" if (empty and not _is_symbol_title(title)) or _ONLY_NUMBERING.fullmatch(title) else title
+
+
+def _is_symbol_title(title: str) -> bool:
+    """`$ (1971)` and `? (2011)` are films; `** (1999)` and `- (1999)` are not."""
+    return any(ch not in " \"'“”‘’„«»`*_-–—•.,:;()[]{}#<>|/\\" for ch in title)
+
+
+def _strip_enumeration(title: str) -> str:
+    """Bullets and numbering off the front, as long as a title is left. A number goes once, or again if repeated, so
+    that `1. 1. Heat` is Heat and `4. 9. April` is `9. April`."""
+    number = None
+    while True:
+        if match := _BULLET.match(title):
+            pass
+        elif match := _NUMBER.match(title):
+            value = int(match["hash"] or match["paren"] or match["plain"])
+            if number not in (None, value):
+                return title
+            number = value
+        if not match or match.end() == len(title):
+            return title
+        title = title[match.end() :]
+
+
+def _strip_pair(title: str, after: str) -> str:
+    """One layer of bold, italics or quotes off; unchanged when there is none."""
+    first, last = title[0], title[-1]
+    if first in "*_":
+        run = len(title) - len(title.lstrip(first))
+        if title.endswith(first * run) and len(title) > 2 * run:
+            return title[run:-run]
+        # A lone `*` is part of the title (*batteries not included) unless it closes behind the year.
+        if run > 1 or after.startswith(first):
+            return title[run:]
+    elif title.endswith(("**", "__")):
+        return title.rstrip(last)
+    if first in _QUOTES:
+        closers = _QUOTES[first]
+        if len(title) > 1 and last in closers:
+            return title[1:-1]
+        if after[:1] and after[0] in closers:
+            return title[1:]
+    # A double quote with no partner is decoration; `"Crocodile" Dundee` and `'71` keep theirs.
+    if sum(ch in _DOUBLE_QUOTES for ch in title) == 1:
+        if first in _DOUBLE_QUOTES:
+            return title[1:]
+        if last in _DOUBLE_QUOTES:
+            return title[:-1]
+    return title

@@ -1,0 +1,99 @@
+"""The reward function that verl calls: response text -> rank returns and the numbers that are logged.
+
+Pure: the result depends on the arguments alone. The matcher (a catalog's index) is built once per process and settings.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from convrec.catalog import load_catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.rank_rewards import dcg, ideal_dcg, rank_returns
+from convrec.ranks import DEFAULT_DELIMITER, Item, parse_item, split_lines
+from convrec.reference import parse_items_reference
+
+_building = threading.Lock()
+
+
+@lru_cache(maxsize=8)
+def _build_matcher(catalog_path: str, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
+    return Matcher(load_catalog(catalog_path), matching, year_tolerance, fuzzy_cutoff)
+
+
+def get_matcher(catalog_path: str, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
+    """The process's one matcher for these settings; two threads never build it twice."""
+    with _building:
+        return _build_matcher(str(catalog_path), matching, year_tolerance, fuzzy_cutoff)
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Mapping | str,
+    extra_info: Mapping | None = None,
+    *,
+    catalog_path: str,
+    num_items: int = 20,
+    reward: str = "exp_inf",
+    gamma: float | None = None,
+    matching: str = "fuzzy",
+    year_tolerance: int = 2,
+    fuzzy_cutoff: float = 90,
+    delimiter: str = DEFAULT_DELIMITER,
+    **_: object,
+) -> dict[str, float | int | list]:
+    """Score one response.
+
+    ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON.
+    Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
+    train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"] is
+    true, because verl's validation metrics take scalars only. All counts but `num_items` are over the first N lines.
+    """
+    truth, seen = _read_ground_truth(ground_truth)
+    matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
+    lines = split_lines(solution_str, delimiter)
+    asked = lines[:num_items]
+    items: list[Item | None] = [parse_item(line) for line in asked]
+    if matching == "reference":
+        # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
+        matched = matcher.match(parse_items_reference(solution_str)[:num_items], truth, seen)
+    else:
+        matched = matcher.match(items, truth, seen)
+
+    relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
+    returns = rank_returns(relevance, num_items, reward, gamma)
+    gain = dcg(relevance, num_items)
+    hits = sum(relevance)
+    scored: dict[str, float | int | list] = {
+        "score": gain,
+        "dcg": gain,
+        "recall": hits / len(truth) if truth else 0.0,
+        "ndcg": gain / ideal_dcg(min(num_items, len(truth))) if truth else 0.0,
+        "hits": hits,
+        "catalog_hit_ratio": sum(matched.in_catalog) / len(asked) if asked else 0.0,
+        "num_items": len(lines),
+        "unparsable": items.count(None),
+        "duplicates": sum(matched.duplicate),
+        "overflow": int(len(lines) > num_items),
+        "underflow": int(len(lines) < num_items),
+    }
+    if not (extra_info and extra_info.get("validate")):
+        scored["rank_returns"] = returns
+        scored["relevance"] = relevance
+    return scored
+
+
+def _read_ground_truth(ground_truth: Mapping | str) -> tuple[list[tuple[str, object]], list[str]]:
+    if isinstance(ground_truth, str):
+        ground_truth = json.loads(ground_truth)
+    if not isinstance(ground_truth, Mapping) or "groundtruth" not in ground_truth:
+        raise UserError(
+            'ground_truth must be {"groundtruth": [[title, year], ...], "seen": [title, ...]}, '
+            f"got {str(ground_truth)[:200]!r}"
+        )
+    seen: Iterable[str] | None = ground_truth.get("seen")
+    # verl hands parquet lists over as numpy arrays, whose truth value is an error: compare with None.
+    return [(title, year) for title, year in ground_truth["groundtruth"]], list(seen) if seen is not None else []
