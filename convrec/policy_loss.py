@@ -1,0 +1,295 @@
+"""The Rank-GRPO policy loss (SPEC 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
+
+    loss = sum_t weight_t * ( -is_t * min(w_u A_t, clip(w_u, 1-low, 1+high) A_t) + kl_coef * k3_t ),   u the unit of token t
+    w_u  = exp( mean over the unit's tokens of (log pi_new - log pi_old) ),   a ratio of geometric means
+    k3_t = exp(log pi_ref - log pi_new) - (log pi_ref - log pi_new) - 1
+
+    rank-mean            weight_t = 1 / (global_batch_size * num_ranks * tokens in the unit): every unit weighs the same (eq. 6)
+    token-mean           weight_t = 1 / batch_num_tokens
+    seq-mean-token-mean  weight_t = 1 / (global_batch_size * tokens in the row)
+
+Only global counts divide, so the partial losses of micro-batches add up; data-parallel engines average gradients over
+`dp_size` processes, so the loss is multiplied by it. There is no dual clip.
+
+The loss needs d loss / d log_prob only, and everything but a few sums lives on units, not tokens: the forward pass computes
+the gradient as well and keeps that one (B, T) tensor.
+
+Shapes: B sequences, T response tokens, U units per row (at most: largest id + 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from convrec.errors import UserError
+from convrec.rank_metrics import rank_buckets
+
+Aggregation = Literal["rank-mean", "token-mean", "seq-mean-token-mean"]
+AGGREGATIONS: tuple[str, ...] = ("rank-mean", "token-mean", "seq-mean-token-mean")
+
+# exp(20) = 4.9e8. A log-ratio above this (of a unit, or of the reference over the policy at a token) is taken as this and
+# has gradient 0, as in verl. Below there is nothing to guard: exp underflows to 0.
+MAX_LOG_RATIO = 20.0
+
+
+class _LossWithGradient(torch.autograd.Function):
+    """A scalar whose gradient with respect to `log_prob` is already known."""
+
+    @staticmethod
+    def forward(ctx: Any, log_prob_BT: torch.Tensor, loss: torch.Tensor, grad_BT: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(grad_BT)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad_BT,) = ctx.saved_tensors
+        return grad_BT * grad_output, None, None
+
+
+def rank_policy_loss(
+    log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    unit_ids_BT: torch.Tensor,
+    *,
+    num_ranks: int,
+    global_batch_size: int,
+    batch_num_tokens: int | None = None,
+    clip_ratio_low: float = 0.06,
+    clip_ratio_high: float = 0.08,
+    old_log_prob_BT: torch.Tensor | None = None,
+    ref_log_prob_BT: torch.Tensor | None = None,
+    kl_coef: float = 0.0,
+    rollout_is_weights: torch.Tensor | None = None,
+    aggregation: Aggregation = "rank-mean",
+    dp_size: int = 1,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Loss of one micro-batch and what to log about it.
+
+    Args:
+        log_prob_BT: of the policy being trained; the only argument that gets a gradient.
+        advantages_BT, unit_ids_BT: from `assign_units`. Tokens with id -1 (padding too) count nowhere.
+        global_batch_size, batch_num_tokens: sequences and response tokens of the whole mini-batch, over all micro-batches
+            and data-parallel processes.
+        old_log_prob_BT: None means strictly on-policy: w = 1, with gradient.
+        ref_log_prob_BT: frozen SFT policy; with it the mean KL is logged even when `kl_coef` is 0.
+        rollout_is_weights: multiply the policy term of each token (rollout correction).
+
+    Computes in float32, or in float64 when `log_prob_BT` is. Returns (loss, metrics); metrics are parts, to be put together by
+    `finish_policy_metrics` over micro-batches and processes: the key's ending (:sum, :min, :max) says how.
+    """
+    if aggregation not in AGGREGATIONS:
+        raise UserError(f"loss aggregation must be one of {', '.join(AGGREGATIONS)}, not {aggregation!r}")
+    if aggregation == "token-mean" and batch_num_tokens is None:
+        raise ValueError("token-mean needs batch_num_tokens, the response tokens of the whole mini-batch")
+    with torch.no_grad():
+        loss, grad_BT, metrics = _loss_and_gradient(
+            log_prob_BT.detach(),
+            advantages_BT.detach(),
+            unit_ids_BT,
+            num_ranks,
+            global_batch_size,
+            batch_num_tokens,
+            (1.0 - clip_ratio_low, 1.0 + clip_ratio_high),
+            old_log_prob_BT,
+            ref_log_prob_BT,
+            kl_coef,
+            rollout_is_weights,
+            aggregation,
+            dp_size,
+        )
+    return _LossWithGradient.apply(log_prob_BT, loss, grad_BT.to(log_prob_BT.dtype)), metrics
+
+
+def _loss_and_gradient(
+    log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    unit_ids_BT: torch.Tensor,
+    num_ranks: int,
+    global_batch_size: int,
+    batch_num_tokens: int | None,
+    clip: tuple[float, float],
+    old_log_prob_BT: torch.Tensor | None,
+    ref_log_prob_BT: torch.Tensor | None,
+    kl_coef: float,
+    rollout_is_weights: torch.Tensor | None,
+    aggregation: str,
+    dp_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
+    B, T = log_prob_BT.shape
+    U = int(unit_ids_BT.max()) + 1 if unit_ids_BT.numel() else 0
+    if U <= 0:
+        zero = torch.zeros((), dtype=dtype, device=log_prob_BT.device)
+        return zero, torch.zeros_like(log_prob_BT, dtype=dtype), {}
+
+    none_BT = unit_ids_BT < 0
+    # tokens of no unit go to one more slot at the end, which no sum over units reads
+    rows_B1 = torch.arange(0, B * U, U, device=unit_ids_BT.device)[:, None]
+    slot = (unit_ids_BT + rows_B1).masked_fill_(none_BT, B * U).view(-1)
+
+    def unit_sum(tokens_BT: torch.Tensor) -> torch.Tensor:
+        sums = torch.zeros(B * U + 1, dtype=dtype, device=tokens_BT.device).scatter_add_(0, slot, tokens_BT.reshape(-1))
+        return sums[:-1].view(B, U)
+
+    def to_tokens(units_BU: torch.Tensor) -> torch.Tensor:
+        padded = torch.cat([units_BU.reshape(-1), units_BU.new_zeros(1)])
+        return padded.index_select(0, slot).view(B, T)
+
+    count_BU = torch.bincount(slot, minlength=B * U + 1)[:-1].view(B, U).to(dtype)
+    present_BU = count_BU > 0
+    mean_BU = count_BU.clamp(min=1).reciprocal()  # 1 / tokens in the unit
+
+    if aggregation == "rank-mean":
+        weight_BU = mean_BU * (dp_size / (global_batch_size * num_ranks))
+    elif aggregation == "token-mean":
+        weight_BU = torch.full_like(mean_BU, dp_size / batch_num_tokens)
+    else:
+        row_tokens_B1 = count_BU.sum(dim=1, keepdim=True).clamp(min=1)
+        weight_BU = (dp_size / global_batch_size / row_tokens_B1).expand(B, U)
+
+    # min(wA, clip(w)A) is A min(w, 1+high) for A > 0 and A max(w, 1-low) for A < 0: sum the two kinds of advantage per unit
+    advantages_BT = advantages_BT.to(dtype)
+    if rollout_is_weights is not None:
+        scale_BT = rollout_is_weights.detach().to(dtype)
+        negative_BU = unit_sum(advantages_BT.clamp(max=0).mul_(scale_BT))
+        positive_BU = unit_sum(advantages_BT.clamp(min=0).mul_(scale_BT))
+    else:
+        negative_BU = unit_sum(advantages_BT.clamp(max=0))
+        positive_BU = unit_sum(advantages_BT.clamp(min=0))
+
+    low, high = clip
+    if old_log_prob_BT is None:
+        ratio_BU = torch.ones_like(mean_BU)
+        log_ratio_BU = torch.zeros_like(mean_BU)
+        too_large_BU = None
+    else:
+        log_ratio_BT = log_prob_BT.to(dtype) - old_log_prob_BT.detach().to(dtype)
+        log_ratio_BU = unit_sum(log_ratio_BT) * mean_BU  # geometric mean: long titles must not dominate the ratio
+        del log_ratio_BT
+        too_large_BU = log_ratio_BU > MAX_LOG_RATIO
+        ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
+
+    policy_loss = -(weight_BU * (positive_BU * ratio_BU.clamp(max=high) + negative_BU * ratio_BU.clamp(min=low))).sum()
+    # a clipped side has gradient 0; d w_u / d log_prob_t = w_u / tokens in the unit
+    active_BU = positive_BU * (ratio_BU <= high) + negative_BU * (ratio_BU >= low)
+    unit_grad_BU = -weight_BU * active_BU * ratio_BU * mean_BU
+    if too_large_BU is not None:
+        unit_grad_BU.masked_fill_(too_large_BU, 0)
+    grad_BT = to_tokens(unit_grad_BU)
+    loss = policy_loss
+
+    kl_sum = torch.zeros_like(loss)
+    kl_loss = torch.zeros_like(loss)
+    if ref_log_prob_BT is not None:
+        log_ref_BT = (ref_log_prob_BT.detach().to(dtype) - log_prob_BT.to(dtype)).masked_fill_(none_BT, 0)
+        too_large_BT = log_ref_BT > MAX_LOG_RATIO
+        log_ref_BT.clamp_(max=MAX_LOG_RATIO)
+        expm1_BT = log_ref_BT.expm1()
+        k3_BT = torch.sub(expm1_BT, log_ref_BT, out=log_ref_BT)
+        kl_sum = k3_BT.sum()
+        token_weight_BT = to_tokens(weight_BU)
+        kl_loss = kl_coef * torch.dot(token_weight_BT.view(-1), k3_BT.view(-1))
+        loss = loss + kl_loss
+        if kl_coef:
+            # d k3 / d log_prob = 1 - exp(log_ref - log_prob)
+            expm1_BT.masked_fill_(too_large_BT, 0).mul_(token_weight_BT)
+            grad_BT.sub_(expm1_BT, alpha=kl_coef)
+
+    scalars = torch.stack([policy_loss, kl_loss, kl_sum, -(log_ratio_BU * count_BU).sum(), count_BU.sum()])
+    metrics = _metric_parts(
+        scalars,
+        ratio_BU,
+        present_BU,
+        (ratio_BU < low) & (negative_BU < 0),
+        (ratio_BU > high) & (positive_BU > 0),
+        num_ranks,
+        has_ref=ref_log_prob_BT is not None,
+    )
+    return loss, grad_BT, metrics
+
+
+def _metric_parts(
+    scalars: torch.Tensor,
+    ratio_BU: torch.Tensor,
+    present_BU: torch.Tensor,
+    clipped_low_BU: torch.Tensor,
+    clipped_high_BU: torch.Tensor,
+    num_ranks: int,
+    has_ref: bool,
+) -> dict[str, float]:
+    """Per unit id on the device, one transfer, then per bucket in Python."""
+    inf = float("inf")
+    by_unit = torch.stack(
+        [
+            present_BU.sum(dim=0).to(ratio_BU.dtype),
+            (ratio_BU * present_BU).sum(dim=0),
+            ratio_BU.masked_fill(~present_BU, inf).amin(dim=0),
+            ratio_BU.masked_fill(~present_BU, -inf).amax(dim=0),
+            clipped_low_BU.sum(dim=0).to(ratio_BU.dtype),
+            clipped_high_BU.sum(dim=0).to(ratio_BU.dtype),
+        ]
+    )
+    flat = torch.cat([scalars, by_unit.reshape(-1)]).tolist()
+    policy_loss, kl_loss, kl_sum, approx_kl_sum, num_tokens = flat[:5]
+    U = ratio_BU.shape[1]
+    rows = [flat[5 + i * U : 5 + (i + 1) * U] for i in range(6)]
+
+    parts = {"policy_loss:sum": policy_loss, "tokens:sum": num_tokens, "approx_kl:sum": approx_kl_sum}
+    if has_ref:
+        parts |= {"kl_loss:sum": kl_loss, "kl:sum": kl_sum}
+    buckets = [("all", 0, U), *rank_buckets(num_ranks)]
+    buckets += [("stop", num_ranks, num_ranks + 1), ("overflow", num_ranks + 1, max(U, num_ranks + 2))]
+    for name, start, end in buckets:
+        count, total, least, most, clipped_low, clipped_high = (row[start:end] for row in rows)
+        parts |= {
+            f"units/{name}:sum": sum(count),
+            f"ratio/{name}:sum": sum(total),
+            f"ratio_lowest/{name}:min": min(least, default=inf),
+            f"ratio_highest/{name}:max": max(most, default=-inf),
+            f"clip_low/{name}:sum": sum(clipped_low),
+            f"clip_high/{name}:sum": sum(clipped_high),
+        }
+    return parts
+
+
+def metric_aggregation(key: str) -> str:
+    """How parts with this key combine over micro-batches and processes: "sum", "min" or "max"."""
+    return key.rpartition(":")[2]
+
+
+def finish_policy_metrics(
+    parts: Mapping[str, float] | Iterable[Mapping[str, float]], prefix: str = ""
+) -> dict[str, float]:
+    """Parts of one or many micro-batches -> named values: means over tokens (kl, approx_kl) and units (the rest).
+
+    `policy_loss` and `kl_loss` carry the loss's factor dp_size: add them over micro-batches and average over processes, as
+    verl's Metric(SUM) does; the other values are quotients of two sums, to which that average makes no difference.
+    Buckets without a unit are left out.
+    """
+    combine = {"sum": sum, "min": min, "max": max}
+    collected: dict[str, list[float]] = {}
+    for part in [parts] if isinstance(parts, Mapping) else parts:
+        for key, value in part.items():
+            collected.setdefault(key, []).append(float(value))
+    total = {key: combine[metric_aggregation(key)](values) for key, values in collected.items()}
+
+    out: dict[str, float] = {}
+    for key, value in total.items():
+        name, _, kind = key.rpartition(":")
+        family, _, bucket = name.partition("/")
+        if name in ("policy_loss", "kl_loss"):
+            out[name] = value
+        elif name in ("kl", "approx_kl"):
+            out[name] = value / max(total["tokens:sum"], 1.0)
+        elif family == "units" or name == "tokens" or not total[f"units/{bucket}:sum"]:
+            continue
+        elif kind == "sum":
+            out[{"ratio": "ratio_mean"}.get(family, family) + f"/{bucket}"] = value / total[f"units/{bucket}:sum"]
+        elif math.isfinite(value):
+            out[{"ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}[family] + f"/{bucket}"] = value
+    return {prefix + name: value for name, value in out.items()}

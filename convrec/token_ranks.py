@@ -1,0 +1,276 @@
+"""The token half of the rank grammar (SPEC 1): which token belongs to which line of the response.
+
+The text half is `ranks.split_lines`. Both work on the same bytes: a line ends at the delimiter, whitespace is ASCII, rank k is
+the k-th line with a byte that is neither. One table per vocabulary says for each token what its bytes do to that count; at run
+time there are table look-ups and running sums, no decoding.
+
+Who owns a token: the line of its first non-blank byte; a token without one (blank, or a special token that decoding skips)
+belongs to the line before it, -1 before the first. A token that runs over lines belongs to the line it first has a byte of.
+
+One case is left where text and bytes differ. A tokenizer with byte fallback (Llama-2's) decodes a run of `<0x..>` tokens that
+is not UTF-8 as one U+FFFD a byte, newline bytes included, so the text loses a line that the tokens have.
+
+Shapes: B sequences, T response tokens, V token ids. Ranks are 0-based, -1 means none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convrec.errors import UserError
+from convrec.ranks import DEFAULT_DELIMITER, WHITESPACE, split_lines
+
+_SPACE = WHITESPACE.encode("ascii")
+
+# what a token's bytes do, packed in one int16: one look-up per response token
+_CONTENT = 1  # has a non-blank byte
+_LEAD = 2  # a delimiter stands before its first non-blank byte
+_TRAIL = 4  # a delimiter stands after its last non-blank byte; for a blank token: it has a delimiter
+_INNER_SHIFT = 3  # the rest: how many further non-blank lines begin inside the token
+
+
+@dataclass(frozen=True)
+class VocabTable:
+    """Per token id, with one more entry at the end for ids the tokenizer does not have (padded vocabularies): no text."""
+
+    codes_V: torch.Tensor  # int16, see the constants above
+    newlines_V: torch.Tensor  # int16, delimiters in the token: the reference's counting
+
+    def to(self, device: torch.device | str) -> VocabTable:
+        return VocabTable(self.codes_V.to(device), self.newlines_V.to(device))
+
+
+def table_from_bytes(token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
+    """Table of a vocabulary given as bytes per token id; b"" for special tokens and for ids without a token."""
+    mark = _delimiter_byte(delimiter)
+    blank = _SPACE + mark
+    codes = [0] * (len(token_bytes) + 1)
+    newlines = [0] * (len(token_bytes) + 1)
+    for token_id, text in enumerate(token_bytes):
+        core = text.strip(blank)
+        if mark not in text:
+            codes[token_id] = _CONTENT if core else 0
+            continue
+        newlines[token_id] = text.count(mark)
+        if not core:
+            codes[token_id] = _TRAIL
+            continue
+        start = text.index(core)
+        code = _CONTENT
+        if mark in text[:start]:
+            code |= _LEAD
+        if mark in text[start + len(core) :]:
+            code |= _TRAIL
+        inner = sum(1 for line in core.split(mark) if line.strip(_SPACE)) - 1
+        codes[token_id] = code | inner << _INNER_SHIFT
+    return VocabTable(torch.tensor(codes, dtype=torch.int16), torch.tensor(newlines, dtype=torch.int16))
+
+
+def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
+    """Table of a Hugging Face fast tokenizer (byte-level or sentencepiece style). About a second for 150,000 tokens: keep it.
+
+    Raises UserError, naming the tokenizer, when its decoder is of an unknown kind, when it cannot write the delimiter, or when
+    the table and the tokenizer's own decoding count different lines on a few test lists.
+    """
+    table = table_from_bytes(token_bytes(tokenizer), delimiter)
+    _check_against_text(tokenizer, table, delimiter)
+    return table
+
+
+def stop_token_mask(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """(B, T) bool: True at the first end-of-sequence token among the tokens with response_mask 1, at most one a row."""
+    eos_BT = torch.zeros_like(responses_BT, dtype=torch.bool)
+    for token_id in eos_token_ids:
+        eos_BT |= responses_BT == token_id
+    eos_BT &= response_mask_BT.bool()
+    return eos_BT & (eos_BT.cumsum(dim=1, dtype=torch.int32) == 1)
+
+
+def token_rank_ids(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, table: VocabTable, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """Rank of every response token.
+
+    Args:
+        responses_BT: token ids.
+        response_mask_BT: 1 for the model's own tokens. Others (padding, tool output) get -1 and count as no text.
+        table: of this tokenizer, on the same device.
+        eos_token_ids: everything after the first of these gets -1.
+
+    Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started rank, -1 in
+    an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
+    """
+    live_BT = _live_tokens(responses_BT, response_mask_BT, eos_token_ids)
+    stop_BT = stop_token_mask(responses_BT, response_mask_BT, eos_token_ids)
+    codes_BT = _look_up(table.codes_V, responses_BT).masked_fill_(~live_BT | stop_BT, 0)
+    content_BT = (codes_BT & _CONTENT).bool()
+    inner_BT = (codes_BT >> _INNER_SHIFT).int()
+    ends_BT = (codes_BT & _TRAIL).bool().int()
+
+    # Ends seen so far. A content token starts a line when a delimiter stands in itself before its first non-blank byte, or
+    # when an end was seen since the end region of the content token before it, that token's own trail included.
+    ends_before_BT = ends_BT.cumsum(dim=1, dtype=torch.int32) - ends_BT
+    mark_BT = torch.where(content_BT, ends_before_BT, -1).cummax(dim=1).values
+    last_mark_BT = torch.cat([mark_BT.new_full((mark_BT.shape[0], 1), -1), mark_BT[:, :-1]], dim=1)
+    # -1, no content token yet: the first one always starts a line
+    starts_BT = content_BT & ((codes_BT & _LEAD).bool() | (ends_before_BT > last_mark_BT))
+
+    started_BT = (starts_BT + inner_BT).cumsum(dim=1)
+    return (started_BT - 1 - inner_BT).masked_fill(~live_BT, -1)
+
+
+def reference_rank_ids(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, table: VocabTable, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """The public reference's counting, for `preset: reference`: a token's rank is the number of delimiters before it.
+
+    Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` mends that.
+    """
+    live_BT = _live_tokens(responses_BT, response_mask_BT, eos_token_ids)
+    newlines_BT = _look_up(table.newlines_V, responses_BT).masked_fill_(~live_BT, 0).long()
+    return (newlines_BT.cumsum(dim=1) - newlines_BT).masked_fill(~live_BT, -1)
+
+
+def _live_tokens(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """The model's tokens up to the first end-of-sequence token, which is included."""
+    stop_BT = stop_token_mask(responses_BT, response_mask_BT, eos_token_ids).int()
+    after_stop_BT = (stop_BT.cumsum(dim=1, dtype=torch.int32) - stop_BT).bool()
+    return response_mask_BT.bool() & ~after_stop_BT
+
+
+def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor:
+    unknown = values_V.shape[0] - 1
+    ids_BT = responses_BT.long()
+    return values_V[ids_BT.masked_fill((ids_BT < 0) | (ids_BT > unknown), unknown)]
+
+
+def _delimiter_byte(delimiter: str) -> bytes:
+    if len(delimiter) != 1 or not delimiter.isascii():
+        raise UserError(f"the delimiter must be one ASCII character, not {delimiter!r}")
+    return delimiter.encode("ascii")
+
+
+# --- what bytes a token stands for -------------------------------------------------------------------------------------
+
+
+def token_bytes(tokenizer: Any) -> list[bytes]:
+    """Bytes that each token id adds to the decoded text, by the tokenizer's own decoder; b"" for special tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"{_name(tokenizer)} is not a fast tokenizer: the rank grammar needs its tokenizer.json")
+    # the decoder alone: the whole tokenizer.json of a large model takes longer to print than all the rest
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": "None"}
+    to_bytes = _decoder_function(decoder, _name(tokenizer))
+    special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+    vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    texts = [b""] * (max(vocab.values(), default=-1) + 1)
+    for token, token_id in vocab.items():
+        if token_id not in special_ids:
+            texts[token_id] = to_bytes(token)
+    return texts
+
+
+def _decoder_function(decoder: dict[str, Any], name: str) -> Callable[[str], bytes]:
+    """Composes the decoder's steps as they act on one token. Steps that act on the ends of the text (Strip, Fuse, the first
+    token's metaspace) take whitespace only and so change no line."""
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    kinds = [step["type"] for step in steps]
+    known = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
+    unknown = sorted(set(kinds) - known)
+    strips = [step for step in steps if step["type"] == "Strip" and step["content"] not in WHITESPACE]
+    patterns = [step for step in steps if step["type"] == "Replace" and "String" not in step["pattern"]]
+    if unknown or strips or patterns:
+        what = ", ".join(unknown) or json.dumps((strips or patterns)[0], ensure_ascii=False)
+        raise UserError(
+            f"{name}: its decoder ({what}) is not supported; use a byte-level (Qwen, Llama-3, GPT-2) or a "
+            "sentencepiece-style tokenizer (Llama-2, Gemma, Mistral)"
+        )
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
+    replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+    byte_fallback = "ByteFallback" in kinds
+    prefix = " " if kinds == ["None"] else ""  # without a decoder, tokens are joined with spaces
+
+    def to_bytes(token: str) -> bytes:
+        if byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                pass  # not a byte: an ordinary token of this form
+        for old, new in replacements:
+            token = token.replace(old, new)
+        return (prefix + token).encode("utf-8")
+
+    return to_bytes
+
+
+def _gpt2_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself where printable in Latin-1, else the next free one from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF = _gpt2_alphabet()
+_BYTE_TRANSLATION = {ord(char): byte for char, byte in _BYTE_OF.items()}
+_ALPHABET = frozenset(_BYTE_OF)
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    # a token with any other character (an added token such as "<a b>") stands for itself, as in the tokenizers library
+    if _ALPHABET.issuperset(token):
+        return token.translate(_BYTE_TRANSLATION).encode("latin-1")
+    return token.encode("utf-8")
+
+
+# --- the self-check ----------------------------------------------------------------------------------------------------
+
+_CHECK_LISTS = (
+    "Heat (1995)|Up (2009)|Amélie (2001)",
+    "Sure! Here you go:||1. (500) Days of Summer (2009) | |2. 千と千尋の神隠し (2001)||| Æon Flux 🎬 (2005) |",
+    "| \t| Se7en (1995)|  8 Mile (2002)|!|?|a|b",
+)
+
+
+def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> None:
+    """After every token, the lines in the decoded text so far and the lines started by the tokens so far must be as many."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    for marked in _CHECK_LISTS:
+        text = marked.replace("|", delimiter)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        decoded = decode(ids)
+        if delimiter not in decoded:
+            raise UserError(
+                f"{_name(tokenizer)} cannot write the delimiter {delimiter!r}: it turns {text!r} into {decoded!r}; "
+                "set another delimiter or use another tokenizer"
+            )
+        ids_T = torch.tensor([ids])
+        codes_T = _look_up(table.codes_V, ids_T)
+        ends = token_rank_ids(ids_T, torch.ones_like(ids_T), table, ()) + (codes_T >> _INNER_SHIFT) + 1
+        for t, lines_started in enumerate(ends[0].tolist()):
+            prefix = decode(ids[: t + 1])
+            if "\ufffd" in prefix:
+                continue  # ends inside a character
+            lines = len(split_lines(prefix, delimiter))
+            if lines != lines_started:
+                raise UserError(
+                    f"{_name(tokenizer)}: its tokens and its text disagree on the lines of {prefix!r} ({lines_started} and "
+                    f"{lines}); this kind of tokenizer is not supported by the rank grammar"
+                )
+
+
+def _name(tokenizer: Any) -> str:
+    return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"
