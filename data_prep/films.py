@@ -1,0 +1,95 @@
+"""The embedded films, their made-up popularity, and how well a film suits a taste.
+
+Titles, years and genres in films.csv are facts; popularity is drawn from a Zipf-like law with a fixed seed. The suit of a
+film f to a taste with genre weights w and era e, and the utility everything in the sample data follows, are
+
+    affinity(f) = GENRE_WEIGHT * sum of w over f's genres + ERA_WEIGHT * [f is of e]
+    utility(f)  = affinity(f) + log popularity(f)
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+FILMS_FILE = Path(__file__).with_name("films.csv")
+POPULARITY_SEED = 20  # of the world, not of a sample: every sample has the same popular films
+ZIPF_EXPONENT, ZIPF_SHIFT = 1.0, 12.0
+GENRE_WEIGHT, ERA_WEIGHT = 5.0, 2.5
+
+ERAS: dict[str, range] = {  # an era's name as conversations spell it
+    "classic": range(1900, 1970),
+    "70s": range(1970, 1980),
+    "80s": range(1980, 1990),
+    "90s": range(1990, 2000),
+    "2000s": range(2000, 2010),
+    "recent": range(2010, 2100),
+}
+
+
+class Film(NamedTuple):
+    title: str
+    year: int
+    genres: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.title} ({self.year})"
+
+
+@dataclass(frozen=True)
+class Taste:
+    """What a conversation tells: genres asked for, an era ("" for none), and the films it names, by row."""
+
+    genres: tuple[str, ...]
+    era: str = ""
+    named: tuple[int, ...] = ()
+
+
+class FilmTable:
+    """The films and the arrays that utilities are made of. F films, C genres."""
+
+    def __init__(self, films: Sequence[Film]):
+        self.films = list(films)
+        self.genres = sorted({genre for film in films for genre in film.genres})
+        self.has_genre_FC = np.array([[genre in film.genres for genre in self.genres] for film in films], float)
+        self.in_era_F = {era: np.array([film.year in years for film in films], float) for era, years in ERAS.items()}
+        self.log_popularity_F = _log_popularity(len(films))
+        self._rows_by_title: dict[str, list[int]] = {}
+        for row, film in enumerate(films):
+            self._rows_by_title.setdefault(film.title.casefold(), []).append(row)
+
+    def affinity(self, taste: Taste) -> np.ndarray:
+        """(F,) affinities. A taste without genres takes them from the films it names, equally."""
+        weights_C = np.array([genre in taste.genres for genre in self.genres], float)
+        if not taste.genres and taste.named:
+            named_LC = self.has_genre_FC[list(taste.named)]
+            weights_C = (named_LC / named_LC.sum(1, keepdims=True)).sum(0)
+        weights_C /= max(weights_C.sum(), 1.0)
+        affinity_F = GENRE_WEIGHT * (self.has_genre_FC @ weights_C)
+        return affinity_F + ERA_WEIGHT * self.in_era_F[taste.era] if taste.era else affinity_F
+
+    def utility(self, taste: Taste) -> np.ndarray:
+        return self.affinity(taste) + self.log_popularity_F
+
+    def rows_titled_like(self, row: int) -> list[int]:
+        """The film itself and its namesakes: seen titles carry no year, so seeing one is seeing all."""
+        return self._rows_by_title[self.films[row].title.casefold()]
+
+
+def _log_popularity(count: int) -> np.ndarray:
+    """(F,) log of 1 / (rank + shift)^exponent with ranks shuffled by a fixed seed; the shift flattens the head."""
+    ranks = np.random.default_rng(POPULARITY_SEED).permutation(count)
+    return -ZIPF_EXPONENT * np.log(ranks + ZIPF_SHIFT)
+
+
+@cache
+def load_films() -> FilmTable:
+    with FILMS_FILE.open(encoding="utf-8", newline="") as file:
+        return FilmTable(
+            [Film(row["title"], int(row["year"]), tuple(row["genres"].split(";"))) for row in csv.DictReader(file)]
+        )

@@ -1,0 +1,219 @@
+"""The embedded sample data: conversations about real films with made-up tastes, in the released columns.
+
+    python -m data_prep.sample --out data/sample
+
+How a row comes about (data_prep/films.py has the utility):
+- a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
+- the ground truth is 1-5 films drawn from softmax(utility / GROUND_TRUTH_TEMPERATURE) without the films named;
+- the demonstration is the list of an imperfect teacher, who never sees the ground truth: tastes count less for it, it
+  has fixed wrong opinions about films, and it is noisy. RL can mend the first two, sampling less the third.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from convrec.errors import UserError
+from convrec.ranks import format_item
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt
+from data_prep.conversations import read_taste, write_conversation
+from data_prep.films import ERAS, FilmTable, Taste, load_films
+
+SPLITS = ("train", "validation", "test")
+GROUND_TRUTH_TEMPERATURE = 0.6
+GROUND_TRUTH_SIZES = (0.35, 0.25, 0.2, 0.1, 0.1)  # of 1, 2, ... films
+TEACHER_TASTE = 0.6  # what is left of a taste's affinity in the teacher's mind
+TEACHER_OPINION = 0.8  # standard deviation of its fixed wrong opinion about each film
+TEACHER_NOISE = 0.7  # and of the noise of each list
+TEACHER_SEED = 11  # one teacher for every sample
+
+
+def draw_taste(table: FilmTable, rng: np.random.Generator) -> Taste:
+    """One or two genres that occur together, mostly an era, and up to three films; one in ten only names films."""
+    genres = [table.genres[rng.integers(len(table.genres))]]
+    if rng.random() < 0.25:
+        together = [film.genres for film in table.films if genres[0] in film.genres and len(film.genres) > 1]
+        others = [genre for genre in together[rng.integers(len(together))] if genre != genres[0]]
+        genres.append(others[0])
+    era = str(rng.choice(list(ERAS))) if rng.random() < 0.6 else ""
+    taste = Taste(tuple(genres), era)
+    names_only = rng.random() < 0.1
+    count = int(rng.integers(2, 4)) if names_only else int(rng.choice(4, p=[0.5, 0.25, 0.15, 0.1]))
+    named = tuple(draw_films(table, table.utility(taste), count, (), rng))
+    return Taste((), era, named) if names_only else Taste(taste.genres, era, named)
+
+
+def draw_films(
+    table: FilmTable, utility_F: np.ndarray, count: int, named: tuple[int, ...], rng: np.random.Generator
+) -> list[int]:
+    """`count` rows of the table from softmax(utility / temperature), no two namesakes, none of `named`."""
+    order = np.argsort(-(utility_F / GROUND_TRUTH_TEMPERATURE + rng.gumbel(size=len(utility_F))))
+    return _first_unseen(table, order, count, named)
+
+
+def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
+    """The imperfect teacher's `num_items` rows, best first, none of the films named."""
+    opinion_F = np.random.default_rng(TEACHER_SEED).normal(0, TEACHER_OPINION, len(table.films))
+    noise_F = rng.normal(0, TEACHER_NOISE, len(table.films))
+    score_F = TEACHER_TASTE * table.affinity(taste) + table.log_popularity_F + opinion_F + noise_F
+    return _first_unseen(table, np.argsort(-score_F), num_items, taste.named)
+
+
+def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int]:
+    """The ranking by the true utility of the taste that the conversation's words state."""
+    taste = read_taste(table, conversation)
+    return _first_unseen(table, np.argsort(-table.utility(taste)), num_items, taste.named)
+
+
+def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int) -> list[dict]:
+    """`count` rows with completions; row i of a split depends on the seed and on nothing else."""
+    rows = []
+    for index in tqdm(range(count), desc=split, unit="row", file=sys.stderr):
+        rng = np.random.default_rng([seed, SPLITS.index(split), index])
+        taste = draw_taste(table, rng)
+        conversation = write_conversation(table, taste, rng)
+        size = 1 + int(rng.choice(len(GROUND_TRUTH_SIZES), p=GROUND_TRUTH_SIZES))
+        truth = draw_films(table, table.utility(taste), size, taste.named, rng)
+        shown = [table.films[row] for row in teacher_list(table, taste, num_items, rng)]
+        rows.append(
+            {
+                "prompt": [{"content": prompt_text(conversation, num_items), "role": "user"}],
+                "seen_titles": [table.films[row].title for row in taste.named],
+                "groundtruth_with_release_year": [
+                    [table.films[row].title, str(table.films[row].year)] for row in truth
+                ],
+                "sample_id": f"sample_{split}_{index:05d}",
+                "completion": [
+                    {"content": "\n".join(format_item(film.title, film.year) for film in shown), "role": "assistant"}
+                ],
+            }
+        )
+    return rows
+
+
+def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
+    """The catalog with each film's mentions as ground truth of the training split."""
+    mentions = Counter(tuple(pair) for row in train_rows for pair in row["groundtruth_with_release_year"])
+    return [
+        {"title": film.title, "year": film.year, "mentions": mentions[film.title, str(film.year)]}
+        for film in table.films
+    ]
+
+
+def write_sample(
+    out: str | os.PathLike,
+    *,
+    seed: int = 3407,
+    counts: dict[str, int] | None = None,
+    num_items: int = 20,
+    overwrite: bool = False,
+) -> Path:
+    """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there."""
+    counts = counts or {"train": 4000, "validation": 300, "test": 500}
+    out = Path(out)
+    table = load_films()
+    if out.exists() and not overwrite:
+        raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
+    if not 1 <= num_items <= 100:
+        raise UserError(f"--num-items {num_items}: give 1 to 100")
+    for split in SPLITS:
+        if counts[split] < 1:
+            raise UserError(f"--{split} {counts[split]}: give at least one row")
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for split in SPLITS:
+            rows = make_rows(table, split, counts[split], seed, num_items)
+            pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), partial / f"{split}.parquet")
+            if split != "test":
+                pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), partial / f"sft_{split}.parquet")
+            if split == "train":
+                catalog_schema = CATALOG_SCHEMA.append(pa.field("mentions", pa.int32()))
+                catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
+                pq.write_table(catalog, partial / "catalog.parquet")
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def check_sample(folder: str | os.PathLike) -> dict[str, tuple[float, float]]:
+    """(Recall@20, NDCG@20) on the validation split of popularity, the teacher and the oracle that reads the text."""
+    table = load_films()
+    rows = pq.read_table(Path(folder) / "sft_validation.parquet").to_pylist()
+    catalog = pq.read_table(Path(folder) / "catalog.parquet").sort_by([("mentions", "descending")]).to_pylist()
+    popular = [format_item(film["title"], film["year"]) for film in catalog[:60]]
+    lists: dict[str, list[list[str]]] = {"popularity": [], "teacher": [], "oracle": []}
+    for row in rows:
+        teacher = row["completion"][0]["content"].split("\n")
+        conversation = split_prompt(row["prompt"][0]["content"])[1]
+        lists["teacher"].append(teacher)
+        lists["popularity"].append([name for name in popular if name not in conversation][: len(teacher)])
+        lists["oracle"].append([table.films[i].name for i in oracle_list(table, conversation, len(teacher))])
+    truths = [{format_item(*pair) for pair in row["groundtruth_with_release_year"]} for row in rows]
+    return {name: _recall_and_ndcg(ranked, truths) for name, ranked in lists.items()}
+
+
+def _recall_and_ndcg(lists: list[list[str]], truths: list[set[str]]) -> tuple[float, float]:
+    """Means over rows, by exact names: every title here comes from one table, so nothing needs matching."""
+    recalls, ndcgs = [], []
+    for names, truth in zip(lists, truths, strict=True):
+        discounts = 1 / np.log2(np.arange(len(names)) + 2)
+        hits = np.array([name in truth for name in names], float)
+        recalls.append(hits.sum() / len(truth))
+        ndcgs.append(hits @ discounts / discounts[: len(truth)].sum())
+    return float(np.mean(recalls)), float(np.mean(ndcgs))
+
+
+def _first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
+    """The first `count` rows of `order` without the films named, without namesakes of them or of each other."""
+    taken = {row for film in named for row in table.rows_titled_like(film)}
+    rows: list[int] = []
+    for row in map(int, order):
+        if len(rows) == count:
+            break
+        if row not in taken:
+            rows.append(row)
+            taken.update(table.rows_titled_like(row))
+    return rows
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.sample", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
+    parser.add_argument("--seed", type=int, default=3407)
+    for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
+        parser.add_argument(f"--{split}", type=int, default=count, metavar="ROWS", help="rows (%(default)s)")
+    parser.add_argument("--num-items", type=int, default=20, help="items a list asks for (%(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
+    parser.add_argument("--check", action="store_true", help="print how popularity, teacher and oracle do")
+    given = parser.parse_args(argv)
+    try:
+        out = write_sample(
+            given.out,
+            seed=given.seed,
+            counts={split: getattr(given, split) for split in SPLITS},
+            num_items=given.num_items,
+            overwrite=given.overwrite,
+        )
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
+    if given.check:
+        for name, (recall, ndcg) in check_sample(out).items():
+            print(f"{name:>10}  recall@{given.num_items} {recall:.4f}  ndcg@{given.num_items} {ndcg:.4f}")
+
+
+if __name__ == "__main__":
+    main()
