@@ -1,7 +1,8 @@
 """Rank returns -> rank-relative advantages -> what every token's unit earns (SPEC 3; arXiv 2510.20150, section 4).
 
-A *unit* is a set of tokens of one response that share one importance ratio and one place in the loss: an item's tokens,
-or the premature stop token. Unit ids: 0..N-1 the ranks, N the premature stop token, N+1.. overflow items, -1 no unit.
+A *unit* is a set of tokens of one response that share one importance ratio and one place in the loss: an item's
+tokens, or the premature stop token. Unit ids: 0..N-1 the ranks, N the premature stop token, N+1.. overflow items, -1
+no unit.
 
 Shapes: B sequences, T response tokens, K = N ranks, G groups of rollouts of one prompt.
 """
@@ -86,11 +87,12 @@ def assign_units(
         rank_ids_BT: 0-based rank per token, -1 none; the stop token has the last started rank, -1 in an empty list.
         rank_advantages_BK: from `rank_advantages`; K = num_ranks.
         stop_mask_BT: True at the response's end-of-sequence token; a row without one was truncated.
-        preset: "paper" takes ranks of `token_rank_ids`: each overflow item is a unit of its own with `overflow_penalty`;
-            the stop token of a list shorter than N is a unit of its own with `underflow_penalty`, of any other list it
-            is part of the last item. "reference" takes ranks of `reference_rank_ids`: all overflow tokens share one unit;
-            the stop token always shares its rank's unit (so its ratio), but its advantage is `end_of_list_reward` when the
-            list has exactly N items and `underflow_penalty` when it is shorter.
+        preset: "paper" takes ranks of `token_rank_ids`: each overflow item is a unit of its own with
+            `overflow_penalty`; the stop token of a list shorter than N is a unit of its own with `underflow_penalty`,
+            of any other list it is part of the last item. "reference" takes ranks of `reference_rank_ids`: all
+            overflow tokens share one unit; the stop token always shares its rank's unit (so its ratio), but its
+            advantage is `end_of_list_reward` when the list has exactly N items and `underflow_penalty` when it is
+            shorter.
         mask_truncated: truncated rows train nothing.
 
     Returns unit_ids_BT (long, -1 none) and advantages_BT (dtype of `rank_advantages_BK`, 0 where the unit is -1).

@@ -1,18 +1,18 @@
 """The Rank-GRPO policy loss (SPEC 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
 
-    loss = sum_t weight_t * ( -is_t * min(w_u A_t, clip(w_u, 1-low, 1+high) A_t) + kl_coef * k3_t ),   u the unit of token t
+    loss = sum_t weight_t * ( -is_t * min(w_u A_t, clip(w_u, 1-low, 1+high) A_t) + kl_coef * k3_t ),  u the unit of t
     w_u  = exp( mean over the unit's tokens of (log pi_new - log pi_old) ),   a ratio of geometric means
     k3_t = exp(log pi_ref - log pi_new) - (log pi_ref - log pi_new) - 1
 
-    rank-mean            weight_t = 1 / (global_batch_size * num_ranks * tokens in the unit): every unit weighs the same (eq. 6)
+    rank-mean            weight_t = 1 / (global_batch_size * num_ranks * tokens in the unit): units weigh the same
     token-mean           weight_t = 1 / batch_num_tokens
     seq-mean-token-mean  weight_t = 1 / (global_batch_size * tokens in the row)
 
 Only global counts divide, so the partial losses of micro-batches add up; data-parallel engines average gradients over
 `dp_size` processes, so the loss is multiplied by it. There is no dual clip.
 
-The loss needs d loss / d log_prob only, and everything but a few sums lives on units, not tokens: the forward pass computes
-the gradient as well and keeps that one (B, T) tensor.
+The loss needs d loss / d log_prob only, and everything but a few sums lives on units, not tokens: the forward pass
+computes the gradient as well and keeps that one (B, T) tensor.
 
 Shapes: B sequences, T response tokens, U units per row (at most: largest id + 1).
 """
@@ -31,8 +31,8 @@ from convrec.rank_metrics import rank_buckets
 Aggregation = Literal["rank-mean", "token-mean", "seq-mean-token-mean"]
 AGGREGATIONS: tuple[str, ...] = ("rank-mean", "token-mean", "seq-mean-token-mean")
 
-# exp(20) = 4.9e8. A log-ratio above this (of a unit, or of the reference over the policy at a token) is taken as this and
-# has gradient 0, as in verl. Below there is nothing to guard: exp underflows to 0.
+# exp(20) = 4.9e8. A log-ratio above this (of a unit, or of the reference over the policy at a token) is taken as this
+# and has gradient 0, as in verl. Below there is nothing to guard: exp underflows to 0.
 MAX_LOG_RATIO = 20.0
 
 
@@ -73,14 +73,15 @@ def rank_policy_loss(
     Args:
         log_prob_BT: of the policy being trained; the only argument that gets a gradient.
         advantages_BT, unit_ids_BT: from `assign_units`. Tokens with id -1 (padding too) count nowhere.
-        global_batch_size, batch_num_tokens: sequences and response tokens of the whole mini-batch, over all micro-batches
-            and data-parallel processes.
+        global_batch_size, batch_num_tokens: sequences and response tokens of the whole mini-batch, over all
+            micro-batches and data-parallel processes.
         old_log_prob_BT: None means strictly on-policy: w = 1, with gradient.
         ref_log_prob_BT: frozen SFT policy; with it the mean KL is logged even when `kl_coef` is 0.
         rollout_is_weights: multiply the policy term of each token (rollout correction).
 
-    Computes in float32, or in float64 when `log_prob_BT` is. Returns (loss, metrics); metrics are parts, to be put together by
-    `finish_policy_metrics` over micro-batches and processes: the key's ending (:sum, :min, :max) says how.
+    Computes in float32, or in float64 when `log_prob_BT` is. Returns (loss, metrics); metrics are parts, to be put
+    together by `finish_policy_metrics` over micro-batches and processes: the key's ending (:sum, :min, :max) says
+    how.
     """
     if aggregation not in AGGREGATIONS:
         raise UserError(f"loss aggregation must be one of {', '.join(AGGREGATIONS)}, not {aggregation!r}")
@@ -122,26 +123,26 @@ def _loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
     B, T = log_prob_BT.shape
-    U = int(unit_ids_BT.max()) + 1 if unit_ids_BT.numel() else 0
-    if U <= 0:
-        zero = torch.zeros((), dtype=dtype, device=log_prob_BT.device)
-        return zero, torch.zeros_like(log_prob_BT, dtype=dtype), {}
+    U = max(int(unit_ids_BT.max()) + 1, 1)
 
+    # Advantages of both signs may meet in a unit (reference preset), and clipping treats them apart, so every unit
+    # has two slots, for its tokens with A >= 0 and with A < 0; the last slot takes the tokens of no unit.
     none_BT = unit_ids_BT < 0
-    # tokens of no unit go to one more slot at the end, which no sum over units reads
-    rows_B1 = torch.arange(0, B * U, U, device=unit_ids_BT.device)[:, None]
-    slot = (unit_ids_BT + rows_B1).masked_fill_(none_BT, B * U).view(-1)
+    advantages_BT = advantages_BT.to(dtype)
+    slot_BT = (advantages_BT < 0) * (B * U)
+    slot_BT += torch.arange(0, B * U, U, device=slot_BT.device)[:, None]
+    slot = slot_BT.add_(unit_ids_BT).masked_fill_(none_BT, 2 * B * U).view(-1)
 
-    def unit_sum(tokens_BT: torch.Tensor) -> torch.Tensor:
-        sums = torch.zeros(B * U + 1, dtype=dtype, device=tokens_BT.device).scatter_add_(0, slot, tokens_BT.reshape(-1))
-        return sums[:-1].view(B, U)
+    def sum_by_sign(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = torch.zeros(2 * B * U + 1, dtype=dtype, device=slot.device)
+        positive_BU, negative_BU = sums.scatter_add_(0, slot, tokens_BT.reshape(-1))[:-1].view(2, B, U)
+        return positive_BU, negative_BU
 
     def to_tokens(units_BU: torch.Tensor) -> torch.Tensor:
-        padded = torch.cat([units_BU.reshape(-1), units_BU.new_zeros(1)])
-        return padded.index_select(0, slot).view(B, T)
+        flat = units_BU.reshape(-1)
+        return torch.cat([flat, flat, flat.new_zeros(1)]).index_select(0, slot).view(B, T)
 
-    count_BU = torch.bincount(slot, minlength=B * U + 1)[:-1].view(B, U).to(dtype)
-    present_BU = count_BU > 0
+    count_BU = torch.bincount(slot, minlength=2 * B * U + 1)[:-1].view(2, B, U).sum(dim=0).to(dtype)
     mean_BU = count_BU.clamp(min=1).reciprocal()  # 1 / tokens in the unit
 
     if aggregation == "rank-mean":
@@ -152,59 +153,47 @@ def _loss_and_gradient(
         row_tokens_B1 = count_BU.sum(dim=1, keepdim=True).clamp(min=1)
         weight_BU = (dp_size / global_batch_size / row_tokens_B1).expand(B, U)
 
-    # min(wA, clip(w)A) is A min(w, 1+high) for A > 0 and A max(w, 1-low) for A < 0: sum the two kinds of advantage per unit
-    advantages_BT = advantages_BT.to(dtype)
     if rollout_is_weights is not None:
-        scale_BT = rollout_is_weights.detach().to(dtype)
-        negative_BU = unit_sum(advantages_BT.clamp(max=0).mul_(scale_BT))
-        positive_BU = unit_sum(advantages_BT.clamp(min=0).mul_(scale_BT))
-    else:
-        negative_BU = unit_sum(advantages_BT.clamp(max=0))
-        positive_BU = unit_sum(advantages_BT.clamp(min=0))
+        advantages_BT = advantages_BT * rollout_is_weights.detach().to(dtype)
+    positive_BU, negative_BU = sum_by_sign(advantages_BT)
 
     low, high = clip
     if old_log_prob_BT is None:
-        ratio_BU = torch.ones_like(mean_BU)
         log_ratio_BU = torch.zeros_like(mean_BU)
-        too_large_BU = None
     else:
-        log_ratio_BT = log_prob_BT.to(dtype) - old_log_prob_BT.detach().to(dtype)
-        log_ratio_BU = unit_sum(log_ratio_BT) * mean_BU  # geometric mean: long titles must not dominate the ratio
-        del log_ratio_BT
-        too_large_BU = log_ratio_BU > MAX_LOG_RATIO
-        ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
+        sums = sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.detach().to(dtype))
+        log_ratio_BU = (sums[0] + sums[1]) * mean_BU  # geometric mean: long titles must not dominate the ratio
+    ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
 
+    # min(wA, clip(w)A) is A min(w, 1+high) for A > 0 and A max(w, 1-low) for A < 0
     policy_loss = -(weight_BU * (positive_BU * ratio_BU.clamp(max=high) + negative_BU * ratio_BU.clamp(min=low))).sum()
     # a clipped side has gradient 0; d w_u / d log_prob_t = w_u / tokens in the unit
     active_BU = positive_BU * (ratio_BU <= high) + negative_BU * (ratio_BU >= low)
     unit_grad_BU = -weight_BU * active_BU * ratio_BU * mean_BU
-    if too_large_BU is not None:
-        unit_grad_BU.masked_fill_(too_large_BU, 0)
+    unit_grad_BU.masked_fill_(log_ratio_BU > MAX_LOG_RATIO, 0)
     grad_BT = to_tokens(unit_grad_BU)
-    loss = policy_loss
 
-    kl_sum = torch.zeros_like(loss)
-    kl_loss = torch.zeros_like(loss)
+    kl_sum = kl_loss = torch.zeros_like(policy_loss)
     if ref_log_prob_BT is not None:
+        # two (B, T) buffers at a time beside the gradient: the loss must not be what sets the memory peak
         log_ref_BT = (ref_log_prob_BT.detach().to(dtype) - log_prob_BT.to(dtype)).masked_fill_(none_BT, 0)
         too_large_BT = log_ref_BT > MAX_LOG_RATIO
-        log_ref_BT.clamp_(max=MAX_LOG_RATIO)
-        expm1_BT = log_ref_BT.expm1()
+        expm1_BT = log_ref_BT.clamp_(max=MAX_LOG_RATIO).expm1()
         k3_BT = torch.sub(expm1_BT, log_ref_BT, out=log_ref_BT)
         kl_sum = k3_BT.sum()
-        token_weight_BT = to_tokens(weight_BU)
-        kl_loss = kl_coef * torch.dot(token_weight_BT.view(-1), k3_BT.view(-1))
-        loss = loss + kl_loss
-        if kl_coef:
-            # d k3 / d log_prob = 1 - exp(log_ref - log_prob)
-            expm1_BT.masked_fill_(too_large_BT, 0).mul_(token_weight_BT)
-            grad_BT.sub_(expm1_BT, alpha=kl_coef)
+        token_weight = to_tokens(weight_BU).view(-1)
+        kl_loss = kl_coef * torch.dot(token_weight, k3_BT.view(-1))
+        del k3_BT, log_ref_BT
+        # d k3 / d log_prob = 1 - exp(log_ref - log_prob)
+        expm1_BT.masked_fill_(too_large_BT, 0).view(-1).mul_(token_weight)
+        grad_BT.sub_(expm1_BT, alpha=kl_coef)
+    loss = policy_loss + kl_loss
 
     scalars = torch.stack([policy_loss, kl_loss, kl_sum, -(log_ratio_BU * count_BU).sum(), count_BU.sum()])
     metrics = _metric_parts(
         scalars,
         ratio_BU,
-        present_BU,
+        count_BU > 0,
         (ratio_BU < low) & (negative_BU < 0),
         (ratio_BU > high) & (positive_BU > 0),
         num_ranks,
@@ -267,9 +256,9 @@ def finish_policy_metrics(
 ) -> dict[str, float]:
     """Parts of one or many micro-batches -> named values: means over tokens (kl, approx_kl) and units (the rest).
 
-    `policy_loss` and `kl_loss` carry the loss's factor dp_size: add them over micro-batches and average over processes, as
-    verl's Metric(SUM) does; the other values are quotients of two sums, to which that average makes no difference.
-    Buckets without a unit are left out.
+    `policy_loss` and `kl_loss` carry the loss's factor dp_size: add them over micro-batches and average over
+    processes, as verl's Metric(SUM) does; the other values are quotients of two sums, to which that average makes no
+    difference. Buckets without a unit are left out.
     """
     combine = {"sum": sum, "min": min, "max": max}
     collected: dict[str, list[float]] = {}

@@ -26,8 +26,8 @@ def rank_buckets(num_ranks: int) -> list[tuple[str, int, int]]:
 def list_length_flags(rank_ids_BT: torch.Tensor, stop_mask_BT: torch.Tensor, num_ranks: int) -> dict[str, torch.Tensor]:
     """Per-response scalars (B,), ready for the `extra` of `rank_metrics`.
 
-    num_items: lines started; underflow_rate: stopped with fewer than N; overflow_rate: more than N lines, stopped or not;
-    truncated_rate: no stop token. Rates are 0/1 per response, so that their mean is the rate.
+    num_items: lines started; underflow_rate: stopped with fewer than N; overflow_rate: more than N lines, stopped or
+    not; truncated_rate: no stop token. Rates are 0/1 per response, so that their mean is the rate.
     """
     num_items_B = rank_ids_BT.max(dim=1).values + 1
     stopped_B = stop_mask_BT.any(dim=1)
@@ -48,9 +48,9 @@ def rank_metrics(
 ) -> dict[str, float]:
     """Metrics of one step's whole batch.
 
-    return@k: mean return at rank k, for the LOGGED_RANKS up to N. zero_std/<bucket>: share of (group, rank) pairs in the
-    bucket whose returns are all equal, which train nothing; zero_std/all_ranks: share of groups with no signal at any rank.
-    `extra` maps a name to one number per response (B,), logged as its mean.
+    return@k: mean return at rank k, for the LOGGED_RANKS up to N. zero_std/<bucket>: share of (group, rank) pairs in
+    the bucket whose returns are all equal, which train nothing; zero_std/all_ranks: share of groups with no signal at
+    any rank. `extra` maps a name to one number per response (B,), logged as its mean.
     """
     returns_BK = torch.as_tensor(returns_BK)
     metrics = {f"return@{k}": returns_BK[:, k - 1].double().mean().item() for k in LOGGED_RANKS if k <= num_ranks}

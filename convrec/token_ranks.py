@@ -1,14 +1,15 @@
 """The token half of the rank grammar (SPEC 1): which token belongs to which line of the response.
 
-The text half is `ranks.split_lines`. Both work on the same bytes: a line ends at the delimiter, whitespace is ASCII, rank k is
-the k-th line with a byte that is neither. One table per vocabulary says for each token what its bytes do to that count; at run
-time there are table look-ups and running sums, no decoding.
+The text half is `ranks.split_lines`. Both work on the same bytes: a line ends at the delimiter, whitespace is ASCII,
+rank k is the k-th line with a byte that is neither. One table per vocabulary says for each token what its bytes do to
+that count; at run time there are table look-ups and running sums, no decoding.
 
-Who owns a token: the line of its first non-blank byte; a token without one (blank, or a special token that decoding skips)
-belongs to the line before it, -1 before the first. A token that runs over lines belongs to the line it first has a byte of.
+Who owns a token: the line of its first non-blank byte; a token without one (blank, or a special token that decoding
+skips) belongs to the line before it, -1 before the first. A token that runs over lines belongs to the line it first
+has a byte of.
 
-One case is left where text and bytes differ. A tokenizer with byte fallback (Llama-2's) decodes a run of `<0x..>` tokens that
-is not UTF-8 as one U+FFFD a byte, newline bytes included, so the text loses a line that the tokens have.
+One case is left where text and bytes differ. A tokenizer with byte fallback (Llama-2's) decodes a run of `<0x..>`
+tokens that is not UTF-8 as one U+FFFD a byte, newline bytes included, so the text loses a line that the tokens have.
 
 Shapes: B sequences, T response tokens, V token ids. Ranks are 0-based, -1 means none.
 """
@@ -36,7 +37,7 @@ _INNER_SHIFT = 3  # the rest: how many further non-blank lines begin inside the 
 
 @dataclass(frozen=True)
 class VocabTable:
-    """Per token id, with one more entry at the end for ids the tokenizer does not have (padded vocabularies): no text."""
+    """Per token id, and one more entry for the ids that the tokenizer does not have (padded vocabularies): no text."""
 
     codes_V: torch.Tensor  # int16, see the constants above
     newlines_V: torch.Tensor  # int16, delimiters in the token: the reference's counting
@@ -72,10 +73,10 @@ def table_from_bytes(token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELI
 
 
 def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
-    """Table of a Hugging Face fast tokenizer (byte-level or sentencepiece style). About a second for 150,000 tokens: keep it.
+    """Table of a Hugging Face fast tokenizer, byte-level or sentencepiece style. Build it once: it decodes test lists.
 
-    Raises UserError, naming the tokenizer, when its decoder is of an unknown kind, when it cannot write the delimiter, or when
-    the table and the tokenizer's own decoding count different lines on a few test lists.
+    Raises UserError, naming the tokenizer, when its decoder is of an unknown kind, when it cannot write the
+    delimiter, or when the table and the tokenizer's own decoding count different lines on a few test lists.
     """
     table = table_from_bytes(token_bytes(tokenizer), delimiter)
     _check_against_text(tokenizer, table, delimiter)
@@ -104,8 +105,8 @@ def token_rank_ids(
         table: of this tokenizer, on the same device.
         eos_token_ids: everything after the first of these gets -1.
 
-    Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started rank, -1 in
-    an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
+    Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started
+    rank, -1 in an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
     """
     live_BT = _live_tokens(responses_BT, response_mask_BT, eos_token_ids)
     stop_BT = stop_token_mask(responses_BT, response_mask_BT, eos_token_ids)
@@ -114,8 +115,9 @@ def token_rank_ids(
     inner_BT = (codes_BT >> _INNER_SHIFT).int()
     ends_BT = (codes_BT & _TRAIL).bool().int()
 
-    # Ends seen so far. A content token starts a line when a delimiter stands in itself before its first non-blank byte, or
-    # when an end was seen since the end region of the content token before it, that token's own trail included.
+    # Ends seen so far. A content token starts a line when a delimiter stands in itself before its first non-blank
+    # byte, or when an end was seen since the end region of the content token before it, that token's own trail
+    # included.
     ends_before_BT = ends_BT.cumsum(dim=1, dtype=torch.int32) - ends_BT
     mark_BT = torch.where(content_BT, ends_before_BT, -1).cummax(dim=1).values
     last_mark_BT = torch.cat([mark_BT.new_full((mark_BT.shape[0], 1), -1), mark_BT[:, :-1]], dim=1)
@@ -159,7 +161,7 @@ def _delimiter_byte(delimiter: str) -> bytes:
     return delimiter.encode("ascii")
 
 
-# --- what bytes a token stands for -------------------------------------------------------------------------------------
+# --- what bytes a token stands for ---
 
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
@@ -180,8 +182,8 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
 
 
 def _decoder_function(decoder: dict[str, Any], name: str) -> Callable[[str], bytes]:
-    """Composes the decoder's steps as they act on one token. Steps that act on the ends of the text (Strip, Fuse, the first
-    token's metaspace) take whitespace only and so change no line."""
+    """The decoder's steps as they act on one token. Those that act on the ends of the text (Strip, the first token's
+    metaspace) take whitespace only and so change no line."""
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     known = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
@@ -215,7 +217,7 @@ def _decoder_function(decoder: dict[str, Any], name: str) -> Callable[[str], byt
 
 
 def _gpt2_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where printable in Latin-1, else the next free one from U+0100."""
+    """GPT-2's stand-in for each byte: itself where printable in Latin-1, else the next free one from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
@@ -227,13 +229,14 @@ _ALPHABET = frozenset(_BYTE_OF)
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    # a token with any other character (an added token such as "<a b>") stands for itself, as in the tokenizers library
+    # a token with any other character (an added token such as "<a b>") stands for itself, as in the tokenizers
+    # library
     if _ALPHABET.issuperset(token):
         return token.translate(_BYTE_TRANSLATION).encode("latin-1")
     return token.encode("utf-8")
 
 
-# --- the self-check ----------------------------------------------------------------------------------------------------
+# --- the self-check ---
 
 _CHECK_LISTS = (
     "Heat (1995)|Up (2009)|Amélie (2001)",
@@ -243,7 +246,7 @@ _CHECK_LISTS = (
 
 
 def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> None:
-    """After every token, the lines in the decoded text so far and the lines started by the tokens so far must be as many."""
+    """After every token, the decoded text so far must have as many lines as the tokens so far have started."""
 
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=True)
@@ -267,8 +270,8 @@ def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> No
             lines = len(split_lines(prefix, delimiter))
             if lines != lines_started:
                 raise UserError(
-                    f"{_name(tokenizer)}: its tokens and its text disagree on the lines of {prefix!r} ({lines_started} and "
-                    f"{lines}); this kind of tokenizer is not supported by the rank grammar"
+                    f"{_name(tokenizer)}: its tokens and its text disagree on the lines of {prefix!r} "
+                    f"({lines_started} and {lines}); this kind of tokenizer is not supported by the rank grammar"
                 )
 
 
