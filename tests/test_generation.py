@@ -1,0 +1,141 @@
+"""vLLM for real, on a tiny model made here: the weights it samples from are the checkpoint's, tied head or not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.generation import check_model_path, generate
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_model(folder: Path, *, tied: bool) -> Path:
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(
+        ["Toy Story (1995)\nAmélie (2001)\nUSER: SYSTEM: "] * 4,
+        vocab_size=400,
+        min_frequency=1,
+        special_tokens=["<|im_end|>", "<|im_start|>", "<|pad|>"],
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=trained._tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # vLLM's CPU attention has no kernel for heads narrower than 32
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        eos_token_id=0,
+        pad_token_id=2,
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data *= 3  # far from uniform: a wrong weight shows in the argmax
+    model.save_pretrained(folder)
+    return folder
+
+
+def greedy_by_transformers(folder: Path, prompt: str, max_tokens: int) -> list[int]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    out = model.generate(ids, max_new_tokens=max_tokens, do_sample=False)
+    return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.e2e
+def test_greedy_answers_are_the_checkpoints_own_and_equal_prompts_share_them(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "tied", tied=True)
+    log = tmp_path / "log" / "vllm.log"
+    long_prompt = "Here is the conversation: " + "USER: old news\nSYSTEM: noted\n" * 60 + "USER: Toy Story\n"
+    prompts = ["Toy Story (1995)", "Amélie (2001)", "Toy Story (1995)", long_prompt]
+    rows = generate(model, prompts, max_tokens=24, max_prompt_tokens=64, log_file=log, progress=False)
+
+    assert [row.prompt_index for row in rows] == [0, 1, 2, 3]
+    assert rows[0].token_ids == greedy_by_transformers(model, prompts[0], 24)
+    assert rows[1].token_ids == greedy_by_transformers(model, prompts[1], 24)
+    assert (rows[2].text, rows[2].token_ids) == (rows[0].text, rows[0].token_ids)
+    assert [row.prompt_truncated for row in rows] == [False, False, False, True]
+    assert rows[3].prompt_tokens <= 64
+    assert all(row.finish_reason in ("stop", "length") and "<|im_" not in row.text for row in rows)
+    assert log.stat().st_size > 0
+
+
+@pytest.mark.e2e
+def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "untied", tied=False)
+    messages = [{"role": "user", "content": "Toy Story (1995)"}]
+    rows = generate(model, [messages], max_tokens=12, temperature=1.0, n=3, seed=5, progress=False)
+    assert [row.prompt_index for row in rows] == [0, 0, 0]
+    assert len({tuple(row.token_ids) for row in rows}) == 3
+
+
+@pytest.mark.e2e
+def test_a_killed_parent_leaves_no_vllm_process(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", tied=True)
+    code = f"from convrec.generation import generate; generate({str(model)!r}, ['x'], max_tokens=400, progress=False)"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    children_file = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    deadline = time.monotonic() + 30
+    while not (children := children_file.read_text().split()):
+        assert time.monotonic() < deadline, "the child was not started"
+        time.sleep(0.05)
+    time.sleep(1.0)  # past interpreter start, where the child asks to die with its parent
+    parent.kill()
+    parent.wait()
+    for child in map(int, children):
+        while time.monotonic() < deadline and is_running(child):
+            time.sleep(0.05)
+        if is_running(child):
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the vLLM child outlived its parent")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_bad_model_paths_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        check_model_path(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"config\.json"):
+        check_model_path(tmp_path)
+    assert check_model_path("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_no_prompts_start_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert generate(tmp_path, [], max_tokens=5) == []
