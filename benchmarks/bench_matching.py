@@ -1,0 +1,165 @@
+"""Time and quality of parsing, matching and rewards on one core. Prints one JSON object.
+
+python benchmarks/bench_matching.py [--catalog catalog.parquet] [--foreign other_catalog.parquet] [--repeats 7]
+
+A batch is one training step: 384 responses of 20 lines. Of the lines 70 % are catalog items, 10 % catalog items with a
+wrong year (3 to 9 off), 10 % misspelt (one or two typos), 10 % titles that the catalog does not have. Without --catalog the
+catalog is generated; without --foreign the foreign titles are generated too. `cold` starts with empty caches, `warm` is a
+batch whose lines were all met before; training lies between. Times are CPU time, medians.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+from convrec.catalog import Catalog, load_catalog
+from convrec.matching import Matcher, fold
+from convrec.rank_rewards import rank_returns
+from convrec.ranks import format_item, parse_item, parse_items
+
+RESPONSES, LINES = 384, 20
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--catalog")
+    arguments.add_argument("--foreign", help="catalog whose items that the first one lacks are the foreign titles")
+    arguments.add_argument("--repeats", type=int, default=7)
+    arguments.add_argument("--seed", type=int, default=3407)
+    options = arguments.parse_args()
+    rng = random.Random(options.seed)
+
+    catalog = load_catalog(options.catalog) if options.catalog else generated_catalog(7404, rng)
+    known = {fold(title) for title in catalog.titles}
+    source = load_catalog(options.foreign) if options.foreign else generated_catalog(4000, rng)
+    foreign = [item for item in dated(source) if fold(item[0]) not in known]
+
+    report: dict = {"catalog": len(catalog), "lines": RESPONSES * LINES, "modes": {}}
+    for mode in ("exact", "fuzzy", "reference"):
+        report["modes"][mode] = measure(mode, catalog, foreign, options.repeats, rng)
+    report["quality"] = quality(catalog, foreign, rng)
+    report["growth"] = growth(options.repeats, rng)
+    print(json.dumps(report, indent=2))
+
+
+def measure(mode: str, catalog: Catalog, foreign: list, repeats: int, rng: random.Random) -> dict:
+    """Median milliseconds: index build, and for one batch the matching alone and text -> rank returns."""
+    responses = make_batch(dated(catalog), foreign, rng)
+    truths = [rng.sample(dated(catalog), 3) for _ in responses]
+    parsed = [parse_items(text) for text in responses]
+    matcher = Matcher(catalog, mode)
+
+    def forget() -> None:
+        for cached in (matcher.identify, matcher._seen_key, fold, parse_item):
+            cached.cache_clear()
+
+    def match() -> None:
+        for items, truth in zip(parsed, truths, strict=True):
+            matcher.match(items, truth, [truth[0][0]])
+
+    def whole() -> None:
+        for text, truth in zip(responses, truths, strict=True):
+            rank_returns(matcher.match(parse_items(text), truth, [truth[0][0]]).relevance, LINES)
+
+    return {
+        "build_ms": median_ms(lambda: Matcher(catalog, mode), 3, fold.cache_clear),
+        "match_cold_ms": median_ms(match, repeats, forget),
+        "match_warm_ms": median_ms(match, repeats),
+        "text_to_returns_cold_ms": median_ms(whole, repeats, forget),
+        "text_to_returns_warm_ms": median_ms(whole, repeats),
+    }
+
+
+def quality(catalog: Catalog, foreign: list, rng: random.Random, size: int = 3000) -> dict:
+    """Shares of misspelt titles found, found as another item, and of foreign titles wrongly found."""
+    matcher, items, result = Matcher(catalog, "fuzzy"), dated(catalog), {}
+    for typos in (1, 2):
+        found = wrong = count = 0
+        while count < size:
+            title, year = rng.choice(items)
+            written = misspell(title, typos, rng)
+            if fold(written) == fold(title):
+                continue
+            count += 1
+            row = matcher.identify(written, year).index
+            hit = row >= 0 and fold(catalog.titles[row]) == fold(title)
+            found, wrong = found + hit, wrong + (row >= 0 and not hit)
+        result[f"misspelt_{typos}_found"] = round(found / count, 4)
+        result[f"misspelt_{typos}_wrong"] = round(wrong / count, 4)
+    false = [item for item in foreign if matcher.identify(*item).index >= 0]
+    result |= {"foreign": len(foreign), "foreign_matched": round(len(false) / len(foreign), 4)}
+    return result
+
+
+def growth(repeats: int, rng: random.Random) -> list[dict]:
+    """Cold fuzzy microseconds a line as a generated catalog grows."""
+    rows = []
+    for size in (5_000, 10_000, 20_000, 40_000):
+        catalog = generated_catalog(size, rng)
+        foreign = dated(generated_catalog(2000, rng))
+        cold = measure("fuzzy", catalog, foreign, min(repeats, 3), rng)
+        rows.append({"catalog": size, "us_per_line": round(1000 * cold["match_cold_ms"] / (RESPONSES * LINES), 2)})
+    return rows
+
+
+def make_batch(items: list, foreign: list, rng: random.Random) -> list[str]:
+    """384 responses; popular items come back as they do in training (a third of the draws from 300 items)."""
+    popular = items[:300]
+
+    def line() -> str:
+        kind = rng.random()
+        title, year = rng.choice(popular if rng.random() < 1 / 3 else items)
+        if kind < 0.1:
+            year += rng.choice((-1, 1)) * rng.randint(3, 9)
+        elif kind < 0.2:
+            title = misspell(title, rng.choice((1, 2)), rng)
+        elif kind < 0.3:
+            title, year = rng.choice(foreign)
+        return format_item(title, year)
+
+    return ["\n".join(line() for _ in range(LINES)) for _ in range(RESPONSES)]
+
+
+def misspell(title: str, typos: int, rng: random.Random) -> str:
+    """Letters replaced, dropped, added or swapped."""
+    for _ in range(typos):
+        place, letter = rng.randrange(len(title)), rng.choice(LETTERS)
+        title = rng.choice(
+            (
+                title[:place] + letter + title[place + 1 :],
+                title[:place] + title[place + 1 :] or title,
+                title[:place] + letter + title[place:],
+                title[:place] + title[place + 1 : place + 2] + title[place] + title[place + 2 :],
+            )
+        )
+    return title
+
+
+def generated_catalog(size: int, rng: random.Random) -> Catalog:
+    """Titles of one to four made-up words over 70 years, more of them recent."""
+    syllables = [a + b for a in "bcdfglmnprstvw" for b in "aeiou"] + ["an", "er", "in", "on", "st", "th"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(2, 4))).title() for _ in range(max(2000, size // 2))]
+    titles = [" ".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(size)]
+    return Catalog.from_items([(title, 2023 - int(70 * rng.random() ** 2)) for title in titles])
+
+
+def dated(catalog: Catalog) -> list[tuple[str, int]]:
+    return [(title, year) for title, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
+
+
+def median_ms(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
+    times = []
+    for _ in range(repeats):
+        before()
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return round(1000 * statistics.median(times), 2)
+
+
+if __name__ == "__main__":
+    main()
