@@ -1,7 +1,7 @@
 """Batched generation with vLLM's offline engine. The only module that imports vllm.
 
-vLLM runs in a child process with the engine inside it: whatever happens to the run, ending that one process leaves nothing
-behind, all its memory comes back, and its log goes to a file and not to the screen.
+vLLM runs in a child process with the engine inside it: whatever happens to the run, ending that one process leaves
+nothing behind, all its memory comes back, and its log goes to a file and not to the screen.
 """
 
 import ctypes
@@ -115,7 +115,7 @@ def generate(
         log_path = Path(log_file) if log_file else Path(folder) / "vllm.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         outputs = _run_child(request, Path(folder), log_path, progress)
-    rows = []
+    rows: list[GenerationRow] = []
     for index, key in enumerate(keys):
         rows.extend(GenerationRow(prompt_index=index, **answer) for answer in outputs[distinct[key]])
     return rows
@@ -320,7 +320,7 @@ def _child_main(request_path: str, result_path: str, pipe_fd: str) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Without interpreter shutdown, which vLLM's and torch's threads hold up, and which buries an error in their reports."""
+    """Exit without interpreter shutdown: vLLM's and torch's threads hold it up and bury an error in reports."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,0 +1,167 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from convrec.catalog import Catalog
+from convrec.matching import Matcher
+from convrec.report import (
+    HIT,
+    MISS,
+    NOT_AN_ITEM,
+    OUT_OF_CATALOG,
+    REPEATED,
+    SEEN,
+    Example,
+    ListLine,
+    mark_list,
+    read_metrics,
+    return_per_rank,
+    write_report,
+)
+
+
+class Page(HTMLParser):
+    """Checks nesting and gathers text, tags and attribute values."""
+
+    void = frozenset({"meta", "br", "img", "link", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.values: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [value or "" for _, value in attrs]
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [value or "" for _, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def write(tmp_path: Path, **changes: object) -> str:
+    arguments: dict = {
+        "title": "A run",
+        "settings": {"lr": 1e-4},
+        "table": [{"model": "sft", "NDCG@20": (0.2, 0.01)}, {"model": "rank_grpo", "NDCG@20": (0.3, 0.01)}],
+        "curves": {"NDCG@20": {0: 0.2, 10: 0.25}},
+        "return_per_rank": {"rank 1": {1: 0.1, 2: 0.2}},
+        "examples": [],
+    }
+    out = write_report(tmp_path / "deep" / "report.html", **(arguments | changes))
+    return out.read_text(encoding="utf-8")
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) -> None:
+    html = write(tmp_path)
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not re.search(r"https?://|url\(|@import", html)
+    assert 'name="viewport"' in html
+    assert "@media print" in html
+
+
+def test_everything_given_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>\"&"
+    example = Example(evil, [(evil, "1999")], {evil: [ListLine(evil, (MISS,))]})
+    html = write(
+        tmp_path,
+        title=evil,
+        settings={evil: evil},
+        table=[{"model": evil, evil: evil}],
+        curves={evil: {0: 1.0}},
+        return_per_rank={evil: {1: 0.5}},
+        examples=[example],
+        notes=[evil],
+    )
+    page = Page(html)
+    assert "script" not in page.tags
+    assert page.text.count(evil) >= 12
+
+
+def test_the_best_model_of_a_row_is_marked_and_errors_are_shown(tmp_path: Path) -> None:
+    html = write(tmp_path)
+    best = re.findall(r'<td class="best">([\d.]+)', html)
+    assert best == ["0.3000"]
+    assert "±" in Page(html).text
+
+
+def test_missing_numbers_and_empty_curves_do_not_break_the_page(tmp_path: Path) -> None:
+    html = write(
+        tmp_path,
+        table=[{"model": "a", "NDCG@5": float("nan")}, {"model": "b", "distinct items": 20}],
+        curves={},
+        return_per_rank={"rank 1": {3: float("nan")}, "rank 2": {}},
+    )
+    text = Page(html).text
+    assert text.count("Nothing was logged.") == 2
+    assert "nan" not in text
+    Page(write(tmp_path, table=[], return_per_rank={"rank 1": {7: 0.0}}, curves={"flat": {0: 0.3, 5: 0.3}}))
+
+
+def test_a_curve_is_drawn_through_its_values(tmp_path: Path) -> None:
+    """y falls as the value rises: 0.20 at step 0 is the lowest tick, 0.25 at step 10 the highest; x spans the plot."""
+    html = write(tmp_path, return_per_rank={})
+    (points,) = re.findall(r'<polyline class="curve" points="([^"]+)"', html)
+    (x0, y0), (x1, y1) = (tuple(map(float, point.split(","))) for point in points.split())
+    assert (x0, x1) == (52, 468)
+    assert (y0, y1) == (260, 12)
+
+
+def test_lines_are_marked_with_what_became_of_them() -> None:
+    matcher = Matcher(Catalog.from_items([("Alien", 1979), ("Heat", 1995), ("Toy Story", 1995)]))
+    text = "Toy Story (1995)\nAlien (1979)\nAlien (1979)\nNo Such Film (2001)\n\nSorry!\nHeat (1995)\nAlien (1979)"
+    lines = mark_list(text, matcher, [("Alien", "1979")], ["Toy Story"], num_items=6)
+    assert [line.marks for line in lines] == [
+        (SEEN,),
+        (HIT,),
+        (REPEATED,),
+        (OUT_OF_CATALOG,),
+        (NOT_AN_ITEM,),
+        (MISS,),
+    ]
+
+
+def test_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
+    lines = [ListLine("Alien (1979)", (HIT,)), ListLine("Heat (1995)", (REPEATED, SEEN))]
+    example = Example("USER: hello\n", [("Alien", "1979")], {"before": [], "after": lines})
+    text = Page(write(tmp_path, examples=[example])).text
+    assert "✓ hit" in text
+    assert "↻ repeated" in text
+    assert "before: 0 of 1 found" in text
+    assert "after: 1 of 1 found" in text
+
+
+def test_metrics_of_a_resumed_run_count_each_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
+        {"step": 2, "rank_grpo/return@1": 0.2},
+        {"step": 2, "rank_grpo/return@1": 0.4, "val/ndcg@20": 0.3, "loss": float("nan")},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 3, "rank')
+    metrics = read_metrics(path)
+    assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
+    assert return_per_rank(metrics) == {"rank 1": {1: 0.1, 2: 0.4}}
+
+
+def test_a_broken_line_in_the_middle_of_the_metrics_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
+    with pytest.raises(json.JSONDecodeError):
+        read_metrics(path)
