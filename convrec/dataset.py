@@ -1,0 +1,121 @@
+"""The released columns as verl's datasets: conversations for the rollout, demonstrations for SFT.
+
+Both tokenize a prompt the same way, so what SFT trains on is what the rollout sees. A conversation that is too long
+loses its start; the instruction and the end, which holds the request, stay.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from omegaconf import DictConfig
+from torch.utils.data import Dataset
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from convrec.errors import UserError
+from convrec.schema import PROMPT_COLUMNS, SFT_COLUMNS, truncate_prompt
+
+Message = dict[str, str]
+
+
+def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed: int | None) -> pa.Table:
+    """The files' columns as one table; with 0 < max_samples < rows, that many rows drawn with the seed, in order."""
+    table = pa.concat_tables([pq.read_table(path, columns=list(columns)) for path in files], promote_options="default")
+    if 0 < max_samples < len(table):
+        chosen = np.random.default_rng(seed).choice(len(table), size=max_samples, replace=False)
+        table = table.take(np.sort(chosen))
+    return table
+
+
+def render_prompt(tokenizer: Any, messages: list[Message], **template_kwargs: Any) -> str:
+    """The chat template's text up to where the assistant begins."""
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_kwargs)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
+    """The one user message, shortened until its rendering has at most `max_tokens` tokens."""
+    (message,) = messages
+    text = message["content"]
+
+    def fits(candidate: str) -> bool:
+        rendered = render_prompt(tokenizer, [{**message, "content": candidate}], **template_kwargs)
+        # a byte-level token is at least one byte, so most rows need no tokenizing here
+        return len(rendered.encode()) <= max_tokens or len(encode(tokenizer, rendered)) <= max_tokens
+
+    return messages if fits(text) else [{**message, "content": truncate_prompt(text, fits)}]
+
+
+class ConvRecDataset(RLHFDataset):
+    """Rows of `schema.PROMPT_COLUMNS` as verl's rollout and reward read them (`data.custom_cls`)."""
+
+    def _read_files_and_tokenize(self) -> None:
+        self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, self.seed)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        row = self.dataframe.slice(item, 1).to_pylist()[0]
+        prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
+        truth = {"groundtruth": row["groundtruth_with_release_year"], "seen": row["seen_titles"]}
+        return {
+            "raw_prompt": prompt,
+            "data_source": "convrec",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {"index": item, "sample_id": row["sample_id"]},
+            "index": item,
+            "tools_kwargs": {},
+            "interaction_kwargs": {},
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
+        }
+
+
+class DemonstrationDataset(Dataset):
+    """Rows of `schema.SFT_COLUMNS` as verl's SFT trainer reads them; the loss is on the completion only."""
+
+    def __init__(
+        self,
+        parquet_files: str | list[str],
+        tokenizer: Any,
+        config: DictConfig,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
+        self.table = read_rows(files, SFT_COLUMNS, max_samples, config.get("seed"))
+        self.tokenizer = tokenizer
+        self.max_length = config.max_length
+        self.template_kwargs = dict(config.get("apply_chat_template_kwargs") or {})
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
+        row = self.table.slice(item, 1).to_pylist()[0]
+        completion_ids = encode(self.tokenizer, self._completion_text(row["prompt"], row["completion"]))
+        room = self.max_length - len(completion_ids)
+        if room <= 0:
+            raise UserError(
+                f"{row['sample_id']}: the completion alone has {len(completion_ids)} tokens, data.max_length is "
+                f"{self.max_length}: raise MAX_LENGTH"
+            )
+        prompt = fit_prompt(self.tokenizer, row["prompt"], room, **self.template_kwargs)
+        prompt_ids = encode(self.tokenizer, render_prompt(self.tokenizer, prompt, **self.template_kwargs))
+        input_ids = torch.tensor(prompt_ids + completion_ids)
+        loss_mask = torch.zeros_like(input_ids)
+        loss_mask[len(prompt_ids) :] = 1
+        return {"input_ids": input_ids, "position_ids": torch.arange(len(input_ids)), "loss_mask": loss_mask}
+
+    def _completion_text(self, prompt: list[Message], completion: list[Message]) -> str:
+        """What the template puts after the generation prompt, up to and including the end-of-turn token."""
+        rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
+        start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
+        content = completion[0]["content"]
+        if not rendered.startswith(start) or content not in rendered[len(start) :]:
+            raise UserError(
+                "the chat template does not continue its own generation prompt; pass a custom_chat_template"
+            )
+        return rendered[len(start) :].rstrip()

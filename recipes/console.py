@@ -1,0 +1,91 @@
+"""What the user sees of a run: our lines and a progress bar on the terminal, everything else in a log file."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
+
+from convrec.runs import read_metrics
+
+
+class Console:
+    """Writes to the terminal the process was started on, whatever stdout and stderr point to since."""
+
+    def __init__(self) -> None:
+        self.stream: TextIO = os.fdopen(os.dup(2), "w", buffering=1)
+
+    def say(self, text: str) -> None:
+        tqdm.write(text, file=self.stream)
+
+
+@contextmanager
+def output_to(log_file: Path) -> Iterator[None]:
+    """Append stdout and stderr of this process and its children to the file, which is where verl, Ray and vLLM write."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(log_file, "ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for target, descriptor in zip((1, 2), saved, strict=True):
+                os.dup2(descriptor, target)
+                os.close(descriptor)
+
+
+@contextmanager
+def progress(
+    console: Console, run_folder: Path, total: Callable[[], int | None], describe: str, show: dict[str, str]
+) -> Iterator[None]:
+    """A bar that follows the run's metrics files.
+
+    total: steps of the run, None until it is known. show: metric name -> short name beside the bar.
+    """
+    stop = threading.Event()
+    bar = tqdm(
+        total=total(),
+        desc=describe,
+        file=console.stream,
+        unit="step",
+        dynamic_ncols=True,
+        mininterval=0.5 if console.stream.isatty() else 20,
+    )
+
+    def follow() -> None:
+        latest: dict[str, float] = {}
+        while True:
+            finished = stop.wait(1.0)
+            rows = read_metrics(run_folder)
+            if bar.total is None and total() is not None:
+                bar.total = total()
+            for row in rows:
+                latest.update({short: row[name] for name, short in show.items() if name in row})
+            if rows and rows[-1]["step"] != bar.n:
+                bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in latest.items()), refresh=False)
+                bar.update(rows[-1]["step"] - bar.n)
+            if finished:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+        bar.close()
+
+
+def seconds_since(start: float) -> str:
+    return f"{time.monotonic() - start:.0f} s"

@@ -1,0 +1,43 @@
+"""What this machine has to train on, and what verl, Ray and vLLM must be told about it."""
+
+import os
+from importlib.util import find_spec
+
+
+def num_accelerators() -> int:
+    """GPUs torch can see; 0 on a laptop. Does not start CUDA."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def physical_cores() -> int:
+    import psutil
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(logical=False) or 1
+
+
+def process_environment(has_accelerator: bool) -> dict[str, str]:
+    """Variables every process of a run needs, the driver included. What the user has set is kept."""
+    wanted = {
+        # its value picks code paths when verl is imported
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # metrics agents of Ray: noise in the log of a local run
+        "RAY_DEDUP_LOGS": "0",
+    }
+    if not has_accelerator:
+        wanted |= {
+            "VERL_PLATFORM": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
+            "OMP_NUM_THREADS": str(physical_cores()),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def has_module(name: str) -> bool:
+    return find_spec(name) is not None

@@ -1,0 +1,67 @@
+"""A recipe's settings: conf/*.yaml, then the host, then environment variables, then command-line overrides."""
+
+import os
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from convrec.checkpoints import resolve_model
+from convrec.errors import UserError
+from recipes import host
+from recipes.variables import overrides_from_environment
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+MODEL_KEYS = {"sft": "model.path", "rank_grpo": "actor_rollout_ref.model.path"}
+
+
+def compose(recipe: str, arguments: list[str]) -> DictConfig:
+    """The whole config of a run, with an absolute run folder, a model in Hugging Face form and the trackers chosen.
+
+    Raises UserError for a variable or an override that cannot be used.
+    """
+    accelerators = host.num_accelerators()
+    overrides = [f"host={'gpu' if accelerators else 'cpu'}"]
+    if accelerators:
+        overrides.append(f"trainer.n_gpus_per_node={accelerators}")
+    overrides += overrides_from_environment(recipe, os.environ)
+    try:
+        with initialize_config_dir(str(CONF), version_base=None):
+            config = hydra_compose(recipe, overrides=[*overrides, *arguments])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"settings: {str(error).strip().splitlines()[0]}") from error
+    with open_dict(config):
+        _complete(config, recipe)
+    return config
+
+
+def _complete(config: DictConfig, recipe: str) -> None:
+    model = OmegaConf.select(config, MODEL_KEYS[recipe])
+    OmegaConf.update(config, MODEL_KEYS[recipe], resolve_model(model))
+    if config.trainer.default_local_dir is None:
+        config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe}/{Path(model).name}")
+    config.trainer.experiment_name = f"{recipe}-{Path(config.trainer.default_local_dir).name}"
+    trackers = list(config.trainer.logger)
+    if os.environ.get("SWANLAB_API_KEY") and not os.environ.get("LOGGER") and "swanlab" not in trackers:
+        trackers.append("swanlab")
+    if "file" not in trackers:
+        trackers.append("file")  # the reports read it
+    config.trainer.logger = trackers
+
+
+def save_config(config: DictConfig, run_folder: Path) -> None:
+    """Write RUN/config.yaml whole or not at all. Secrets are never in the config: they stay in the environment."""
+    run_folder.mkdir(parents=True, exist_ok=True)
+    partial = run_folder / "config.yaml.partial"
+    partial.write_text(OmegaConf.to_yaml(config, resolve=False))
+    partial.replace(run_folder / "config.yaml")
+
+
+def finished_message(run_folder: Path, step: int) -> str:
+    return (
+        f"{run_folder} already has its {step} steps. To train longer raise TOTAL_STEPS; to start anew choose another "
+        "SAVE_PATH or move this folder away."
+    )

@@ -1,0 +1,220 @@
+"""The environment variables of the recipes: one table, read by the scripts, the tests and the README.
+
+A variable becomes a Hydra override; overrides on the command line come after it and win.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from convrec.errors import UserError
+
+RECIPES = ("sft", "rank_grpo")
+
+
+def _positive_int(text: str) -> str:
+    if int(text) <= 0:
+        raise ValueError("a positive integer")
+    return text
+
+
+def _positive_float(text: str) -> str:
+    if not float(text) > 0:
+        raise ValueError("a positive number")
+    return text
+
+
+def _fraction(text: str) -> str:
+    if not 0 < float(text) <= 1:
+        raise ValueError("a number in (0, 1]")
+    return text
+
+
+def _non_negative_float(text: str) -> str:
+    if not float(text) >= 0:
+        raise ValueError("a number of at least 0")
+    return text
+
+
+def _integer(text: str) -> str:
+    int(text)
+    return text
+
+
+def _path(text: str) -> str:
+    """Quoted for Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _absolute(text: str) -> str:
+    return _path(os.path.abspath(os.path.expanduser(text)))
+
+
+def _list(text: str) -> str:
+    return "[" + ",".join(part.strip() for part in text.split(",") if part.strip()) + "]"
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError("one of " + ", ".join(choices))
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: the Hydra key it sets in each recipe, and how its text becomes a value."""
+
+    name: str
+    keys: Mapping[str, tuple[str, ...]]
+    parse: Callable[[str], str]
+    default: str
+    help: str
+    accepts: str = ""
+
+
+def _both(key_sft: str | tuple[str, ...], key_rl: str | tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    def as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
+        return (key,) if isinstance(key, str) else key
+
+    return {"sft": as_tuple(key_sft), "rank_grpo": as_tuple(key_rl)}
+
+
+def _rl(*keys: str) -> dict[str, tuple[str, ...]]:
+    return {"rank_grpo": keys}
+
+
+def _sft(*keys: str) -> dict[str, tuple[str, ...]]:
+    return {"sft": keys}
+
+
+REWARDS = ("exp_inf", "log_decay", "exp_gamma")
+ALGORITHMS = ("rank_grpo", "grpo", "gspo")
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "MODEL_PATH",
+        _both("model.path", "actor_rollout_ref.model.path"),
+        _path,
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        "a Hugging Face id or folder, or a run folder of ours (its last step; RUN/global_step_N names one)",
+    ),
+    Variable(
+        "TRAIN_FILE", _both("data.train_files", "data.train_files"), _absolute, "data/reddit_v2/...", "training parquet"
+    ),
+    Variable(
+        "VAL_FILE", _both("data.val_files", "data.val_files"), _absolute, "data/reddit_v2/...", "validation parquet"
+    ),
+    Variable("CATALOG_FILE", _rl("convrec.catalog_file"), _absolute, "data/reddit_v2/catalog.parquet", "the catalog"),
+    Variable(
+        "SAVE_PATH",
+        _both("trainer.default_local_dir", "trainer.default_local_dir"),
+        _absolute,
+        "checkpoints/<recipe>/<model>",
+        "the run folder: checkpoints, metrics, log; an unfinished run there is resumed",
+    ),
+    Variable("SAVE_FREQ", _both("trainer.save_freq", "trainer.save_freq"), _integer, "100 / 200", "steps"),
+    Variable("TEST_FREQ", _both("trainer.test_freq", "trainer.test_freq"), _integer, "100 / 200", "steps"),
+    Variable(
+        "SAVE_KEEP",
+        _both("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
+        _positive_int,
+        "all",
+        "newest checkpoints to keep",
+    ),
+    Variable(
+        "N_GPUS_PER_NODE",
+        _both("trainer.n_gpus_per_node", "trainer.n_gpus_per_node"),
+        _positive_int,
+        "what the machine has",
+        "accelerators of each node",
+    ),
+    Variable("N_NODES", _both("trainer.nnodes", "trainer.nnodes"), _positive_int, "1", "nodes"),
+    Variable(
+        "TENSOR_PARALLEL",
+        _rl("actor_rollout_ref.rollout.tensor_model_parallel_size"),
+        _positive_int,
+        "1",
+        "GPUs a rollout replica spans",
+    ),
+    Variable(
+        "GPU_MEMORY_UTILIZATION",
+        _rl("actor_rollout_ref.rollout.gpu_memory_utilization"),
+        _fraction,
+        "0.5",
+        "share of GPU memory vLLM takes",
+    ),
+    Variable(
+        "TRAIN_BATCH_SIZE",
+        _both("data.train_batch_size", "data.train_batch_size"),
+        _positive_int,
+        "96 sequences / 48 prompts",
+        "sequences (SFT) or prompts (RL) of a step",
+    ),
+    Variable("ROLLOUT_N", _rl("actor_rollout_ref.rollout.n"), _positive_int, "8", "rollouts of a prompt (G)"),
+    Variable(
+        "LR", _both("optim.lr", "actor_rollout_ref.actor.optim.lr"), _positive_float, "5e-5 / 1e-6", "learning rate"
+    ),
+    Variable(
+        "KL_LOSS_COEF", _rl("actor_rollout_ref.actor.kl_loss_coef"), _non_negative_float, "0.001", "KL to the start"
+    ),
+    Variable("MU", _rl("actor_rollout_ref.actor.ppo_epochs"), _positive_int, "1", "updates of a rollout batch"),
+    Variable("REWARD", _rl("convrec.reward"), _one_of(*REWARDS), "exp_inf", "rank return: " + ", ".join(REWARDS)),
+    Variable(
+        "ALGORITHM",
+        _rl("algorithm_preset"),
+        _one_of(*ALGORITHMS),
+        "rank_grpo",
+        "the method or a baseline: " + ", ".join(ALGORITHMS),
+    ),
+    Variable(
+        "PRESET", _rl("convrec.preset"), _one_of("paper", "reference"), "paper", "eq. 6, or the public code's behaviour"
+    ),
+    Variable("NUM_ITEMS", _rl("convrec.num_items"), _positive_int, "20", "items of a list = ranks (N)"),
+    Variable("TOTAL_EPOCHS", _both("trainer.total_epochs", "trainer.total_epochs"), _positive_int, "10 / 2", "epochs"),
+    Variable(
+        "TOTAL_STEPS",
+        _both("trainer.total_training_steps", "trainer.total_training_steps"),
+        _positive_int,
+        "unset",
+        "steps; wins over epochs",
+    ),
+    Variable("MAX_PROMPT_LENGTH", _rl("data.max_prompt_length"), _positive_int, "2048", "tokens of a prompt"),
+    Variable("MAX_RESPONSE_LENGTH", _rl("data.max_response_length"), _positive_int, "1024", "tokens of a response"),
+    Variable("MAX_LENGTH", _sft("data.max_length"), _positive_int, "1024", "tokens of prompt and completion (SFT)"),
+    Variable(
+        "LOGGER",
+        _both("trainer.logger", "trainer.logger"),
+        _list,
+        "console, plus swanlab when its key is set",
+        "verl's trackers, comma-separated",
+    ),
+    Variable(
+        "SEED",
+        _both(("trainer.seed", "data.seed"), "data.seed"),
+        _integer,
+        "3407",
+        "of data order and sampling",
+    ),
+)
+
+
+def overrides_from_environment(recipe: str, environment: Mapping[str, str]) -> list[str]:
+    """Hydra overrides for every variable that is set, in the table's order.
+
+    Raises UserError naming the variable, its value and what it takes.
+    """
+    overrides = []
+    for variable in VARIABLES:
+        text = environment.get(variable.name, "").strip()
+        if not text or recipe not in variable.keys:
+            continue
+        try:
+            value = variable.parse(text)
+        except ValueError as error:
+            wanted = str(error) if not str(error).startswith(("invalid", "could not")) else variable.help
+            raise UserError(f"{variable.name}={text}: expected {wanted}") from None
+        overrides += [f"{key}={value}" for key in variable.keys[recipe]]
+    return overrides
