@@ -1,0 +1,411 @@
+"""The loss against the recorded reference, against plain autograd, and its invariants."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convrec.advantages import assign_units, rank_advantages
+from convrec.errors import UserError
+from convrec.policy_loss import AGGREGATIONS, finish_policy_metrics, metric_aggregation, rank_policy_loss
+from convrec.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
+
+F64 = torch.float64
+
+
+def loss_and_grad(log_prob, *args, **kwargs):
+    log_prob = log_prob.detach().clone().requires_grad_()
+    loss, metrics = rank_policy_loss(log_prob, *args, **kwargs)
+    loss.backward()
+    return loss.detach(), log_prob.grad, metrics
+
+
+def naive_loss(log_prob, advantages, units, *, num_ranks, global_batch_size, aggregation="rank-mean", low=0.06,
+               high=0.08, old=None, ref=None, kl_coef=0.0, is_weights=None, batch_num_tokens=None,
+               dp_size=1):  # fmt: skip
+    """The formula in policy_loss's docstring, unit by unit, left to autograd."""
+    old = log_prob.detach() if old is None else old
+    is_weights = torch.ones_like(log_prob) if is_weights is None else is_weights
+    total = log_prob.new_zeros(())
+    for b in range(log_prob.shape[0]):
+        row_tokens = max(int((units[b] >= 0).sum()), 1)
+        for u in units[b].unique().tolist():
+            if u < 0:
+                continue
+            t = units[b] == u
+            ratio = (log_prob[b, t] - old[b, t]).mean().exp()
+            A = advantages[b, t]
+            terms = -is_weights[b, t] * torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
+            if ref is not None:
+                diff = ref[b, t] - log_prob[b, t]
+                terms = terms + kl_coef * (diff.exp() - diff - 1)
+            weight = {
+                "rank-mean": 1 / (global_batch_size * num_ranks * int(t.sum())),
+                "token-mean": 1 / batch_num_tokens if batch_num_tokens else None,
+                "seq-mean-token-mean": 1 / (global_batch_size * row_tokens),
+            }[aggregation]
+            total = total + (terms * weight).sum()
+    return total * dp_size
+
+
+def random_batch(seed=0, B=6, T=24, num_ranks=4, mixed=False, spread=0.1):
+    """Rows of different lengths, units in runs with some -1 in front; `mixed` gives a unit advantages of both signs."""
+    g = torch.Generator().manual_seed(seed)
+    log_prob = -torch.rand(B, T, generator=g, dtype=F64) * 3
+    old = log_prob + spread * torch.randn(B, T, generator=g, dtype=F64)
+    ref = log_prob + 0.3 * torch.randn(B, T, generator=g, dtype=F64)
+    units = (torch.rand(B, T, generator=g) < 0.3).cumsum(1) - 1
+    lengths = torch.randint(1, T + 1, (B, 1), generator=g)
+    units[torch.arange(T) >= lengths] = -1
+    if mixed:
+        advantages = torch.randn(B, T, generator=g, dtype=F64)
+    else:
+        advantages = torch.randn(B, T, generator=g, dtype=F64).gather(1, units.clamp(min=0))
+    advantages = advantages.masked_fill(units < 0, 0)
+    settings_ = {"num_ranks": num_ranks, "global_batch_size": B, "batch_num_tokens": int((units >= 0).sum())}
+    return log_prob, old, ref, advantages, units, settings_
+
+
+# --- the recorded reference ---
+
+AGGREGATION_OF = {"bnpo": "token-mean", "grpo": "seq-mean-token-mean"}
+
+
+def golden_cases(shared_dir):
+    return json.loads((shared_dir / "golden" / "rank_loss_cases.json").read_text())["cases"]
+
+
+def golden_inputs(case, dtype):
+    pieces = case["inputs"]["token_pieces"]
+    vocab = sorted({piece for row in pieces for piece in row} | {"<eos>", "<pad>"})
+    table = table_from_bytes([b"" if piece in ("<eos>", "<pad>") else piece.encode() for piece in vocab])
+    ids = torch.tensor([[vocab.index(piece) for piece in row] for row in pieces])
+    mask = (ids != vocab.index("<pad>")).long()
+    eos = [vocab.index("<eos>")]
+    config, inputs = case["config"], case["inputs"]
+    rank_adv = rank_advantages(
+        torch.tensor(inputs["rank_rewards"], dtype=dtype),
+        inputs["group_id"],
+        config["scale_rewards"],
+        config["adv_eps"],
+    )
+    log_probs = [
+        None if inputs[key] is None else torch.tensor(inputs[key], dtype=dtype)
+        for key in ("logp_new", "logp_old", "logp_ref")
+    ]
+    return ids, mask, table, eos, rank_adv, log_probs
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (F64, 1e-9)])
+def test_reference_preset_matches_every_golden_end_to_end(shared_dir, dtype, rtol):
+    for case in golden_cases(shared_dir):
+        config, expected = case["config"], case["expected"]
+        ids, mask, table, eos, rank_adv, (new, old, ref) = golden_inputs(case, dtype)
+        shaping = float(config["apply_length_shaping"])
+        N = config["rec_num"]
+
+        def close(actual, wanted, name, atol=1e-11 if dtype == F64 else 2e-7):
+            wanted = torch.as_tensor(wanted, dtype=dtype)
+            actual = torch.as_tensor(actual, dtype=dtype)
+            message = f"{case['name']} {name}: {actual} {wanted}"  # noqa: B023
+            torch.testing.assert_close(actual, wanted, rtol=rtol, atol=atol, msg=message)
+
+        ranks = reference_rank_ids(ids, mask, table, eos)
+        assert ranks.tolist() == expected["rank_ids"], case["name"]
+        assert mask.tolist() == expected["completion_mask"]
+        close(rank_adv, expected["rank_advantages"], "rank advantages", atol=1e-10 if dtype == F64 else 1e-7)
+        units, advantages = assign_units(
+            ranks,
+            rank_adv,
+            stop_token_mask(ids, mask, eos),
+            N,
+            "reference",
+            overflow_penalty=config["extra_token_penalty"] * shaping,
+            underflow_penalty=config["early_stop_penalty"] * shaping,
+            end_of_list_reward=config["end_of_list_reward"] * shaping,
+        )
+        close(advantages, expected["token_advantages"], "token advantages", atol=1e-10 if dtype == F64 else 1e-7)
+        arguments = {
+            "num_ranks": N,
+            "global_batch_size": len(ids),
+            "batch_num_tokens": int(mask.sum()),
+            "old_log_prob_BT": old,
+            "ref_log_prob_BT": ref,
+            "kl_coef": config["beta"],
+            "clip_ratio_low": config["eps_low"],
+            "clip_ratio_high": config["eps_high"],
+            "aggregation": AGGREGATION_OF[config["loss_type"]],
+        }
+        loss, grad, parts = loss_and_grad(new, advantages, units, **arguments)
+        close(loss, expected["loss"], "loss")
+        close(parts["policy_loss:sum"], expected["policy_loss"], "policy loss")
+        close(parts.get("kl_loss:sum", 0.0), expected["kl_loss"], "kl loss")
+        close(grad, expected["grad_logp_new"], "gradient")
+        metrics = finish_policy_metrics(parts)
+        if config["loss_type"] == "bnpo":  # the reference's mean_kl follows its loss's weights
+            close(metrics.get("kl", 0.0), expected["mean_kl"], "mean kl")
+        assert metrics["clip_low/all"] == expected["clip_low"]
+        # the golden lists ratios per rank and an overflow column; ours come out as bucket statistics
+        ratios = [r for row in expected["rank_ratio"] for r in row if r is not None]
+        close(metrics["ratio_mean/all"], sum(ratios) / len(ratios), "ratio", atol=1e-6)
+        close(metrics["ratio_min/all"], min(ratios), "ratio", atol=1e-6)
+        close(metrics["ratio_max/all"], max(ratios), "ratio", atol=1e-6)
+
+
+# Where the paper preset's own segmentation and units differ from the golden paper form on purpose.
+PAPER_DIFFERENCES = {
+    "c06_missing_rank_early_stop": "the premature stop token is a unit of its own, not part of the last item's ratio",
+    "c08_N_minus_1_items_trailing_newline": "a final newline opens no item: the stop token is premature, not rank 2",
+    "c09_double_newline_and_preamble": "blank lines take no rank, so `)\\n\\n` skips none",
+}
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-7), (F64, 1e-11)])
+def test_paper_preset_matches_the_paper_form_but_for_the_listed_differences(shared_dir, dtype, atol):
+    different = set()
+    for case in golden_cases(shared_dir):
+        ids, mask, table, eos, rank_adv, (new, old, _) = golden_inputs(case, dtype)
+        N = case["config"]["rec_num"]
+
+        def paper_loss(rank_function):
+            ranks = rank_function(ids, mask, table, eos)  # noqa: B023
+            stop = stop_token_mask(ids, mask, eos)  # noqa: B023
+            units, advantages = assign_units(ranks, rank_adv, stop, N, "paper", 0.0, 0.0)  # noqa: B023
+            return rank_policy_loss(
+                new, advantages, units, num_ranks=N, global_batch_size=len(ids), old_log_prob_BT=old  # noqa: B023
+            )[0].item()  # fmt: skip
+
+        expected = case["alternatives"]["paper_form_policy_loss"]
+        if abs(paper_loss(token_rank_ids) - expected) > atol:
+            different.add(case["name"])
+        if case["name"] != "c06_missing_rank_early_stop":  # on the reference's segmentation the other two agree as well
+            assert paper_loss(reference_rank_ids) == pytest.approx(expected, abs=atol), case["name"]
+    assert different == set(PAPER_DIFFERENCES)
+
+
+# --- our own golden, for a checkout without ../shared ---
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-10)])
+def test_golden_with_its_arithmetic(dtype, tolerance):
+    # One row, N = 2, G = 2 in the global batch: 1 / (G N) = 1/4.
+    # unit 0: two tokens, log-ratios 0.02, 0.04 -> w = exp(0.03) = 1.0304545340, A = 2 inside the clip
+    #   J = 2.0609090679, gradient per token = -(w A / 2) / 4 = -0.2576136335
+    # unit 1: one token, log-ratio 0.1 -> w = 1.1051709181 > 1.08, A = 1: J = 1.08, gradient 0
+    # unit 2 (premature stop): log-ratio -0.2 -> w = 0.8187307531 < 0.94, A = -0.1: J = -0.094, gradient 0
+    # policy loss = -(2.0609090679 + 1.08 - 0.094) / 4 = -0.7617272670
+    # KL at one token of unit 0: ref - new = 0.5 -> k3 = e^0.5 - 0.5 - 1 = 0.1487212707, unit mean 0.0743606354
+    #   KL loss = 0.1 * 0.0743606354 / 4 = 0.0018590159; gradient there 0.1 / 8 * (1 - e^0.5) = -0.0081090159
+    old = torch.tensor([[-1.0, -2.0, -0.5, -1.0, 0.0]], dtype=dtype)
+    new = old + torch.tensor([[0.02, 0.04, 0.1, -0.2, 0.0]], dtype=dtype)
+    ref = new + torch.tensor([[0.5, 0.0, 0.0, 0.0, 9.0]], dtype=dtype)
+    units = torch.tensor([[0, 0, 1, 2, -1]])
+    advantages = torch.tensor([[2.0, 2.0, 1.0, -0.1, 0.0]], dtype=dtype)
+    loss, grad, parts = loss_and_grad(
+        new, advantages, units, num_ranks=2, global_batch_size=2, old_log_prob_BT=old, ref_log_prob_BT=ref, kl_coef=0.1
+    )
+    assert loss.item() == pytest.approx(-0.7617272670 + 0.0018590159, abs=max(tolerance, 2e-10))
+    expected = [[-0.2576136335 - 0.0081090159, -0.2576136335, 0, 0, 0]]
+    torch.testing.assert_close(grad, torch.tensor(expected, dtype=dtype), rtol=0, atol=max(tolerance, 2e-10))
+    metrics = finish_policy_metrics(parts)
+    assert metrics["kl"] == pytest.approx(0.1487212707 / 4, abs=tolerance)  # mean over the four tokens
+    assert metrics["approx_kl"] == pytest.approx((-0.02 - 0.04 - 0.1 + 0.2) / 4, abs=tolerance)
+    assert metrics["ratio_max/2"] == pytest.approx(math.exp(0.1), abs=tolerance)
+    assert metrics["ratio_mean/stop"] == pytest.approx(math.exp(-0.2), abs=tolerance)
+    assert metrics["ratio_mean/all"] == pytest.approx(
+        (math.exp(0.03) + math.exp(0.1) + math.exp(-0.2)) / 3, abs=tolerance
+    )
+    assert (metrics["clip_high/2"], metrics["clip_high/1"], metrics["clip_low/stop"]) == (1, 0, 1)
+    assert metrics["clip_high/all"] == pytest.approx(1 / 3)
+    assert not any(name.endswith("/overflow") for name in metrics)
+
+
+# --- the gradient ---
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), mixed=st.booleans(), on_policy=st.booleans(), weighted=st.booleans(), kl=st.booleans()
+)
+def test_loss_and_gradient_equal_plain_autograd(aggregation, seed, mixed, on_policy, weighted, kl):
+    new, old, ref, advantages, units, sizes = random_batch(seed, B=4, T=12, mixed=mixed)
+    weights = torch.rand(new.shape, generator=torch.Generator().manual_seed(seed), dtype=F64) * 2 if weighted else None
+    old, ref = (None if on_policy else old), (ref if kl else None)
+    x = new.clone().requires_grad_()
+    expected = naive_loss(
+        x,
+        advantages,
+        units,
+        **sizes,
+        aggregation=aggregation,
+        old=old,
+        ref=ref,
+        kl_coef=0.2,
+        is_weights=weights,
+        dp_size=3,
+    )
+    (expected_grad,) = torch.autograd.grad(expected, x, allow_unused=True) if expected.requires_grad else (None,)
+    loss, grad, _ = loss_and_grad(
+        new, advantages, units, **sizes, aggregation=aggregation, old_log_prob_BT=old, ref_log_prob_BT=ref, kl_coef=0.2,
+        rollout_is_weights=weights, dp_size=3,
+    )  # fmt: skip
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_gradcheck(aggregation):
+    new, old, ref, advantages, units, sizes = random_batch(3, B=3, T=8, spread=0.02)  # no ratio near a clip boundary
+
+    def loss_of(log_prob):
+        return rank_policy_loss(
+            log_prob, advantages, units, **sizes, aggregation=aggregation, old_log_prob_BT=old, ref_log_prob_BT=ref,
+            kl_coef=0.1,
+        )[0]  # fmt: skip
+
+    assert torch.autograd.gradcheck(loss_of, new.requires_grad_())
+
+
+def test_the_gradient_is_scaled_by_what_follows():
+    new, old, _, advantages, units, sizes = random_batch(1)
+    _, grad, _ = loss_and_grad(new, advantages, units, **sizes, old_log_prob_BT=old)
+    x = new.clone().requires_grad_()
+    (rank_policy_loss(x, advantages, units, **sizes, old_log_prob_BT=old)[0] * 0.25).backward()
+    torch.testing.assert_close(x.grad, grad * 0.25)
+
+
+# --- invariants ---
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_on_policy_equals_equal_log_probs(mixed):
+    new, _, ref, advantages, units, sizes = random_batch(5, mixed=mixed)
+    common = {**sizes, "ref_log_prob_BT": ref, "kl_coef": 0.01}
+    skipped = loss_and_grad(new, advantages, units, **common)
+    stored = loss_and_grad(new, advantages, units, **common, old_log_prob_BT=new)
+    torch.testing.assert_close(skipped[0], stored[0])
+    torch.testing.assert_close(skipped[1], stored[1])
+    metrics = finish_policy_metrics(skipped[2])
+    assert metrics["ratio_min/all"] == metrics["ratio_max/all"] == metrics["ratio_mean/all"] == 1.0
+    assert metrics["clip_low/all"] == metrics["clip_high/all"] == metrics["approx_kl"] == 0.0
+
+
+def test_one_rank_over_the_response_is_the_gspo_sequence_ratio():
+    new, old, _, _, _, _ = random_batch(7, B=4, T=10)
+    advantages_B1 = torch.tensor([[1.0], [-1.0], [0.5], [-2.0]], dtype=F64)
+    mask = torch.arange(10) < torch.tensor([[10], [7], [3], [1]])
+    x = new.clone().requires_grad_()
+    # GSPO (arXiv 2507.18071): s_i = (pi_new(y_i) / pi_old(y_i)) ^ (1 / |y_i|), mean over sequences
+    s = (((x - old) * mask).sum(1) / mask.sum(1)).exp()[:, None]
+    gspo = -torch.minimum(s * advantages_B1, s.clamp(0.94, 1.08) * advantages_B1).mean()
+    gspo.backward()
+    units = torch.where(mask, 0, -1)
+    loss, grad, _ = loss_and_grad(
+        new, advantages_B1.expand(4, 10), units, num_ranks=1, global_batch_size=4, old_log_prob_BT=old
+    )
+    torch.testing.assert_close(loss, gspo.detach())
+    torch.testing.assert_close(grad, x.grad)
+
+
+def test_every_rank_weighs_the_same_whatever_its_length():
+    units = torch.tensor([[0, 1, 1, 1, 1]])
+    advantages = torch.ones(1, 5, dtype=F64)
+    _, grad, _ = loss_and_grad(torch.zeros(1, 5, dtype=F64), advantages, units, num_ranks=2, global_batch_size=1)
+    torch.testing.assert_close(grad, torch.tensor([[-1 / 2] + [-1 / 8] * 4], dtype=F64))
+
+
+@pytest.mark.parametrize("junk", [0.0, -1e4, float("nan"), float("inf")])
+def test_padding_changes_nothing(junk):
+    new, old, ref, advantages, units, sizes = random_batch(11)
+    base = loss_and_grad(new, advantages, units, **sizes, old_log_prob_BT=old, ref_log_prob_BT=ref, kl_coef=0.1)
+
+    def pad(x_BT, value):
+        return torch.cat([x_BT, torch.full((x_BT.shape[0], 5), value, dtype=x_BT.dtype)], 1)
+
+    padded = loss_and_grad(
+        pad(new, junk), pad(advantages, junk), pad(units, -1), **sizes, old_log_prob_BT=pad(old, 1.0),
+        ref_log_prob_BT=pad(ref, junk), kl_coef=0.1,
+    )  # fmt: skip
+    torch.testing.assert_close(padded[0], base[0])
+    torch.testing.assert_close(padded[1][:, :-5], base[1])
+    assert padded[1][:, -5:].eq(0).all()
+    assert padded[2] == pytest.approx(base[2])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("parts", [2, 3, 6])
+def test_micro_batches_of_any_width_add_up(aggregation, parts):
+    new, old, ref, advantages, units, sizes = random_batch(13, B=6)
+    common = {**sizes, "aggregation": aggregation, "kl_coef": 0.1}
+    whole = loss_and_grad(new, advantages, units, **common, old_log_prob_BT=old, ref_log_prob_BT=ref)
+    losses, grads, metrics = [], [], []
+    for rows in torch.arange(6).chunk(parts):
+        width = int((units[rows] >= 0).nonzero()[:, 1].max()) + 1  # verl pads each micro-batch to its own longest row
+        loss, grad, part = loss_and_grad(
+            new[rows, :width], advantages[rows, :width], units[rows, :width], **common,
+            old_log_prob_BT=old[rows, :width], ref_log_prob_BT=ref[rows, :width],
+        )  # fmt: skip
+        losses.append(loss)
+        grads.append(torch.nn.functional.pad(grad, (0, new.shape[1] - width)))
+        metrics.append(part)
+    torch.testing.assert_close(sum(losses), whole[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(grads), whole[1], rtol=0, atol=1e-12)
+    assert finish_policy_metrics(metrics) == pytest.approx(finish_policy_metrics(whole[2]))
+
+
+def test_a_batch_without_units_trains_nothing_and_logs_the_same_keys():
+    new, old, ref, advantages, units, sizes = random_batch(17)
+    *_, usual = loss_and_grad(new, advantages, units, **sizes, old_log_prob_BT=old, ref_log_prob_BT=ref)
+    loss, grad, parts = loss_and_grad(
+        new, advantages * 0, units * 0 - 1, **sizes, old_log_prob_BT=old, ref_log_prob_BT=ref, kl_coef=0.1
+    )
+    assert loss == 0
+    assert grad.eq(0).all()
+    assert parts.keys() == usual.keys()
+    assert set(finish_policy_metrics(parts)) == {"policy_loss", "kl_loss", "kl", "approx_kl"}
+    assert {metric_aggregation(key) for key in parts} == {"sum", "min", "max"}
+
+
+# --- numerics ---
+
+
+def test_bfloat16_log_probs_are_computed_in_float32():
+    new, old, ref, advantages, units, sizes = random_batch(19)
+    low = [x.bfloat16() for x in (new, old, ref)]
+    common = {**sizes, "kl_coef": 0.1}
+    got = loss_and_grad(low[0], advantages, units, **common, old_log_prob_BT=low[1], ref_log_prob_BT=low[2])
+    exact = loss_and_grad(
+        low[0].double(), advantages, units, **common, old_log_prob_BT=low[1].double(), ref_log_prob_BT=low[2].double()
+    )
+    assert got[0].dtype == torch.float32
+    assert got[1].dtype == torch.bfloat16
+    assert got[0].item() == pytest.approx(exact[0].item(), rel=1e-5)
+    torch.testing.assert_close(got[1].double(), exact[1], rtol=5e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_extreme_log_ratios_stay_finite(sign):
+    new = torch.zeros(1, 4)
+    units = torch.tensor([[0, 0, 1, 1]])
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    far = torch.full((1, 4), -200.0 * sign)
+    loss, grad, parts = loss_and_grad(
+        new, advantages, units, num_ranks=2, global_batch_size=1, old_log_prob_BT=far, ref_log_prob_BT=-far, kl_coef=0.1
+    )
+    assert loss.isfinite()
+    assert grad.isfinite().all()
+    assert all(math.isfinite(value) for value in finish_policy_metrics(parts).values())
+    if sign > 0:
+        assert grad.eq(0).all()  # beyond MAX_LOG_RATIO everything is constant
+
+
+def test_wrong_settings_are_refused():
+    new, _, _, advantages, units, _ = random_batch(0)
+    with pytest.raises(UserError, match="aggregation"):
+        rank_policy_loss(new, advantages, units, num_ranks=4, global_batch_size=6, aggregation="mean")
+    with pytest.raises(ValueError, match="batch_num_tokens"):
+        rank_policy_loss(new, advantages, units, num_ranks=4, global_batch_size=6, aggregation="token-mean")

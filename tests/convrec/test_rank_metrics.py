@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from convrec.rank_metrics import list_length_flags, rank_buckets, rank_metrics
+
+
+def test_buckets():
+    assert rank_buckets(20) == [("1", 0, 1), ("2-5", 1, 5), ("6-10", 5, 10), ("11-15", 10, 15), ("16-20", 15, 20)]
+    assert rank_buckets(2) == [("1", 0, 1), ("2", 1, 2)]
+    assert rank_buckets(1) == [("1", 0, 1)]
+    assert rank_buckets(25)[-1] == ("21-25", 20, 25)
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 31))
+def test_buckets_cover_every_rank_once(num_ranks):
+    assert [k for _, start, end in rank_buckets(num_ranks) for k in range(start, end)] == list(range(num_ranks))
+
+
+def test_rank_metrics():
+    # groups a, b; rank 1 differs in a only, rank 2 in neither, ranks 3-5 in both
+    returns = torch.tensor([[1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]], dtype=torch.float32)
+    got = rank_metrics(returns, ["a", "b", "a", "b"], 5, {"dcg": [1.0, 2.0, 3.0, 4.0]})
+    assert got == pytest.approx(
+        {
+            "rank_grpo/return@1": 0.75,
+            "rank_grpo/return@2": 0.0,
+            "rank_grpo/return@5": 0.5,
+            "rank_grpo/zero_std/1": 0.5,
+            "rank_grpo/zero_std/2-5": 2 / 8,  # of 2 groups x 4 ranks, rank 2 of either
+            "rank_grpo/zero_std/all_ranks": 0.0,
+            "rank_grpo/dcg": 2.5,
+        }
+    )
+    assert rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
+
+
+def test_list_length_flags():
+    ranks = torch.tensor([[0, 1, 1], [0, 0, -1], [0, 1, 2], [-1, -1, -1]])
+    stop = torch.tensor([[0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]]).bool()
+    got = {name: values.tolist() for name, values in list_length_flags(ranks, stop, 2).items()}
+    assert got == {
+        "num_items": [2, 1, 3, 0],
+        "underflow_rate": [0, 1, 0, 1],
+        "overflow_rate": [0, 0, 1, 0],
+        "truncated_rate": [0, 0, 1, 0],
+    }
