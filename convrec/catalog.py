@@ -38,9 +38,7 @@ class Catalog:
         return len(self.titles)
 
     @classmethod
-    def from_items(
-        cls, items: Iterable[tuple[str, object]], mentions: Sequence[int] | None = None
-    ) -> "Catalog":
+    def from_items(cls, items: Iterable[tuple[str, object]], mentions: Sequence[int] | None = None) -> "Catalog":
         """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
         indices stay those of the file, and reported in `problems`."""
         titles: list[str] = []
@@ -88,13 +86,15 @@ def _load_parquet(path: Path) -> Catalog:
 
     try:
         names = pq.read_schema(path).names
-    except OSError as error:
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise UserError(f"catalog {path}: not a parquet file ({error})") from error
     missing = {"title", "year"} - set(names)
     if missing:
         raise UserError(f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}")
     columns = pq.read_table(path, columns=[name for name in ("title", "year", "mentions") if name in names]).to_pydict()
-    return _nonempty(Catalog.from_items(zip(columns["title"], columns["year"]), columns.get("mentions")), path)
+    return _nonempty(
+        Catalog.from_items(zip(columns["title"], columns["year"], strict=True), columns.get("mentions")), path
+    )
 
 
 def _load_pickle(path: Path) -> Catalog:

@@ -52,12 +52,36 @@ _INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
 _ROMAN = {
     roman: str(value)
     for value, roman in enumerate(
-        "i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx".split(), start=1
+        [
+            "i",
+            "ii",
+            "iii",
+            "iv",
+            "v",
+            "vi",
+            "vii",
+            "viii",
+            "ix",
+            "x",
+            "xi",
+            "xii",
+            "xiii",
+            "xiv",
+            "xv",
+            "xvi",
+            "xvii",
+            "xviii",
+            "xix",
+            "xx",
+        ],
+        start=1,
     )
 }
 _WORDS = {
     word: str(value)
-    for value, word in enumerate("one two three four five six seven eight nine ten eleven twelve".split(), start=1)
+    for value, word in enumerate(
+        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=1
+    )
 }
 
 
@@ -123,7 +147,9 @@ class Matcher:
         if mode not in MODES:
             raise ValueError(f"unknown matching {mode!r}: one of {', '.join(MODES)}")
         if year_tolerance < 0 or not 0 < fuzzy_cutoff <= 100:
-            raise ValueError(f"year_tolerance {year_tolerance} must be >= 0 and fuzzy_cutoff {fuzzy_cutoff} in (0, 100]")
+            raise ValueError(
+                f"year_tolerance {year_tolerance} must be >= 0 and fuzzy_cutoff {fuzzy_cutoff} in (0, 100]"
+            )
         self.catalog, self.mode = catalog, mode
         self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
         # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).

@@ -1,4 +1,4 @@
-"""The rank grammar's text half: a response -> its lines -> items. Nothing else in this program splits lines.
+"""The rank grammar's text half: a response -> its lines -> items. Nothing else in the program splits lines.
 
 Rank k is the k-th non-blank line, whether or not it parses: a line that does not parse keeps its rank and earns nothing.
 Blank lines take no rank. `token_ranks` applies the same rule to tokens, so rewards and tokens cannot drift apart.
@@ -54,9 +54,10 @@ _NUMBER = re.compile(
     r"|(?P<plain>\d{1,3})(?:\s?[.)](?:[*_]{2}|\s|(?=[^\W\d_\"“'‘*]|[\"“*]))|\s?[-–—]\s)"
     r")(?(bold)(?:[*_]{2})?)\s*"
 )
-_QUOTES = {'"': '"”“', "“": '”"“', "„": '“”"', "«": "»", "»": "«", "'": "'’", "‘": "’'", "`": "`'", "「": "」", "『": "』", "《": "》"}
+_QUOTES = {'"': '"”“', "“": '”"“', "„": '“”"', "'": "'’", "‘": "’'", "`": "`'"}
+_QUOTES |= dict(zip("«»「『《", "»«」』》", strict=True))
 _DOUBLE_QUOTES = '"“”„'
-_NOTHING = re.compile(r"[\W_]*", re.ASCII)
+_DECORATION = frozenset(" \"'“”‘’„«»`*_-–—•.,:;()[]{}#<>|/\\")
 _ONLY_NUMBERING = re.compile(r"#?\d{1,3}[.)]")
 
 
@@ -84,18 +85,12 @@ def _undecorate(title: str, after: str) -> str:
     """The title alone; `after` is the text behind the year, where bold or quotes around the whole item close."""
     title = _strip_enumeration(title.strip())
     while title:
-        bare = _strip_pair(title, after).strip()
+        bare, after = _strip_pair(title, after)
         if bare == title:
             break
-        # `**1. Heat**`: the number can stand inside the bold.
-        title, after = _strip_enumeration(bare), after.lstrip("*_")
-    empty = _NOTHING.fullmatch(title) if title.isascii() else not any(ch.isalnum() for ch in title)
-    return "" if (empty and not _is_symbol_title(title)) or _ONLY_NUMBERING.fullmatch(title) else title
-
-
-def _is_symbol_title(title: str) -> bool:
-    """`$ (1971)` and `? (2011)` are films; `** (1999)` and `- (1999)` are not."""
-    return any(ch not in " \"'“”‘’„«»`*_-–—•.,:;()[]{}#<>|/\\" for ch in title)
+        title = _strip_enumeration(bare.strip())  # `**1. Heat**`: the number can stand inside the bold
+    # `$ (1971)` and `? (2011)` are films; `** (1999)` and `- (1999)` are not.
+    return "" if all(ch in _DECORATION for ch in title) or _ONLY_NUMBERING.fullmatch(title) else title
 
 
 def _strip_enumeration(title: str) -> str:
@@ -105,38 +100,47 @@ def _strip_enumeration(title: str) -> str:
     while True:
         if match := _BULLET.match(title):
             pass
-        elif match := _NUMBER.match(title):
+        elif (match := _NUMBER.match(title)) and not (match["bold"] and match[0].count(match["bold"]) < 2):
             value = int(match["hash"] or match["paren"] or match["plain"])
             if number not in (None, value):
                 return title
             number = value
-        if not match or match.end() == len(title):
+        else:
+            return title
+        if match.end() == len(title):
             return title
         title = title[match.end() :]
 
 
-def _strip_pair(title: str, after: str) -> str:
-    """One layer of bold, italics or quotes off; unchanged when there is none."""
+def _strip_pair(title: str, after: str) -> tuple[str, str]:
+    """One layer of bold, italics or quotes off, and what is left of `after`; unchanged when there is none."""
     first, last = title[0], title[-1]
     if first in "*_":
-        run = len(title) - len(title.lstrip(first))
-        if title.endswith(first * run) and len(title) > 2 * run:
-            return title[run:-run]
+        opened = _run(title, first)
+        closed = _run(title[::-1], first) if opened < len(title) else 0
+        if closed:
+            return title[min(opened, closed) : -min(opened, closed)], after
         # A lone `*` is part of the title (*batteries not included) unless it closes behind the year.
-        if run > 1 or after.startswith(first):
-            return title[run:]
+        closed = _run(after, first)
+        if closed or opened > 1:
+            return title[min(opened, closed or opened) :], after[min(opened, closed) :]
     elif title.endswith(("**", "__")):
-        return title.rstrip(last)
+        return title.rstrip(last), after
     if first in _QUOTES:
         closers = _QUOTES[first]
         if len(title) > 1 and last in closers:
-            return title[1:-1]
+            return title[1:-1], after
         if after[:1] and after[0] in closers:
-            return title[1:]
+            return title[1:], after[1:]
     # A double quote with no partner is decoration; `"Crocodile" Dundee` and `'71` keep theirs.
     if sum(ch in _DOUBLE_QUOTES for ch in title) == 1:
         if first in _DOUBLE_QUOTES:
-            return title[1:]
+            return title[1:], after
         if last in _DOUBLE_QUOTES:
-            return title[:-1]
-    return title
+            return title[:-1], after
+    return title, after
+
+
+def _run(text: str, mark: str) -> int:
+    """How often `mark` stands at the front."""
+    return len(text) - len(text.lstrip(mark))

@@ -49,8 +49,8 @@ def compute_score(
 
     ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON.
     Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
-    train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"] is
-    true, because verl's validation metrics take scalars only. All counts but `num_items` are over the first N lines.
+    train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"]
+    is true, because verl's validation metrics take scalars only. All counts but `num_items` are over the first N lines.
     """
     truth, seen = _read_ground_truth(ground_truth)
     matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
@@ -64,7 +64,6 @@ def compute_score(
         matched = matcher.match(items, truth, seen)
 
     relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
-    returns = rank_returns(relevance, num_items, reward, gamma)
     gain = dcg(relevance, num_items)
     hits = sum(relevance)
     scored: dict[str, float | int | list] = {
@@ -81,7 +80,7 @@ def compute_score(
         "underflow": int(len(lines) < num_items),
     }
     if not (extra_info and extra_info.get("validate")):
-        scored["rank_returns"] = returns
+        scored["rank_returns"] = rank_returns(relevance, num_items, reward, gamma)
         scored["relevance"] = relevance
     return scored
 

@@ -1,0 +1,101 @@
+import pickle
+from collections import OrderedDict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.catalog import Catalog, load_catalog, parse_year
+from convrec.errors import UserError
+
+
+def write(path, content):
+    path.write_bytes(pickle.dumps(content))
+    return path
+
+
+def test_parquet_keeps_order_and_mentions(tmp_path):
+    table = pa.table({"title": ["Heat", "Up"], "year": [1995, 2009], "mentions": [7, 0]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    catalog = load_catalog(tmp_path / "c.parquet")
+    assert (list(catalog.titles), list(catalog.years), list(catalog.mentions)) == (["Heat", "Up"], [1995, 2009], [7, 0])
+    assert len(catalog) == 2
+    assert not catalog.problems
+
+
+def test_broken_entries_are_reported_and_keep_their_row():
+    catalog = Catalog.from_items([("The Wall", 201), ("Heat", None), ("", 1999), ("Up", "2009"), ("Jaws", "n/a")])
+    assert catalog.years == [None, None, None, 2009, None]
+    assert len(catalog.problems) == 4
+    assert "row 0" in catalog.problems[0]
+    assert "'The Wall'" in catalog.problems[0]
+    assert "201" in catalog.problems[0]
+
+
+@pytest.mark.parametrize("content", [[("Heat", 1995), ("Up", "2009")], (["Heat", "1995"], ["Up", 2009])])
+def test_pickles_of_lists_and_tuples_load_with_years_of_either_type(tmp_path, content):
+    catalog = load_catalog(write(tmp_path / "c.pkl", content))
+    assert (list(catalog.titles), list(catalog.years)) == (["Heat", "Up"], [1995, 2009])
+
+
+def test_a_set_loads_in_the_same_order_in_every_process(tmp_path):
+    catalog = load_catalog(write(tmp_path / "c.pkl", {("Up", 2009), ("Heat", 1995), ("Alien", 1979)}))
+    assert list(catalog.titles) == ["Alien", "Heat", "Up"]
+
+
+def test_a_pickle_that_names_a_class_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"collections\.OrderedDict"):
+        load_catalog(write(tmp_path / "c.pkl", OrderedDict(a=1)))
+
+
+class RunsCode:
+    def __reduce__(self):
+        return (print, ("the pickle ran code",))
+
+
+def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, capsys):
+    with pytest.raises(UserError, match="only plain lists"):
+        load_catalog(write(tmp_path / "c.pkl", [RunsCode()]))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("c.csv", b"", "unknown format"),
+        ("c.pkl", b"not a pickle", "not a pickle"),
+        ("c.parquet", b"not parquet", "not a parquet file"),
+        ("c.pkl", pickle.dumps({"Heat": 1995}), "list of"),
+        ("c.pkl", pickle.dumps([("Heat", 1995, 1)]), "entry 0"),
+        ("c.pkl", pickle.dumps([("Heat", None)]), "no entry"),
+    ],
+)
+def test_unusable_files_are_user_errors_that_name_the_file(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        load_catalog(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_a_missing_file_or_column_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        load_catalog(tmp_path / "none.parquet")
+    pq.write_table(pa.table({"title": ["Heat"]}), tmp_path / "c.parquet")
+    with pytest.raises(UserError, match="column year is missing"):
+        load_catalog(tmp_path / "c.parquet")
+
+
+@pytest.mark.parametrize(
+    ("value", "year"),
+    [(1995, 1995), ("1995", 1995), (" 1995 ", 1995), ("1995.0", 1995), (1995.0, 1995), ("n/a", None), (None, None),
+     ("1995.5", None), ("nan", None), ("inf", None)],
+)  # fmt: skip
+def test_years_are_read_from_any_type(value, year):
+    assert parse_year(value) == year
+
+
+def test_the_released_catalogs_load(shared_dir):
+    catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
+    assert len(catalog) == 7404
+    assert [problem for problem in catalog.problems if "'The Wall'" in problem] == list(catalog.problems)
+    assert len(load_catalog(shared_dir / "data/redial/processed_datasets/gt_catalog.pkl")) > 6000

@@ -1,0 +1,196 @@
+import json
+import math
+from math import log2
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.catalog import Catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.metrics import (
+    bootstrap,
+    catalog_hit_ratio,
+    evaluate_row,
+    ndcg_at_k,
+    paired,
+    popularity_baseline,
+    recall_at_k,
+    summarise,
+)
+from convrec.ranks import Item
+
+FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
+EXACT = Matcher(Catalog.from_items(FILMS), "exact")
+REFERENCE = Matcher(Catalog.from_items(FILMS), "reference")
+
+
+def items(*titles):
+    years = dict(reversed(FILMS))
+    return [title and Item(title, years.get(title, 2000)) for title in titles]
+
+
+def test_recall_and_ndcg_by_hand():
+    # Hits at ranks 2 and 3 of three ground truths. recall@2 = 1/3, recall@5 = 2/3.
+    # DCG@5 = 1/log2(3) + 1/log2(4) = 0.6309 + 0.5 = 1.1309; ideal = 1 + 0.6309 + 0.5 = 2.1309.
+    assert recall_at_k([0, 1, 1], 3, 2) == pytest.approx(1 / 3)
+    assert recall_at_k([0, 1, 1], 3, 5) == pytest.approx(2 / 3)
+    assert ndcg_at_k([0, 1, 1], 3, 5) == pytest.approx((1 / log2(3) + 0.5) / (1 + 1 / log2(3) + 0.5))
+    # k bounds the ideal as well: 1/log2(3) over 1 + 1/log2(3).
+    assert ndcg_at_k([0, 1, 1], 3, 2) == pytest.approx((1 / log2(3)) / (1 + 1 / log2(3)))
+
+
+def test_no_ground_truth_is_nan():
+    row = evaluate_row(items("Heat"), [], [], EXACT)
+    assert row["num_truth"] == 0
+    assert all(math.isnan(row[name]) for name in ("recall@5", "ndcg@20"))
+    assert math.isnan(evaluate_row(items("Heat"), [], [], REFERENCE, "reference")["ndcg@5"])
+
+
+def test_paper_closes_ranks_up_and_strict_keeps_positions():
+    listed, truth, seen = items("Heat", "Nowhere", None, "Up", "Jaws"), [("Up", "2009")], ["Heat"]
+    paper = evaluate_row(listed, truth, seen, EXACT, "paper")  # left: Up, Jaws -> hit at rank 1
+    strict = evaluate_row(listed, truth, seen, EXACT, "strict")  # hit at rank 4: 1/log2(5)
+    assert (paper["recall@5"], paper["ndcg@5"]) == (1.0, 1.0)
+    assert (strict["recall@5"], strict["ndcg@5"]) == (1.0, pytest.approx(1 / log2(5)))
+    assert (paper["num_items"], paper["num_in_catalog"], paper["catalog_rows"]) == (5, 3, [0, 1, 2])
+
+
+def test_reference_ideal_is_no_longer_than_what_is_left():
+    truth = [("Heat", 1995)] + [(f"Film {i}", 2000) for i in range(4)]
+    # Five ground truths, one surviving item, a hit. Paper: 1 / (1 + .6309 + .5 + .4307 + .3869) = 1/2.9485. Reference: 1.
+    assert evaluate_row(items("Heat"), truth, [], EXACT, "paper")["ndcg@5"] == pytest.approx(1 / 2.9484591188793923)
+    assert evaluate_row(items("Heat"), truth, [], REFERENCE, "reference")["ndcg@5"] == 1.0
+    assert evaluate_row(items("Heat"), truth, ["Heat"], REFERENCE, "reference")["ndcg@5"] == 0.0
+
+
+def test_paper_hits_by_the_first_item_in_tolerance_and_equal_ground_truths_hit_once():
+    speeds = [Item("Speed", 1995), Item("Speed", 1994)]
+    assert evaluate_row(speeds, [("Speed", 1994)], [], EXACT, "paper", [1])["recall@1"] == 1.0
+    # Both ground truths are hit by the first item: one hit of two.
+    assert evaluate_row(speeds, [("Speed", 1994), ("Speed", 1995)], [], EXACT, "paper", [2])["recall@2"] == 0.5
+    # Training relevance gives each ground truth an item of its own.
+    assert evaluate_row(speeds, [("Speed", 1994), ("Speed", 1995)], [], EXACT, "strict", [2])["recall@2"] == 1.0
+
+
+def test_a_broken_ground_truth_year_is_an_error_that_names_it():
+    with pytest.raises(UserError, match="'Heat' has the year 'n/a'"):
+        evaluate_row(items("Heat"), [("Heat", "n/a")], [], EXACT)
+
+
+def test_unknown_protocol_is_refused():
+    with pytest.raises(ValueError, match="paper, strict, reference"):
+        evaluate_row([], [], [], EXACT, "loose")
+
+
+lists = st.lists(st.sampled_from([None, *(Item(*film) for film in FILMS), Item("Nowhere", 2000)]), max_size=25)
+
+
+@given(
+    lists, st.lists(st.sampled_from(FILMS), min_size=1, max_size=5), st.sampled_from(["paper", "strict", "reference"])
+)
+def test_metrics_stay_between_0_and_1_and_recall_grows_with_k(listed, truth, protocol):
+    row = evaluate_row(listed, truth, ["Jaws"], REFERENCE if protocol == "reference" else EXACT, protocol)
+    for name in ("recall", "ndcg"):
+        assert all(0 <= row[f"{name}@{k}"] <= 1 + 1e-12 for k in (5, 10, 15, 20))
+    assert row["recall@5"] <= row["recall@10"] <= row["recall@20"]
+
+
+def row(recall, context_items=(), num_items=2, num_truth=1):
+    return {
+        "recall@5": recall,
+        "ndcg@5": recall / 2,
+        "num_truth": num_truth,
+        "num_items": num_items,
+        "num_in_catalog": len(context_items),
+        "catalog_rows": list(context_items),
+    }
+
+
+def test_summary_counts_and_leaves_out_rows_without_ground_truth():
+    rows = [row(1.0, [3, 4]), row(0.0, [3]), row(0.0, [], num_items=1), row(math.nan, [9], num_truth=0)]
+    summary = summarise(rows, [5], contexts=["a", "a", "b", "c"], num_items=2)
+    assert summary["recall@5"]["mean"] == pytest.approx(1 / 3)
+    assert summary["ndcg@5"]["mean"] == pytest.approx(1 / 6)
+    assert (summary["n"], summary["num_contexts"], summary["without_ground_truth"]) == (3, 2, 1)
+    assert summary["catalog_hit_ratio"] == pytest.approx(3 / 5)  # 2 + 1 + 0 of 2 + 2 + 1 lines
+    assert (summary["distinct_items"], summary["list_length_errors"]) == (2, 1)
+
+
+def test_bootstrap_error_of_independent_rows_is_the_textbook_one():
+    values = np.array([[1.0], [0.0]] * 200)
+    mean, error = bootstrap(values, range(400), seed=0)
+    assert mean == pytest.approx(0.5)
+    assert error == pytest.approx(0.5 / math.sqrt(400), rel=0.1)  # sd 0.5, n 400
+
+
+def test_bootstrap_resamples_whole_contexts():
+    # 100 contexts of 4 equal rows are worth 100 rows, not 400: the error is twice that of independent rows.
+    values = np.repeat(np.array([[1.0], [0.0]] * 50), 4, axis=0)
+    _, clustered = bootstrap(values, np.repeat(range(100), 4).tolist(), seed=0)
+    assert clustered == pytest.approx(0.5 / math.sqrt(100), rel=0.1)
+
+
+def test_bootstrap_is_seeded_and_has_no_error_from_one_context():
+    values = np.arange(6.0).reshape(6, 1)
+    assert bootstrap(values, range(6), 1)[1] == bootstrap(values, range(6), 1)[1]
+    assert bootstrap(values, range(6), 1)[1] != bootstrap(values, range(6), 2)[1]
+    assert math.isnan(bootstrap(values, ["a"] * 6, 1)[1][0])
+    assert math.isnan(bootstrap(np.empty((0, 1)), [], 1)[0][0])
+
+
+def test_paired_difference_is_b_minus_a_row_by_row():
+    a = [row(0.0), row(0.5), row(math.nan, num_truth=0), row(0.5)]
+    b = [row(0.5), row(1.0), row(math.nan, num_truth=0), row(1.0)]
+    result = paired(a, b, [5])["recall@5"]
+    assert (result["mean"], result["se"]) == (0.5, 0.0)  # the same gain on every row: no error at all
+    assert result["per_row"][:2] == [0.5, 0.5]
+    assert math.isnan(result["per_row"][2])
+    with pytest.raises(ValueError, match="4 and 1"):
+        paired(a, b[:1], [5])
+
+
+def test_catalog_hit_ratio_without_lines_is_nan():
+    assert math.isnan(catalog_hit_ratio([row(0.0, [], num_items=0)]))
+
+
+def test_popularity_counts_training_ground_truth_with_ties_in_catalog_order():
+    train = [
+        {"groundtruth_with_release_year": truth}
+        for truth in ([["Jaws", "1975"], ["up", "2010"]], [["Jaws", "1975"], ["Heat", "1995"]], [["Nowhere", "2000"]])
+    ]
+    # Jaws 2; Heat and Up 1 each, Heat first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
+    assert popularity_baseline(train, EXACT.catalog) == items("Jaws", "Heat", "Up")
+    assert popularity_baseline(train, EXACT.catalog, n=1) == items("Jaws")
+
+
+# Where `paper` differs from the reference's recorded evaluation, and why.
+BETTER = {
+    "short list inflates NDCG: 1 surviving rec, 5 gts": "the ideal has min(k, |ground truth|) hits",
+    "short list: 2 surviving recs, both hit, 5 gts": "the ideal has min(k, |ground truth|) hits",
+    "case difference fails at eval (2 recs)": "titles are case-folded",
+}
+
+
+@pytest.mark.parametrize("protocol", ["reference", "paper"])
+def test_recorded_evaluation_agrees_but_where_the_paper_differs(shared_dir, protocol):
+    golden = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())
+    matcher = Matcher(
+        Catalog.from_items(map(tuple, golden["catalog"])), "reference" if protocol == "reference" else "exact"
+    )
+    differing = set()
+    for case in golden["eval_cases"]:
+        recs = [Item(*item) for item in case["recs"]]
+        for k, expected in case["output"].items():
+            if "raises" in expected:
+                with pytest.raises(ValueError, match="year"):
+                    evaluate_row(recs, case["groundtruth"], case["seen_titles"], matcher, protocol, [int(k)])
+                continue
+            ours = evaluate_row(recs, case["groundtruth"], case["seen_titles"], matcher, protocol, [int(k)])
+            wanted = [math.nan if expected[name] is None else expected[name] for name in ("recall", "ndcg")]
+            if [ours[f"recall@{k}"], ours[f"ndcg@{k}"]] != pytest.approx(wanted, nan_ok=True):
+                differing.add(case["name"])
+    assert differing == (set() if protocol == "reference" else set(BETTER))

@@ -1,0 +1,37 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.ranks import Item
+from convrec.reference import parse_items_reference
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("Heat (1995)\nno item\n\nUp (2009)", [("Heat", 1995), ("Up", 2009)]),  # packed to the left
+        ("(1000) Nights of Rain (2009)", [("Nights of Rain", 2009)]),  # every parenthesis goes
+        ("Up(2009)", []),  # a space before the year is required
+        ("#Up (2009)", [("Up", 2009)]),  # marks go, bullets or not
+        ("2.Up (2009)", [("2.Up", 2009)]),  # numbering needs a space behind it
+        ("3) 3) Up (2009)", [("Up", 2009)]),  # and goes as often as it is there
+        ("“Up” (2009)", [("“Up”", 2009)]),  # straight quotes only
+        ("'Up' (2009)", [("Up", 2009)]),
+    ],
+)
+def test_reference_parser_keeps_the_reference_faults(text, items):
+    assert parse_items_reference(text) == [Item(*item) for item in items]
+
+
+@given(st.text(max_size=60))
+def test_no_text_makes_the_reference_parser_fail(text):
+    assert all(isinstance(item, Item) for item in parse_items_reference(text))
+
+
+def test_reference_parser_agrees_with_every_recorded_case(shared_dir):
+    cases = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())["parse_cases"]
+    for case in cases:
+        assert [list(item) for item in parse_items_reference(case["input"])] == case["output"]["recs"], case["input"]

@@ -1,0 +1,181 @@
+import json
+import subprocess
+import sys
+import threading
+from math import log2
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from convrec.errors import UserError
+from reward import catalog_match
+from reward.catalog_match import compute_score
+
+FILMS = {"Heat": 1995, "Up": 2009, "The Matrix": 1999, "Jaws": 1975, "Alien": 1979}
+TRUTH = {"groundtruth": [["The Matrix", "1999"], ["Jaws", "1975"]], "seen": ["Up"]}
+
+
+@pytest.fixture(scope="module")
+def catalog_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("catalog") / "catalog.parquet"
+    pq.write_table(pa.table({"title": list(FILMS), "year": list(FILMS.values())}), path)
+    return str(path)
+
+
+def score(text, catalog_path, truth=TRUTH, extra_info=None, **settings):
+    return compute_score("reddit", text, truth, extra_info, catalog_path=catalog_path, **{"num_items": 5, **settings})
+
+
+def test_one_response_by_hand(catalog_path):
+    text = "Here you go:\n\nHeat (1995)\nThe Matirx (1999)\nUp (2009)\nNowhere (2001)\nJaws (1975)\n"
+    # Six lines, N = 5: the preamble is rank 1; rank 3 hits; rank 4 was seen, rank 5 is foreign, Jaws overflows.
+    assert score(text, catalog_path) == {
+        "score": 1 / log2(4),
+        "dcg": 0.5,
+        "recall": 0.5,
+        "ndcg": 0.5 / (1 + 1 / log2(3)),
+        "hits": 1,
+        "catalog_hit_ratio": 3 / 5,
+        "num_items": 6,
+        "unparsable": 1,
+        "duplicates": 0,
+        "overflow": 1,
+        "underflow": 0,
+        "rank_returns": [0.0, 0.0, 1.0, 0.0, 0.0],
+        "relevance": [0, 0, 1, 0, 0],
+    }
+
+
+def test_exact_mode_does_not_forgive_a_typo(catalog_path):
+    assert score("The Matirx (1999)", catalog_path, matching="exact")["hits"] == 0
+
+
+def test_the_returns_shape_changes_the_returns_and_not_the_score(catalog_path):
+    text = "The Matrix (1999)\nHeat (1995)\nJaws (1975)"
+    # rel 1, 0, 1: log_decay 1 + 0.5, 0.5, 0.5; exp_gamma 2: 1 + 1/4, 1/2, 1.
+    log_decay, exp_gamma = (
+        score(text, catalog_path, reward="log_decay"),
+        score(text, catalog_path, reward="exp_gamma", gamma=2),
+    )
+    assert log_decay["rank_returns"] == [1.5, 0.5, 0.5, 0.0, 0.0]
+    assert exp_gamma["rank_returns"] == [1.25, 0.5, 1.0, 0.0, 0.0]
+    assert log_decay["score"] == exp_gamma["score"] == 1.5
+    assert log_decay["underflow"] == 1
+
+
+def test_validation_returns_scalars_only(catalog_path):
+    scored = score("Heat (1995)", catalog_path, extra_info={"validate": True})
+    assert "rank_returns" not in scored
+    assert all(type(value) in (int, float) for value in scored.values())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.one_of(
+        st.text(max_size=60),
+        st.lists(st.sampled_from([f"{t} ({y})" for t, y in FILMS.items()] + ["", "junk", "1. Heat"])).map("\n".join),
+    ),
+    shape=st.sampled_from(["exp_inf", "log_decay"]),
+    matching=st.sampled_from(["fuzzy", "exact", "reference"]),
+)
+def test_every_response_has_the_same_keys_and_types(catalog_path, text, shape, matching):
+    scored, plain = score(text, catalog_path, reward=shape, matching=matching), score("Heat (1995)", catalog_path)
+    assert list(scored) == list(plain)
+    for name, value in scored.items():
+        if name in ("rank_returns", "relevance"):
+            assert len(value) == 5
+            assert all(type(entry) in (int, float) for entry in value)
+        else:
+            assert type(value) is type(plain[name]), name
+    assert 0 <= scored["ndcg"] <= 1 + 1e-12
+    assert 0 <= scored["recall"] <= 1
+    assert 0 <= scored["catalog_hit_ratio"] <= 1
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "no item at all", "(1999)" * 50, "\0\ud800"])
+def test_bad_model_output_is_data(catalog_path, text):
+    assert score(text, catalog_path)["score"] == 0.0
+
+
+def test_json_and_numpy_ground_truth_are_read_alike(catalog_path):
+    arrays = {
+        "groundtruth": np.array([np.array(["The Matrix", "1999"], object), np.array(["Jaws", "1975"], object)]),
+        "seen": np.array(["Up"], object),
+    }
+    text = "The Matrix (1999)\nUp (2009)"
+    assert (
+        score(text, catalog_path) == score(text, catalog_path, json.dumps(TRUTH)) == score(text, catalog_path, arrays)
+    )
+    assert score(text, catalog_path, {"groundtruth": TRUTH["groundtruth"], "seen": None})["hits"] == 1
+
+
+def test_no_ground_truth_scores_zero(catalog_path):
+    scored = score("Heat (1995)", catalog_path, {"groundtruth": [], "seen": []})
+    assert (scored["score"], scored["recall"], scored["ndcg"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("truth", [[["Heat", "1995"]], {"seen": []}, "[]"])
+def test_malformed_ground_truth_is_a_bug_and_raises(catalog_path, truth):
+    with pytest.raises(UserError, match="groundtruth"):
+        score("Heat (1995)", catalog_path, truth)
+
+
+@pytest.mark.parametrize("wrong", [{"reward": "linear"}, {"matching": "loose"}, {"catalog_path": "nowhere.parquet"}])
+def test_wrong_settings_raise(catalog_path, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong.values()))):
+        compute_score("reddit", "Heat (1995)", TRUTH, **{"catalog_path": catalog_path, **wrong})
+
+
+def test_delimiter_separates_ranks(catalog_path):
+    assert score("Heat (1995)|The Matrix (1999)|", catalog_path, delimiter="|")["relevance"] == [0, 1, 0, 0, 0]
+
+
+def test_reference_matching_packs_what_it_can_parse_to_the_left(catalog_path):
+    text = "Enjoy!\nThe Matrix (1999)"
+    assert score(text, catalog_path)["rank_returns"] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert score(text, catalog_path, matching="reference")["rank_returns"] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_threads_build_the_matcher_once(catalog_path, monkeypatch):
+    built, results = [], []
+    load = catalog_match.load_catalog
+    monkeypatch.setattr(catalog_match, "load_catalog", lambda path: built.append(path) or load(path))
+    run = lambda: results.append(score("The Matrix (1999)", catalog_path, fuzzy_cutoff=93)["score"])  # noqa: E731
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [1.0] * 8
+    assert len(built) == 1
+
+
+def test_light_modules_import_no_heavy_ones():
+    code = (
+        "import sys, reward.catalog_match, convrec.metrics\n"
+        "print([name for name in ('torch', 'pandas', 'pyarrow', 'verl', 'ray', 'transformers') if name in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "[]"
+
+
+def test_recorded_reference_rewards_from_text_to_returns(shared_dir, tmp_path):
+    golden = json.loads((shared_dir / "golden" / "parse_match_cases.json").read_text())
+    titles, years = zip(*golden["catalog"], strict=True)
+    pq.write_table(pa.table({"title": titles, "year": years}), tmp_path / "catalog.parquet")
+    for case in golden["reward_cases"]:
+        if "raises" in case["output"]:
+            continue
+        truth = {"groundtruth": case["groundtruth_with_release_year"], "seen": case["seen_titles"]}
+        for shape, expected in case["output"].items():
+            scored = score(
+                case["completion"], str(tmp_path / "catalog.parquet"), truth, matching="reference", reward=shape,
+                num_items=case["rec_num"], **case["kwargs"],
+            )  # fmt: skip
+            assert scored["rank_returns"] == pytest.approx(expected), case["name"]
