@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
+from convrec.checkpoints import check_model_path
 from convrec.errors import UserError
 
 Messages = list[dict[str, str]]
@@ -47,20 +48,6 @@ class _Request:
     tensor_parallel: int
     gpu_memory_utilization: float
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-def check_model_path(model_path: str | Path) -> str:
-    """The path or Hugging Face id as a string; raises UserError for a folder that is missing or holds no model."""
-    text = str(model_path)
-    folder = Path(text)
-    if folder.is_dir():
-        if not (folder / "config.json").exists():
-            raise UserError(f"model {text}: the folder has no config.json; give a Hugging Face model folder or id.")
-        return text
-    is_hub_id = text.count("/") == 1 and not text.startswith((".", "/", "~")) and " " not in text
-    if not is_hub_id or Path(text.split("/")[0]).is_dir():
-        raise UserError(f"model {text}: no such folder, and it is not a Hugging Face id (owner/name). Check the path.")
-    return text
 
 
 def as_messages(prompt: str | Sequence[dict[str, str]]) -> Messages:

@@ -4,9 +4,8 @@ No script, no network, no image file: it can be mailed, printed, or opened on a 
 is escaped.
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -33,6 +32,7 @@ class Example:
     conversation: str
     ground_truth: Sequence[tuple[str, Any]]
     lists: Mapping[str, Sequence[ListLine]]  # "before"/"after" or model names -> list
+    label: str = ""  # why this one is shown
 
 
 def mark_list(
@@ -60,28 +60,55 @@ def mark_list(
     return marked
 
 
-def read_metrics(path: str | Path) -> dict[str, dict[int, float]]:
-    """A run's metrics.jsonl as key -> {step: value}. A step written twice (a resumed run) counts once, the later one;
-    a last line cut short by an interruption is left out."""
-    series: dict[str, dict[int, float]] = {}
-    lines = Path(path).read_text().splitlines()
-    for number, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines) - 1:
-                break
-            raise
-        step = int(row["step"])
+def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """runs.read_metrics' rows as metric -> {step: value}; what is no finite number is left out."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
         for key, value in row.items():
             if key != "step" and isinstance(value, int | float) and math.isfinite(value):
-                series.setdefault(key, {})[step] = float(value)
-    return series
+                found.setdefault(key, {})[int(row["step"])] = float(value)
+    return found
 
 
 def return_per_rank(metrics: Mapping[str, Series], prefix: str = "rank_grpo/return@") -> dict[str, Series]:
     """The curves "rank 1", "rank 2", ... that a run has logged."""
     return {f"rank {k}": metrics[f"{prefix}{k}"] for k in REPORTED_RANKS if f"{prefix}{k}" in metrics}
+
+
+def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Any]:
+    """A model's column of the tables from what recipes.evaluate found."""
+    row: dict[str, Any] = {"model": model}
+    for metric, name in (("recall", "Recall"), ("ndcg", "NDCG")):
+        for k in ks:
+            value = summary[f"{metric}@{k}"]
+            row[f"{name}@{k}"] = (value["mean"], value["se"])
+    return row | {
+        "in catalog": summary["catalog_hit_ratio"],
+        "distinct items": summary["distinct_items"],
+        "wrong list length": f"{summary['list_length_errors']} of {summary['n']}",
+        "repeats in a list": summary["repeats_per_list"],
+    }
+
+
+def text_table(table: Sequence[Mapping[str, Any]]) -> str:
+    """The report's table for a terminal: a line for each metric, a column for each model."""
+    metrics = list(dict.fromkeys(key for row in table for key in row if key != "model"))
+    lines = [["", *(str(row["model"]) for row in table)]]
+    for metric in metrics:
+        lines.append([metric, *(_text_cell(row.get(metric)) for row in table)])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    )
+
+
+def _text_cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, tuple | list):
+        return f"{_number(value[0])} ±{_number(value[1])}"
+    return value if isinstance(value, str) else _number(value)
 
 
 def write_report(
@@ -210,7 +237,7 @@ def _example(number: int, example: Example) -> str:
         found = f"{hits} of {len(example.ground_truth)} found"
         columns.append(f"<section><h4>{escape(name)}: {found}</h4><ol>{items}</ol>{empty}</section>")
     return (
-        f"<article><h3>Conversation {number}</h3>"
+        f"<article><h3>Conversation {number}{escape(': ' + example.label if example.label else '')}</h3>"
         f'<p class="conversation">{escape(example.conversation.strip())}</p>'
         f'<p><strong>Wanted:</strong> {escape(truth)}</p><div class="lists">{"".join(columns)}</div></article>'
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation import check_model_path, generate
+from convrec.generation import generate
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -128,12 +128,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_bad_model_paths_are_user_errors(tmp_path: Path) -> None:
+def test_a_missing_model_is_a_user_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        check_model_path(tmp_path / "missing")
-    with pytest.raises(UserError, match=r"config\.json"):
-        check_model_path(tmp_path)
-    assert check_model_path("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+        generate(tmp_path / "missing", ["x"], max_tokens=5)
 
 
 def test_no_prompts_start_nothing(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-
-import pytest
 
 from convrec.catalog import Catalog
 from convrec.matching import Matcher
@@ -17,8 +15,10 @@ from convrec.report import (
     Example,
     ListLine,
     mark_list,
-    read_metrics,
     return_per_rank,
+    series,
+    table_row,
+    text_table,
     write_report,
 )
 
@@ -147,21 +147,33 @@ def test_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
     assert "after: 1 of 1 found" in text
 
 
-def test_metrics_of_a_resumed_run_count_each_step_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
+def test_series_keep_finite_numbers_by_step() -> None:
     rows = [
         {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
-        {"step": 2, "rank_grpo/return@1": 0.2},
         {"step": 2, "rank_grpo/return@1": 0.4, "val/ndcg@20": 0.3, "loss": float("nan")},
     ]
-    path.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 3, "rank')
-    metrics = read_metrics(path)
+    metrics = series(rows)
     assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
     assert return_per_rank(metrics) == {"rank 1": {1: 0.1, 2: 0.4}}
 
 
-def test_a_broken_line_in_the_middle_of_the_metrics_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    with pytest.raises(json.JSONDecodeError):
-        read_metrics(path)
+def test_the_terminal_table_is_aligned_and_shows_errors() -> None:
+    summary = {
+        "recall@5": {"mean": 0.125, "se": 0.01},
+        "ndcg@5": {"mean": 0.0625, "se": math.nan},
+        "catalog_hit_ratio": 0.5,
+        "distinct_items": 1234,
+        "list_length_errors": 2,
+        "n": 40,
+        "repeats_per_list": 0.25,
+    }
+    text = text_table([table_row("popularity", summary, [5]), table_row("sft", summary, [5])])
+    assert text.splitlines() == [
+        "                       popularity             sft",
+        "Recall@5           0.1250 ±0.0100  0.1250 ±0.0100",
+        "NDCG@5                  0.0625 ±–       0.0625 ±–",
+        "in catalog                 0.5000          0.5000",
+        "distinct items              1,234           1,234",
+        "wrong list length         2 of 40         2 of 40",
+        "repeats in a list          0.2500          0.2500",
+    ]

@@ -1,0 +1,222 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.generation import GenerationRow
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from data_prep.sample import write_sample
+from recipes import evaluate as recipe
+
+CATALOG = [("Alien", 1979), ("Heat", 1995), ("Toy Story", 1995), ("Jaws", 1975)]
+LISTS = {
+    "space": "Alien (1979)\nJaws (1975)\nHeat (1995)",
+    "crime": "Toy Story (1995)\nHeat (1995)\nHeat (1995)\nNot a film",
+}
+
+
+def row(
+    sample_id: str, conversation: str, truth: list[tuple[str, str]], seen: list[str] | None = None
+) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": prompt_text(f"USER: {conversation}\n", 3)}],
+        "seen_titles": seen or [],
+        "groundtruth_with_release_year": [list(pair) for pair in truth],
+        "sample_id": sample_id,
+    }
+
+
+ROWS = [
+    row("a", "space", [("Alien", "1979")]),
+    row("b", "space", [("Heat", "1995")]),  # the same conversation, another user's answer
+    row("c", "crime", [("Heat", "1995")], seen=["Toy Story"]),
+    row("d", "crime", []),
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A split, a catalog, a training split in which Heat is the most popular, and a folder that passes for a model."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    paths = {name: tmp_path / f"{name}.parquet" for name in ("data", "catalog", "train")}
+    pq.write_table(pa.Table.from_pylist(ROWS, RL_SCHEMA), paths["data"])
+    train = [row("t1", "x", [("Heat", "1995")]), row("t2", "y", [("Heat", "1995"), ("Jaws", "1975")])]
+    pq.write_table(pa.Table.from_pylist(train, RL_SCHEMA), paths["train"])
+    catalog = [{"title": title, "year": year} for title, year in CATALOG]
+    pq.write_table(pa.Table.from_pylist(catalog, CATALOG_SCHEMA), paths["catalog"])
+    return paths | {"model": model}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Answers from LISTS in vLLM's place; gathers how many prompts each call was given."""
+    calls: list[int] = []
+
+    def fake_generate(model: str, prompts: list[Any], **settings: object) -> list[GenerationRow]:
+        calls.append(len(prompts))
+        texts = [next(text for word, text in LISTS.items() if word in prompt[0]["content"]) for prompt in prompts]
+        return [GenerationRow(i, text, [1, 2], "stop", 9, False) for i, text in enumerate(texts)]
+
+    monkeypatch.setattr(recipe, "generate", fake_generate)
+    return calls
+
+
+def run(files: dict[str, Path], out: Path, **changes: Any) -> dict[str, Any]:
+    return recipe.evaluate(**({**files, "out": out, "num_items": 3, "ks": (1, 3), "progress": False} | changes))
+
+
+def test_each_distinct_prompt_is_generated_once_and_scored_once_a_row(
+    files: dict[str, Path], asked: list[int], tmp_path: Path
+) -> None:
+    metrics = run(files, tmp_path / "out")
+    assert asked == [2]
+    summary = metrics["results"]["paper"]["model"]
+    assert (summary["n"], summary["num_contexts"], summary["without_ground_truth"]) == (3, 2, 1)
+    # a: Alien at rank 1. b: Heat at rank 3. c: seen Toy Story and the unparsable line go, Heat moves up to rank 1.
+    assert summary["recall@1"]["mean"] == pytest.approx(2 / 3)
+    assert summary["recall@3"]["mean"] == pytest.approx(1.0)
+    assert summary["ndcg@3"]["mean"] == pytest.approx((1 + 1 / math.log2(4) + 1) / 3)
+    assert summary["list_length_errors"] == 1  # c has four lines
+    assert summary["repeats_per_list"] == pytest.approx(1 / 3)
+    assert summary["lists_with_repeats"] == 1
+
+
+def test_popularity_stands_beside_the_model(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
+    metrics = run(files, tmp_path / "out")
+    popularity = metrics["results"]["paper"]["popularity"]
+    # Heat, Jaws: rows b and c want Heat, which is first; a wants Alien.
+    assert popularity["recall@1"]["mean"] == pytest.approx(2 / 3)
+    assert popularity["distinct_items"] == 2
+    text = recipe.format_metrics(metrics)
+    assert "popularity" in text
+    assert "Recall@3" in text
+    assert "1 rows without ground truth left out" in text
+
+
+def test_further_protocols_are_scored_from_the_same_lists(
+    files: dict[str, Path], asked: list[int], tmp_path: Path
+) -> None:
+    metrics = run(files, tmp_path / "out", protocols=("paper", "strict"))
+    assert asked == [2]
+    strict = metrics["results"]["strict"]["model"]
+    assert strict["recall@1"]["mean"] == pytest.approx(1 / 3)  # positions kept: c's Heat stays at rank 2
+    columns = pq.read_table(tmp_path / "out" / "rows.parquet").column_names
+    assert {"recall@1", "strict/recall@1", "text", "prompt_id", "sample_id"} <= set(columns)
+
+
+def test_generations_are_reused_until_weights_or_settings_change(
+    files: dict[str, Path], asked: list[int], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = run(files, out, limit=2)
+    assert asked == [1]
+    run(files, out)  # one more prompt, the other is known
+    assert asked == [1, 1]
+    again = run(files, out)
+    assert asked == [1, 1]
+    assert again["generation"]["generated"] == 0
+    run(files, out, max_response_length=77)
+    assert asked == [1, 1, 2]
+    (files["model"] / "model.safetensors").write_bytes(b"other weights")
+    run(files, out, max_response_length=77)
+    assert asked == [1, 1, 2, 2]
+    assert first["results"]["paper"]["model"]["n"] == 2
+
+
+def test_files_hold_what_was_returned(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    metrics = run(files, out, limit=1)
+    read = json.loads((out / "metrics.json").read_text())  # a standard error of one conversation is null, not NaN
+    assert read["results"]["paper"]["model"]["recall@1"] == {"mean": 1.0, "se": None}
+    assert math.isnan(metrics["results"]["paper"]["model"]["recall@1"]["se"])
+    rows = pq.read_table(out / "rows.parquet").to_pylist()
+    assert [(r["sample_id"], r["recall@1"], r["text"]) for r in rows] == [("a", 1.0, LISTS["space"])]
+
+
+def test_paired_comparison_is_by_row(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(files, tmp_path / "before")
+    monkeypatch.setitem(LISTS, "space", "Heat (1995)\nJaws (1975)\nAlien (1979)")  # a loses rank 1, b wins it
+    metrics = run(files, tmp_path / "after", against=tmp_path / "before")
+    assert metrics["paired"]["n"] == 3
+    assert metrics["paired"]["recall@1"]["mean"] == pytest.approx(0.0)
+    assert "rows paired" in recipe.format_metrics(metrics)
+
+    chosen = recipe.examples(
+        tmp_path / "before",
+        tmp_path / "after",
+        catalog=files["catalog"],
+        data=files["data"],
+        names=("sft", "rank_grpo"),
+    )
+    assert [example.label.split(" (")[0] for example in chosen] == [
+        "the largest gain",
+        "in between",
+        "the largest loss",
+    ]
+    assert chosen[0].lists["rank_grpo"][0].marks == ("hit",)
+    assert chosen[0].conversation == "USER: space\n"
+
+
+def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="no such folder"):
+        run(files, out, model=tmp_path / "nowhere")
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(pa.Table.from_pylist([ROWS[3]], RL_SCHEMA), empty)
+    with pytest.raises(UserError, match="no row has ground truth"):
+        run(files, out, data=empty)
+    with pytest.raises(UserError, match="--ks 5"):
+        run(files, out, ks=(5,))
+    with pytest.raises(UserError, match=r"no metrics\.json"):
+        run(files, out, against=tmp_path / "nothing")
+    assert asked == []
+    assert not out.exists()
+
+
+def test_another_datasets_catalog_is_warned_about(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.Table.from_pylist([{"title": "Casablanca", "year": 1942}], CATALOG_SCHEMA), foreign)
+    metrics = run(files, tmp_path / "out", catalog=foreign, train=None)
+    assert any("another dataset's catalog" in warning for warning in metrics["warnings"])
+    assert run(files, tmp_path / "out2")["warnings"] == []
+
+
+def test_the_command_prints_user_errors_without_a_traceback(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", "nowhere/at/all", "--data", str(files["data"]), "--catalog", str(files["catalog"])]
+    assert recipe.main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.e2e
+def test_a_tiny_model_is_evaluated_with_vllm(tmp_path: Path) -> None:
+    from convrec.tiny_model import make_tiny_model
+
+    write_sample(tmp_path / "data", counts={"train": 60, "validation": 4, "test": 12})
+    texts = [row["prompt"][0]["content"] for row in pq.read_table(tmp_path / "data" / "train.parquet").to_pylist()]
+    model = make_tiny_model(tmp_path / "model", texts, vocab_size=600, hidden_size=64, num_heads=2, num_kv_heads=1)
+    metrics = recipe.evaluate(
+        model=model,
+        data=tmp_path / "data" / "test.parquet",
+        catalog=tmp_path / "data" / "catalog.parquet",
+        train=tmp_path / "data" / "train.parquet",
+        out=tmp_path / "out",
+        max_response_length=16,
+        progress=False,
+    )
+    results = metrics["results"]["paper"]
+    assert metrics["generation"]["generated"] == results["model"]["num_contexts"]
+    assert results["model"]["n"] == 12
+    assert results["popularity"]["ndcg@20"]["mean"] > results["model"]["ndcg@20"]["mean"]  # the model is untrained
+    assert metrics["warnings"] == []
