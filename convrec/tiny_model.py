@@ -1,4 +1,4 @@
-"""A Qwen2 of one to three million parameters with its own tokenizer, for the demo and the tests: no download.
+"""A Llama of one to three million parameters with its own tokenizer, for the demo and the tests: no download.
 
     python -m convrec.tiny_model --data data/sample --out data/tiny_model
 
@@ -44,11 +44,11 @@ def make_tiny_model(
     texts: Iterable[str],
     *,
     vocab_size: int = 4096,
-    hidden_size: int = 192,
-    num_layers: int = 4,
-    num_heads: int = 6,
+    hidden_size: int = 128,
+    num_layers: int = 3,
+    num_heads: int = 4,
     num_kv_heads: int = 2,
-    intermediate_size: int = 512,
+    intermediate_size: int = 384,
     max_positions: int = 2048,
     tie_word_embeddings: bool = False,
     seed: int = 3407,
@@ -59,7 +59,7 @@ def make_tiny_model(
     UserError for sizes that cannot work.
     """
     import torch
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise UserError(
@@ -71,7 +71,7 @@ def make_tiny_model(
         )
     tokenizer = train_tokenizer(texts, vocab_size, max_positions)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
@@ -87,7 +87,7 @@ def make_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, top_p=1.0, top_k=0, eos_token_id=[eos, pad], pad_token_id=pad
     )
@@ -164,7 +164,9 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
             films = zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True)
             texts.append("\n".join(format_item(title, year) for title, year in films))
     if not texts:
-        raise UserError(f"{', '.join(map(str, paths))}: no prompt, completion or title column in any parquet file there")
+        raise UserError(
+            f"{', '.join(map(str, paths))}: no prompt, completion or title column in any parquet file there"
+        )
     return texts
 
 
@@ -173,11 +175,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data", nargs="+", default=["data/sample"], help="sample folder or parquet files")
     parser.add_argument("--out", required=True, help="model folder to write; replaced when it is there")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--hidden-size", type=int, default=192)
-    parser.add_argument("--num-layers", type=int, default=4)
-    parser.add_argument("--num-heads", type=int, default=6)
+    parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--num-layers", type=int, default=3)
+    parser.add_argument("--num-heads", type=int, default=4)
     parser.add_argument("--num-kv-heads", type=int, default=2)
-    parser.add_argument("--intermediate-size", type=int, default=512)
+    parser.add_argument("--intermediate-size", type=int, default=384)
     parser.add_argument("--seed", type=int, default=3407)
     given = vars(parser.parse_args(argv))
     data, out = given.pop("data"), given.pop("out")

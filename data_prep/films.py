@@ -18,7 +18,7 @@ import numpy as np
 
 FILMS_FILE = Path(__file__).with_name("films.csv")
 POPULARITY_SEED = 20  # of the world, not of a sample: every sample has the same popular films
-ZIPF_EXPONENT, ZIPF_SHIFT = 1.0, 12.0
+ZIPF_EXPONENT, ZIPF_SHIFT = 1.3, 12.0
 GENRE_WEIGHT, ERA_WEIGHT = 5.0, 2.5
 
 ERAS: dict[str, range] = {  # an era's name as conversations spell it

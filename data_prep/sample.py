@@ -30,22 +30,22 @@ from data_prep.films import ERAS, FilmTable, Taste, load_films
 SPLITS = ("train", "validation", "test")
 GROUND_TRUTH_TEMPERATURE = 0.6
 GROUND_TRUTH_SIZES = (0.35, 0.25, 0.2, 0.1, 0.1)  # of 1, 2, ... films
-TEACHER_TASTE = 0.6  # what is left of a taste's affinity in the teacher's mind
-TEACHER_OPINION = 0.8  # standard deviation of its fixed wrong opinion about each film
-TEACHER_NOISE = 0.7  # and of the noise of each list
+TEACHER_TASTE = 0.5  # what is left of a taste's affinity in the teacher's mind
+TEACHER_OPINION = 1.0  # standard deviation of its fixed wrong opinion about each film
+TEACHER_NOISE = 0.25  # and of the noise of each list
 TEACHER_SEED = 11  # one teacher for every sample
 
 
 def draw_taste(table: FilmTable, rng: np.random.Generator) -> Taste:
-    """One or two genres that occur together, mostly an era, and up to three films; one in ten only names films."""
+    """One or two genres that occur together, mostly an era, and up to three films; one in twenty only names films."""
     genres = [table.genres[rng.integers(len(table.genres))]]
-    if rng.random() < 0.25:
+    if rng.random() < 0.15:
         together = [film.genres for film in table.films if genres[0] in film.genres and len(film.genres) > 1]
         others = [genre for genre in together[rng.integers(len(together))] if genre != genres[0]]
         genres.append(others[0])
     era = str(rng.choice(list(ERAS))) if rng.random() < 0.6 else ""
     taste = Taste(tuple(genres), era)
-    names_only = rng.random() < 0.1
+    names_only = rng.random() < 0.05
     count = int(rng.integers(2, 4)) if names_only else int(rng.choice(4, p=[0.5, 0.25, 0.15, 0.1]))
     named = tuple(draw_films(table, table.utility(taste), count, (), rng))
     return Taste((), era, named) if names_only else Taste(taste.genres, era, named)
