@@ -8,8 +8,8 @@ Who owns a token: the line of its first non-blank byte; a token without one (bla
 skips) belongs to the line before it, -1 before the first. A token that runs over lines belongs to the line it first
 has a byte of.
 
-One case is left where text and bytes differ. A tokenizer with byte fallback (Llama-2's) decodes a run of `<0x..>`
-tokens that is not UTF-8 as one U+FFFD a byte, newline bytes included, so the text loses a line that the tokens have.
+Tokenizers with byte fallback (Llama-2's) decode a run of `<0x..>` tokens that is not UTF-8 as one U+FFFD a byte,
+newline bytes included: for them the runs of a response are checked too, and a byte of a bad run is text, no delimiter.
 
 Shapes: B sequences, T response tokens, V token ids. Ranks are 0-based, -1 means none.
 """
@@ -17,7 +17,8 @@ Shapes: B sequences, T response tokens, V token ids. Ranks are 0-based, -1 means
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +42,21 @@ class VocabTable:
 
     codes_V: torch.Tensor  # int16, see the constants above
     newlines_V: torch.Tensor  # int16, delimiters in the token: the reference's counting
+    # int16, only with byte fallback: the byte a token stands for, -1 other text, -2 skipped by decoding
+    fallback_V: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> VocabTable:
-        return VocabTable(self.codes_V.to(device), self.newlines_V.to(device))
+        fallback_V = None if self.fallback_V is None else self.fallback_V.to(device)
+        return VocabTable(self.codes_V.to(device), self.newlines_V.to(device), fallback_V)
 
 
-def table_from_bytes(token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
-    """Table of a vocabulary given as bytes per token id; b"" for special tokens and for ids without a token."""
+def table_from_bytes(
+    token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELIMITER, fallback: Mapping[int, int] | None = None
+) -> VocabTable:
+    """Table of a vocabulary given as bytes per token id; b"" for special tokens and for ids without a token.
+
+    `fallback` maps the ids of byte-fallback tokens to their bytes.
+    """
     mark = _delimiter_byte(delimiter)
     blank = _SPACE + mark
     codes = [0] * (len(token_bytes) + 1)
@@ -69,7 +78,11 @@ def table_from_bytes(token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELI
             code |= _TRAIL
         inner = sum(1 for line in core.split(mark) if line.strip(_SPACE)) - 1
         codes[token_id] = code | inner << _INNER_SHIFT
-    return VocabTable(torch.tensor(codes, dtype=torch.int16), torch.tensor(newlines, dtype=torch.int16))
+    codes_V, newlines_V = torch.tensor(codes, dtype=torch.int16), torch.tensor(newlines, dtype=torch.int16)
+    if not fallback:
+        return VocabTable(codes_V, newlines_V)
+    bytes_of = [fallback.get(token_id, -1 if text else -2) for token_id, text in enumerate(token_bytes)]
+    return VocabTable(codes_V, newlines_V, torch.tensor([*bytes_of, -2], dtype=torch.int16))
 
 
 def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
@@ -78,7 +91,7 @@ def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> Voc
     Raises UserError, naming the tokenizer, when its decoder is of an unknown kind, when it cannot write the
     delimiter, or when the table and the tokenizer's own decoding count different lines on a few test lists.
     """
-    table = table_from_bytes(token_bytes(tokenizer), delimiter)
+    table = table_from_bytes(token_bytes(tokenizer), delimiter, _fallback_tokens(tokenizer))
     _check_against_text(tokenizer, table, delimiter)
     return table
 
@@ -110,7 +123,12 @@ def token_rank_ids(
     """
     live_BT = _live_tokens(responses_BT, response_mask_BT, eos_token_ids)
     stop_BT = stop_token_mask(responses_BT, response_mask_BT, eos_token_ids)
-    codes_BT = _look_up(table.codes_V, responses_BT).masked_fill_(~live_BT | stop_BT, 0)
+    silent_BT = ~live_BT | stop_BT
+    codes_BT = _look_up(table.codes_V, responses_BT)
+    if table.fallback_V is not None:
+        fallback_BT = _look_up(table.fallback_V, responses_BT).masked_fill_(silent_BT, -2)
+        codes_BT.masked_fill_(_not_utf8(fallback_BT), _CONTENT)
+    codes_BT.masked_fill_(silent_BT, 0)
     content_BT = (codes_BT & _CONTENT).bool()
     inner_BT = (codes_BT >> _INNER_SHIFT).int()
     ends_BT = (codes_BT & _TRAIL).bool().int()
@@ -155,6 +173,44 @@ def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor
     return values_V[ids_BT.masked_fill((ids_BT < 0) | (ids_BT > unknown), unknown)]
 
 
+def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
+    """(B, T) bool: is this a byte-fallback token in a run of such tokens that is not UTF-8?
+
+    -2 marks tokens that decoding skips: they are sorted to the row's end, which makes the tokens around them neighbours.
+    """
+    order_BT = (fallback_BT == -2).int().argsort(dim=1, stable=True)
+    byte_BT = fallback_BT.gather(1, order_BT)
+
+    def shifted(x_BT: torch.Tensor, by: int, fill: int) -> torch.Tensor:
+        """by > 0: what stands `by` places later; by < 0: what stood before."""
+        padding = x_BT.new_full((x_BT.shape[0], min(abs(by), x_BT.shape[1])), fill)
+        return torch.cat([x_BT[:, by:], padding] if by > 0 else [padding, x_BT[:, :by]], dim=1)
+
+    def within(x_BT: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        return (x_BT >= low) & (x_BT <= high)
+
+    # Unicode, table 3-7: which second bytes may follow a first one
+    second_BT, third_BT, fourth_BT = (shifted(byte_BT, by, -1) for by in (1, 2, 3))
+    second_low_BT = torch.where(byte_BT == 0xE0, 0xA0, torch.where(byte_BT == 0xF0, 0x90, 0x80))
+    second_high_BT = torch.where(byte_BT == 0xED, 0x9F, torch.where(byte_BT == 0xF4, 0x8F, 0xBF))
+    two_BT = (second_BT >= second_low_BT) & (second_BT <= second_high_BT)
+    three_BT = two_BT & within(third_BT, 0x80, 0xBF)
+    four_BT = three_BT & within(fourth_BT, 0x80, 0xBF)
+    first_of_2_BT = within(byte_BT, 0xC2, 0xDF) & two_BT
+    first_of_3_BT = within(byte_BT, 0xE0, 0xEF) & three_BT
+    first_of_4_BT = within(byte_BT, 0xF0, 0xF4) & four_BT
+    first_of_many_BT = first_of_2_BT | first_of_3_BT | first_of_4_BT
+    follows_BT = shifted(first_of_many_BT, -1, 0) | shifted(first_of_3_BT | first_of_4_BT, -2, 0)
+    follows_BT |= shifted(first_of_4_BT, -3, 0)
+    is_byte_BT = byte_BT >= 0
+    bad_BT = is_byte_BT & ~(within(byte_BT, 0, 0x7F) | first_of_many_BT | follows_BT)
+
+    run_BT = (is_byte_BT & ~shifted(is_byte_BT, -1, 0)).cumsum(dim=1)
+    bad_bytes_BR = run_BT.new_zeros(run_BT.shape[0], run_BT.shape[1] + 1).scatter_add_(1, run_BT, bad_BT.long())
+    bad_run_BT = is_byte_BT & (bad_bytes_BR.gather(1, run_BT) > 0)
+    return torch.zeros_like(bad_run_BT).scatter_(1, order_BT, bad_run_BT)
+
+
 def _delimiter_byte(delimiter: str) -> bytes:
     if len(delimiter) != 1 or not delimiter.isascii():
         raise UserError(f"the delimiter must be one ASCII character, not {delimiter!r}")
@@ -169,9 +225,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"{_name(tokenizer)} is not a fast tokenizer: the rank grammar needs its tokenizer.json")
-    # the decoder alone: the whole tokenizer.json of a large model takes longer to print than all the rest
-    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": "None"}
-    to_bytes = _decoder_function(decoder, _name(tokenizer))
+    to_bytes = _decoder_function(_decoder_steps(tokenizer), _name(tokenizer))
     special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     texts = [b""] * (max(vocab.values(), default=-1) + 1)
@@ -181,10 +235,29 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     return texts
 
 
-def _decoder_function(decoder: dict[str, Any], name: str) -> Callable[[str], bytes]:
+def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
+    # the decoder alone: the whole tokenizer.json of a large model takes longer to print than all the rest
+    decoder = tokenizer.backend_tokenizer.decoder
+    state = {"type": "None"} if decoder is None else json.loads(decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]
+
+
+def _fallback_byte(token: str) -> int | None:
+    """The byte of a byte-fallback token, `<0x0A>` -> 10."""
+    match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
+    return int(match[1], 16) if match else None
+
+
+def _fallback_tokens(tokenizer: Any) -> dict[int, int]:
+    if all(step["type"] != "ByteFallback" for step in _decoder_steps(tokenizer)):
+        return {}
+    vocab = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
+    return {token_id: byte for token, token_id in vocab.items() if (byte := _fallback_byte(token)) is not None}
+
+
+def _decoder_function(steps: list[dict[str, Any]], name: str) -> Callable[[str], bytes]:
     """The decoder's steps as they act on one token. Those that act on the ends of the text (Strip, the first token's
     metaspace) take whitespace only and so change no line."""
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     known = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
     unknown = sorted(set(kinds) - known)
@@ -204,11 +277,8 @@ def _decoder_function(decoder: dict[str, Any], name: str) -> Callable[[str], byt
     prefix = " " if kinds == ["None"] else ""  # without a decoder, tokens are joined with spaces
 
     def to_bytes(token: str) -> bytes:
-        if byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                pass  # not a byte: an ordinary token of this form
+        if byte_fallback and (byte := _fallback_byte(token)) is not None:
+            return bytes([byte])
         for old, new in replacements:
             token = token.replace(old, new)
         return (prefix + token).encode("utf-8")
@@ -265,8 +335,8 @@ def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> No
         ends = token_rank_ids(ids_T, torch.ones_like(ids_T), table, ()) + (codes_T >> _INNER_SHIFT) + 1
         for t, lines_started in enumerate(ends[0].tolist()):
             prefix = decode(ids[: t + 1])
-            if "\ufffd" in prefix:
-                continue  # ends inside a character
+            if table.fallback_V is not None and "\ufffd" in prefix:
+                continue  # ends inside a character, which turns the whole run of bytes into U+FFFD until it is complete
             lines = len(split_lines(prefix, delimiter))
             if lines != lines_started:
                 raise UserError(
