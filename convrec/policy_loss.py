@@ -20,7 +20,7 @@ Shapes: B sequences, T response tokens, U units per row (at most: largest id + 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -85,8 +85,10 @@ def rank_policy_loss(
     """
     if aggregation not in AGGREGATIONS:
         raise UserError(f"loss aggregation must be one of {', '.join(AGGREGATIONS)}, not {aggregation!r}")
-    if aggregation == "token-mean" and batch_num_tokens is None:
-        raise ValueError("token-mean needs batch_num_tokens, the response tokens of the whole mini-batch")
+    if batch_num_tokens is None:
+        if aggregation == "token-mean":
+            raise ValueError("token-mean needs batch_num_tokens, the response tokens of the whole mini-batch")
+        batch_num_tokens = 1
     with torch.no_grad():
         loss, grad_BT, metrics = _loss_and_gradient(
             log_prob_BT.detach(),
@@ -112,7 +114,7 @@ def _loss_and_gradient(
     unit_ids_BT: torch.Tensor,
     num_ranks: int,
     global_batch_size: int,
-    batch_num_tokens: int | None,
+    batch_num_tokens: int,
     clip: tuple[float, float],
     old_log_prob_BT: torch.Tensor | None,
     ref_log_prob_BT: torch.Tensor | None,
@@ -125,24 +127,26 @@ def _loss_and_gradient(
     B, T = log_prob_BT.shape
     U = max(int(unit_ids_BT.max()) + 1, 1)
 
-    # Advantages of both signs may meet in a unit (reference preset), and clipping treats them apart, so every unit
-    # has two slots, for its tokens with A >= 0 and with A < 0; the last slot takes the tokens of no unit.
+    # Advantages of both signs may meet in a unit (reference preset), and clipping treats them apart, so every unit has
+    # two slots, for its tokens with A >= 0 and with A < 0; the first slot of a row takes the tokens of no unit.
     none_BT = unit_ids_BT < 0
     advantages_BT = advantages_BT.to(dtype)
-    slot_BT = (advantages_BT < 0) * (B * U)
-    slot_BT += torch.arange(0, B * U, U, device=slot_BT.device)[:, None]
-    slot = slot_BT.add_(unit_ids_BT).masked_fill_(none_BT, 2 * B * U).view(-1)
+    slot_BT = (advantages_BT < 0) * (B * (U + 1))
+    slot_BT += torch.arange(1, B * (U + 1), U + 1, device=slot_BT.device)[:, None]
+    slot = slot_BT.add_(unit_ids_BT).view(-1)
 
-    def sum_by_sign(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        sums = torch.zeros(2 * B * U + 1, dtype=dtype, device=slot.device)
-        positive_BU, negative_BU = sums.scatter_add_(0, slot, tokens_BT.reshape(-1))[:-1].view(2, B, U)
-        return positive_BU, negative_BU
+    def by_sign(slots: torch.Tensor) -> torch.Tensor:
+        return slots.view(2, B, U + 1)[:, :, 1:]
+
+    def sum_by_sign(tokens_BT: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(2 * B * (U + 1), dtype=dtype, device=slot.device)
+        return by_sign(zeros.scatter_add_(0, slot, tokens_BT.reshape(-1)))
 
     def to_tokens(units_BU: torch.Tensor) -> torch.Tensor:
-        flat = units_BU.reshape(-1)
-        return torch.cat([flat, flat, flat.new_zeros(1)]).index_select(0, slot).view(B, T)
+        slots = torch.nn.functional.pad(units_BU, (1, 0)).view(-1)
+        return slots.repeat(2).index_select(0, slot).view(B, T)
 
-    count_BU = torch.bincount(slot, minlength=2 * B * U + 1)[:-1].view(2, B, U).sum(dim=0).to(dtype)
+    count_BU = by_sign(torch.bincount(slot, minlength=2 * B * (U + 1))).sum(dim=0).to(dtype)
     mean_BU = count_BU.clamp(min=1).reciprocal()  # 1 / tokens in the unit
 
     if aggregation == "rank-mean":
@@ -161,8 +165,8 @@ def _loss_and_gradient(
     if old_log_prob_BT is None:
         log_ratio_BU = torch.zeros_like(mean_BU)
     else:
-        sums = sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.detach().to(dtype))
-        log_ratio_BU = (sums[0] + sums[1]) * mean_BU  # geometric mean: long titles must not dominate the ratio
+        # a geometric mean: long titles must not dominate the ratio
+        log_ratio_BU = sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.detach().to(dtype)).sum(dim=0) * mean_BU
     ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
 
     # min(wA, clip(w)A) is A min(w, 1+high) for A > 0 and A max(w, 1-low) for A < 0
@@ -260,7 +264,7 @@ def finish_policy_metrics(
     processes, as verl's Metric(SUM) does; the other values are quotients of two sums, to which that average makes no
     difference. Buckets without a unit are left out.
     """
-    combine = {"sum": sum, "min": min, "max": max}
+    combine: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "max": max}
     collected: dict[str, list[float]] = {}
     for part in [parts] if isinstance(parts, Mapping) else parts:
         for key, value in part.items():

@@ -176,7 +176,7 @@ def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor
 def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
     """(B, T) bool: is this a byte-fallback token in a run of such tokens that is not UTF-8?
 
-    -2 marks tokens that decoding skips: they are sorted to the row's end, which makes the tokens around them neighbours.
+    -2 marks tokens that decoding skips: sorting them to the row's end makes the tokens around them neighbours.
     """
     order_BT = (fallback_BT == -2).int().argsort(dim=1, stable=True)
     byte_BT = fallback_BT.gather(1, order_BT)
@@ -238,7 +238,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
 def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
     # the decoder alone: the whole tokenizer.json of a large model takes longer to print than all the rest
     decoder = tokenizer.backend_tokenizer.decoder
-    state = {"type": "None"} if decoder is None else json.loads(decoder.__getstate__())
+    state: dict[str, Any] = {"type": "None"} if decoder is None else json.loads(decoder.__getstate__())
     return state["decoders"] if state["type"] == "Sequence" else [state]
 
 
