@@ -2,10 +2,10 @@
 
 python benchmarks/bench_matching.py [--catalog catalog.parquet] [--foreign other_catalog.parquet] [--repeats 7]
 
-A batch is one training step: 384 responses of 20 lines. Of the lines 70 % are catalog items, 10 % catalog items with a
-wrong year (3 to 9 off), 10 % misspelt (one or two typos), 10 % titles that the catalog does not have. Without --catalog the
-catalog is generated; without --foreign the foreign titles are generated too. `cold` starts with empty caches, `warm` is a
-batch whose lines were all met before; training lies between. Times are CPU time, medians.
+A batch is one training step: 384 responses of 20 lines. Of the lines 70 % are catalog items, 10 % catalog items with
+a wrong year (3 to 9 off), 10 % misspelt (one or two typos), 10 % titles that the catalog does not have. Without
+--catalog the catalog is generated; without --foreign the foreign titles are generated too. `cold` starts with empty
+caches, in `warm` all lines were met before; training lies between. Times are CPU time, medians.
 """
 
 import argparse

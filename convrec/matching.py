@@ -12,12 +12,12 @@ The sequel guard: only titles with the same numbers are ever compared (`Toy Stor
 On a tie the nearest year, then the catalog's order, wins.
 
 Similarity is rapidfuzz's `fuzz.ratio` of the folded titles, with the years as evidence. A bare ratio of 90 allows one
-wrong letter only from ten letters on and finds half of the misspelt titles; so a year that agrees exactly counts as nine
-more letters that agree (SAME_YEAR): one wrong letter is then allowed from four letters on, two from eleven. Titles one
-year apart need the bare ratio; each further year counts as one more wrong letter (The Outsider (1981) is not The
+wrong letter only from ten letters on and finds half of the misspelt titles; so a year that agrees exactly counts as
+nine more letters that agree (SAME_YEAR): one wrong letter is then allowed from four letters on, two from eleven. Titles
+one year apart need the bare ratio; each further year counts as one more wrong letter (The Outsider (1981) is not The
 Outsiders (1983)). Measured with 1-2 random typos against the Reddit-v2 catalog this finds 88 % (bare ratio 56 %,
-Jaro-Winkler 77 %, WRatio 59 %) and matches 0.7 % of ReDial's titles that are not in it, mostly other spellings of the same
-film (bare ratio 0.9 %, Jaro-Winkler 5 %, WRatio 11 %).
+Jaro-Winkler 77 %, WRatio 59 %) and matches 0.7 % of ReDial's titles that are not in it, mostly other spellings of the
+same film (bare ratio 0.9 %, Jaro-Winkler 5 %, WRatio 11 %).
 
 Search is blocked, which keeps it sub-linear in the catalog: only titles with the same year and the same first or last
 letter, or a year nearby and the same first or last two letters, are compared. What this loses are titles with typos at
@@ -49,40 +49,10 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _NOT_WORD = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 _INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
-_ROMAN = {
-    roman: str(value)
-    for value, roman in enumerate(
-        [
-            "i",
-            "ii",
-            "iii",
-            "iv",
-            "v",
-            "vi",
-            "vii",
-            "viii",
-            "ix",
-            "x",
-            "xi",
-            "xii",
-            "xiii",
-            "xiv",
-            "xv",
-            "xvi",
-            "xvii",
-            "xviii",
-            "xix",
-            "xx",
-        ],
-        start=1,
-    )
-}
-_WORDS = {
-    word: str(value)
-    for value, word in enumerate(
-        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=1
-    )
-}
+_ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
+_ROMAN = {tens + ones: str(10 * t + o) for t, tens in enumerate(("", "x")) for o, ones in enumerate(_ONES) if t or o}
+_UNITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_WORDS = {word: str(value) for value, word in enumerate(_UNITS, start=1)}
 
 
 def normalise(title: str) -> str:
@@ -122,8 +92,8 @@ def numbers(folded: str) -> tuple[int, ...]:
 class MatchResult(NamedTuple):
     """One entry a rank in every list.
 
-    relevance: 1 where the rank is a hit. catalog_index: row of the catalog, -1 for none. in_catalog, duplicate (the item
-    stands at an earlier rank), seen (its title was named in the conversation). All false where the line did not parse.
+    relevance: 1 where the rank is a hit. catalog_index: row of the catalog, -1 for none. in_catalog, duplicate (the
+    item stands at an earlier rank), seen (the conversation named its title). All false where the line did not parse.
     """
 
     relevance: list[int]
@@ -136,7 +106,7 @@ class MatchResult(NamedTuple):
 class Identity(NamedTuple):
     """What a title with a year stands for: its catalog row (-1 for none) and the key by which titles are equal."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not needed here
     key: str
 
 
@@ -155,7 +125,7 @@ class Matcher:
         # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).
         self._by_title: dict[str, list[int]] = {}
         self._by_folded: dict[str, list[int]] = {}
-        # (year searched for, whether it is another year, numbers, first or last letters) -> rows and their folded titles
+        # (year searched for, whether theirs is another, numbers, first or last letters) -> rows, folded titles
         self._blocks: dict[tuple, tuple[list[int], list[str]]] = {}
         self._keys = [title if mode == "reference" else normalise(title) for title in catalog.titles]
         for row, year in enumerate(catalog.years):
@@ -188,12 +158,14 @@ class Matcher:
         seen_keys = {self._seen_key(title) for title in seen} if seen is not None else set()
         fold_seen = any(key[:1] == FOLDED for key in seen_keys)
         truth_keys = {key for key, _ in truth}
-        relevance, in_catalog, duplicate, was_seen, rows = [], [], [], [], []
-        earlier = set()
+        result = relevance, in_catalog, duplicate, was_seen, rows = MatchResult([], [], [], [], [])
+        earlier: set[object] = set()
         for item in items:
             if item is None:
-                relevance.append(0), in_catalog.append(False), duplicate.append(False)
-                was_seen.append(False), rows.append(-1)
+                relevance.append(0)
+                rows.append(-1)
+                for flags in (in_catalog, duplicate, was_seen):
+                    flags.append(False)
                 continue
             row, key = self.identify(*item)
             known = row >= 0
@@ -209,7 +181,7 @@ class Matcher:
             duplicate.append(repeated)
             was_seen.append(is_seen)
             rows.append(row)
-        return MatchResult(relevance, in_catalog, duplicate, was_seen, rows)
+        return result
 
     def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
         """Remove the ground truth with this key and the nearest year within the tolerance; 1 when there was one."""

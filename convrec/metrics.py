@@ -1,8 +1,8 @@
 """Recall, NDCG and what is reported beside them: standard errors over conversations, popularity, paired comparison.
 
 Three protocols for one row:
-paper      seen and out-of-catalog items are removed and ranks close up; a ground truth is hit by the first item with the
-           same title and |year difference| <= the tolerance; the ideal has min(k, |ground truth|) hits.
+paper      seen and out-of-catalog items are removed and ranks close up; a ground truth is hit by the first item with
+           the same title and |year difference| <= the tolerance; the ideal has min(k, |ground truth|) hits.
 reference  the same, but the ideal is also no longer than the surviving list, which inflates short lists.
 strict     positions are kept; relevance as in training (matching.Matcher.match), ideal as in paper.
 """

@@ -1,7 +1,8 @@
 """The rank grammar's text half: a response -> its lines -> items. Nothing else in the program splits lines.
 
-Rank k is the k-th non-blank line, whether or not it parses: a line that does not parse keeps its rank and earns nothing.
-Blank lines take no rank. `token_ranks` applies the same rule to tokens, so rewards and tokens cannot drift apart.
+Rank k is the k-th non-blank line, whether or not it parses: a line that does not parse keeps its rank and earns
+nothing. Blank lines take no rank. `token_ranks` applies the same rule to tokens, so rewards and tokens cannot drift
+apart.
 """
 
 import re
@@ -39,8 +40,8 @@ def format_item(title: str, year: int) -> str:
 _YEAR = re.compile(r"[(（]\s*(\d{4})\s*[)）]")
 # Only when no plain year is there: ranges and notes, `(2014-2024)`, `(2014–)`, `(1995 film)`.
 _LOOSE_YEAR = re.compile(r"[(（]\s*(\d{4})(?!\w)[^()（）]*[)）]")
-# What most lines look like. No decoration can be hidden in it: it begins with a letter and has neither quote nor star.
-_PLAIN = re.compile(r"([A-Za-z](?:[\w,.:!?&-]| (?! )|(?<=\w)'(?=\w))*) \((\d{4})\)")
+# What most lines look like. A letter first, no quote, star or second space: nothing is to be taken off.
+_PLAIN = re.compile(r"([A-Za-z][a-zA-Z0-9À-ɏ,.:!?&' -]*) \((\d{4})\)")
 
 # Words of space are Unicode here: a no-break or zero-width space next to a title is never part of it.
 _SPACE = re.compile(r"[\s\u200b\u200e\u200f\u2060\ufeff]+")
@@ -70,7 +71,7 @@ def parse_item(line: str) -> Item | None:
     year is the first `(1999)` that has a title before it.
     """
     plain = _PLAIN.fullmatch(line)
-    if plain:
+    if plain and "  " not in line:
         return Item(plain[1], int(plain[2]))
     line = _SPACE.sub(" ", line).strip()
     for pattern in (_YEAR, _LOOSE_YEAR):

@@ -61,7 +61,7 @@ def test_paper_closes_ranks_up_and_strict_keeps_positions():
 
 def test_reference_ideal_is_no_longer_than_what_is_left():
     truth = [("Heat", 1995)] + [(f"Film {i}", 2000) for i in range(4)]
-    # Five ground truths, one surviving item, a hit. Paper: 1 / (1 + .6309 + .5 + .4307 + .3869) = 1/2.9485. Reference: 1.
+    # Five ground truths, one surviving item, a hit. Paper: 1 / (1 + .6309 + .5 + .4307 + .3869). Reference: 1 / 1.
     assert evaluate_row(items("Heat"), truth, [], EXACT, "paper")["ndcg@5"] == pytest.approx(1 / 2.9484591188793923)
     assert evaluate_row(items("Heat"), truth, [], REFERENCE, "reference")["ndcg@5"] == 1.0
     assert evaluate_row(items("Heat"), truth, ["Heat"], REFERENCE, "reference")["ndcg@5"] == 0.0
