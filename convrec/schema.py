@@ -259,8 +259,7 @@ def _read_batches(path: str | os.PathLike, schema: pa.Schema) -> Iterator[pa.Rec
                     f"{path}: column {name} is {present.field(name).type}, "
                     f"not {schema.field(name).type}; write it in that type"
                 )
-        for batch in file.iter_batches(batch_size=8192, columns=schema.names):
-            yield batch
+        yield from file.iter_batches(batch_size=8192, columns=schema.names)
 
 
 def _compatible(present: pa.DataType, wanted: pa.DataType) -> bool:

@@ -1,10 +1,12 @@
-"""A Llama of one to three million parameters with its own tokenizer, for the demo and the tests: no download.
+"""A Llama of about a million parameters with its own tokenizer, for the demo and the tests: no download.
 
     python -m convrec.tiny_model --data data/sample --out data/tiny_model
 
-The tokenizer is a byte-level BPE trained on the spot. Unlike Qwen's it may merge across the spaces of a run of capitalised
-words, so that a common film title is one token, and the year with its line break another: `Heat` ` (1995)\\n`. A mid-text
-title is kept apart from the space before it, so that it is the same token in a conversation and in a list.
+The tokenizer is a byte-level BPE trained on the spot. Unlike Qwen's it may merge across the spaces of a run of
+capitalised words, so that a common film title is one token and the year with its line break another: `Heat`,
+` (1995)\\n`. The space before a title stays apart: the title is the same token in a conversation and in a list.
+
+Llama and not Qwen2: loading a `qwen2` folder, transformers 5 puts Qwen2's pre-tokenizer in the place of any other.
 """
 
 import argparse
@@ -63,12 +65,12 @@ def make_tiny_model(
 
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise UserError(
-            f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, and that of num_kv_heads {num_kv_heads}"
+            f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, "
+            f"and that of num_kv_heads {num_kv_heads}"
         )
-    if hidden_size // num_heads % 32:
-        raise UserError(
-            f"heads of {hidden_size // num_heads} do not run in vLLM on a CPU: choose hidden_size / num_heads as 32 or 64"
-        )
+    head_size = hidden_size // num_heads
+    if head_size % 32:
+        raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
     tokenizer = train_tokenizer(texts, vocab_size, max_positions)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     config = LlamaConfig(
@@ -158,7 +160,9 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
     texts: list[str] = []
     for file in files:
         table = pq.read_table(file)
-        for column in {"prompt", "completion"} & set(table.column_names):
+        for column in ("prompt", "completion"):
+            if column not in table.column_names:
+                continue
             texts += [message["content"] for messages in table[column].to_pylist() for message in messages]
         if {"title", "year"} <= set(table.column_names):
             films = zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True)

@@ -1,7 +1,7 @@
 """The embedded films, their made-up popularity, and how well a film suits a taste.
 
-Titles, years and genres in films.csv are facts; popularity is drawn from a Zipf-like law with a fixed seed. The suit of a
-film f to a taste with genre weights w and era e, and the utility everything in the sample data follows, are
+Titles, years and genres in films.csv are facts; popularity is drawn from a Zipf-like law with a fixed seed. How film f
+suits a taste with genre weights w and era e, and the utility that everything in the sample data follows, are
 
     affinity(f) = GENRE_WEIGHT * sum of w over f's genres + ERA_WEIGHT * [f is of e]
     utility(f)  = affinity(f) + log popularity(f)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from convrec.errors import UserError
+from convrec.metrics import ndcg_at_k, recall_at_k
 from convrec.ranks import format_item
 from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt
 from data_prep.conversations import read_taste, write_conversation
@@ -169,10 +170,9 @@ def _recall_and_ndcg(lists: list[list[str]], truths: list[set[str]]) -> tuple[fl
     """Means over rows, by exact names: every title here comes from one table, so nothing needs matching."""
     recalls, ndcgs = [], []
     for names, truth in zip(lists, truths, strict=True):
-        discounts = 1 / np.log2(np.arange(len(names)) + 2)
-        hits = np.array([name in truth for name in names], float)
-        recalls.append(hits.sum() / len(truth))
-        ndcgs.append(hits @ discounts / discounts[: len(truth)].sum())
+        relevance = [float(name in truth) for name in names]
+        recalls.append(recall_at_k(relevance, len(truth), len(names)))
+        ndcgs.append(ndcg_at_k(relevance, len(truth), len(names)))
     return float(np.mean(recalls)), float(np.mean(ndcgs))
 
 
