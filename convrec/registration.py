@@ -1,8 +1,8 @@
 """The names `rank_grpo` in verl's registries, and the check that every process of a run has the same ones.
 
 verl's registries see neither ranks nor rank returns: a registered estimator gets token rewards, a registered loss gets
-log-probs and advantages. The rank-level method therefore runs in `convrec.trainer.RankGRPOTrainer`, and the two functions
-registered here only say so when a config asks for them under another trainer.
+log-probs and advantages. The rank-level method therefore runs in `convrec.trainer.RankGRPOTrainer`, and the two
+functions registered here only say so when a config asks for them under another trainer.
 """
 
 import hashlib

@@ -31,7 +31,7 @@ from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from convrec import platform_cpu, registration
 from convrec.advantages import assign_units, rank_advantages
-from convrec.policy_loss import finish_policy_metrics, metric_aggregation, rank_policy_loss
+from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
 from convrec.rank_metrics import rank_metrics
 from convrec.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.worker import ConvRecWorker
@@ -49,7 +49,7 @@ class RankLossSettings:
     clip_ratio_low: float
     clip_ratio_high: float
     kl_coef: float
-    aggregation: str  # "rank-mean" (paper) or "token-mean" (reference)
+    aggregation: Aggregation  # "rank-mean" (paper) or "token-mean" (reference)
 
 
 def rank_grpo_loss(
@@ -176,7 +176,7 @@ class RankGRPOMixin:
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         is_padding = np.array([tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
         infos = [extra["reward_extra_info"] for extra in data["extra_fields"]]
-        uid = np.array(list(data["uid"]), dtype=object)
+        uid = list(data["uid"])
         returns_BK = torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32)
         metrics.update(self._rollout_metrics(returns_BK, uid, infos, is_padding))
         if not self.is_rank_level:
@@ -229,7 +229,7 @@ class RankGRPOMixin:
         return {key: proto.batch[key] for key in ("rollout_is_weights", "response_mask") if key in proto.batch}
 
     def _rollout_metrics(
-        self, returns_BK: torch.Tensor, uid: np.ndarray, infos: Sequence[dict[str, Any]], is_padding: np.ndarray
+        self, returns_BK: torch.Tensor, uid: Sequence[Any], infos: Sequence[dict[str, Any]], is_padding: np.ndarray
     ) -> dict[str, float]:
         real = np.flatnonzero(~is_padding)
         scalars = {
@@ -237,7 +237,7 @@ class RankGRPOMixin:
             for key, value in infos[0].items()
             if isinstance(value, (int, float))
         }
-        return rank_metrics(returns_BK[real], uid[real], self.settings.num_items, scalars)
+        return rank_metrics(returns_BK[real], [uid[i] for i in real], self.settings.num_items, scalars)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)

@@ -109,7 +109,7 @@ def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator)
     """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen."""
 
     def pick(lines: Sequence[str]) -> str:
-        return lines[rng.integers(len(lines))]
+        return lines[int(rng.integers(len(lines)))]
 
     def genre_phrase() -> str:
         return " ".join(pick(GENRE_WORDS[genre]) for genre in taste.genres)

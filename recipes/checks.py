@@ -23,9 +23,9 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
         raise UserError(
-            f"actor_rollout_ref.rollout: temperature={rollout.temperature}, top_p={rollout.top_p}, top_k={rollout.top_k} "
-            "sample from another distribution than the policy, which biases the importance ratio: "
-            "use temperature=1 top_p=1 top_k=-1"
+            f"actor_rollout_ref.rollout: temperature={rollout.temperature}, top_p={rollout.top_p}, "
+            f"top_k={rollout.top_k} sample from another distribution than the policy, which biases the importance "
+            "ratio: use temperature=1 top_p=1 top_k=-1"
         )
     if rollout.n < 2:
         raise UserError(f"ROLLOUT_N={rollout.n}: advantages compare the rollouts of a prompt, so at least 2 are needed")
@@ -33,8 +33,8 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     responses = config.data.train_batch_size * rollout.n
     if responses % devices:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} x ROLLOUT_N={rollout.n} = {responses} responses do not divide "
-            f"over {devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
+            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} x ROLLOUT_N={rollout.n} = {responses} responses do not "
+            f"divide over {devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
         )
     if config.data.train_batch_size % actor.ppo_mini_batch_size:
         raise UserError(

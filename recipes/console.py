@@ -26,7 +26,7 @@ class Console:
 
 @contextmanager
 def output_to(log_file: Path) -> Iterator[None]:
-    """Append stdout and stderr of this process and its children to the file, which is where verl, Ray and vLLM write."""
+    """Append stdout and stderr of this process and its children, verl, Ray and vLLM, to the file."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
