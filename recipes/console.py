@@ -3,8 +3,7 @@
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -46,15 +45,15 @@ def output_to(log_file: Path) -> Iterator[None]:
 
 @contextmanager
 def progress(
-    console: Console, run_folder: Path, total: Callable[[], int | None], describe: str, show: dict[str, str]
+    console: Console, run_folder: Path, total: int | None, describe: str, show: Mapping[str, str]
 ) -> Iterator[None]:
     """A bar that follows the run's metrics files.
 
-    total: steps of the run, None until it is known. show: metric name -> short name beside the bar.
+    total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar.
     """
     stop = threading.Event()
     bar = tqdm(
-        total=total(),
+        total=total,
         desc=describe,
         file=console.stream,
         unit="step",
@@ -67,8 +66,6 @@ def progress(
         while True:
             finished = stop.wait(1.0)
             rows = read_metrics(run_folder)
-            if bar.total is None and total() is not None:
-                bar.total = total()
             for row in rows:
                 latest.update({short: row[name] for name, short in show.items() if name in row})
             if rows and rows[-1]["step"] != bar.n:
@@ -85,7 +82,3 @@ def progress(
         stop.set()
         thread.join(timeout=5)
         bar.close()
-
-
-def seconds_since(start: float) -> str:
-    return f"{time.monotonic() - start:.0f} s"

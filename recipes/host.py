@@ -1,7 +1,6 @@
 """What this machine has to train on, and what verl, Ray and vLLM must be told about it."""
 
 import os
-from importlib.util import find_spec
 
 
 def num_accelerators() -> int:
@@ -11,7 +10,7 @@ def num_accelerators() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def physical_cores() -> int:
+def usable_cores() -> int:
     import psutil
 
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(logical=False) or 1
@@ -33,11 +32,7 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
             "VERL_PLATFORM": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
-            "OMP_NUM_THREADS": str(physical_cores()),
+            "OMP_NUM_THREADS": str(usable_cores()),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
-
-
-def has_module(name: str) -> bool:
-    return find_spec(name) is not None

@@ -1,0 +1,95 @@
+"""SFT warm start: settings -> checks -> verl's SFT trainer. Run by run_sft.sh.
+
+    python -m recipes.sft [hydra overrides]
+
+One device trains in this process, several through torchrun. On several nodes start run_sft.sh with torchrun yourself.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from convrec.errors import UserError
+from convrec.runs import next_metrics_file
+from recipes import checks, host, runner
+from recipes.settings import compose
+
+SHOWN = {"train/loss": "loss", "val/loss": "val loss"}
+
+
+def train(config: DictConfig) -> None:
+    """verl's SFT trainer in this process, one of torchrun's or the only one."""
+    from verl.trainer.sft_trainer import SFTTrainer, run_sft
+    from verl.utils.distributed import destroy_global_process_group
+
+    if config.trainer.device != "cpu":
+        run_sft(config)
+        return
+    from convrec import platform_cpu
+
+    platform_cpu.register_engine()
+    platform_cpu.init_process_group()
+    SFTTrainer(config=config).fit()
+    destroy_global_process_group()
+
+
+def _single_process_environment() -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _train_on_all_devices(config: DictConfig, arguments: list[str]) -> None:
+    devices = config.trainer.n_gpus_per_node
+    if devices == 1:
+        os.environ.update(_single_process_environment())
+        train(config)
+        return
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
+    subprocess.run([*command, "-m", "recipes.sft", *arguments], check=True)
+
+
+def _train_as_torchrun_process(arguments: list[str]) -> int:
+    try:
+        config = compose("sft", arguments)
+        checks.check_sft(config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    os.environ.update(host.process_environment(config.trainer.device != "cpu"))
+    if os.environ["RANK"] == "0":
+        metrics_file = next_metrics_file(Path(config.trainer.default_local_dir))
+        os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(metrics_file))
+    train(config)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "LOCAL_RANK" in os.environ:
+        return _train_as_torchrun_process(arguments)
+    return runner.run(
+        "sft",
+        "SFT",
+        "verl's SFT trainer",
+        arguments,
+        checks.check_sft,
+        lambda config: _train_on_all_devices(config, arguments),
+        SHOWN,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
