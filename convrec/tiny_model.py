@@ -1,49 +1,41 @@
-"""A Llama of about a million parameters with its own tokenizer, for the demo and the tests: no download.
+"""A Qwen2 of about a million parameters with its own tokenizer, for the demo and the tests: no download.
 
     python -m convrec.tiny_model --data data/sample --out data/tiny_model
 
-The tokenizer is a byte-level BPE trained on the spot. Unlike Qwen's it may merge across the spaces of a run of
-capitalised words, so that a common film title is one token and the year with its line break another: `Heat`,
-` (1995)\\n`. The space before a title stays apart: the title is the same token in a conversation and in a list.
-
-Llama and not Qwen2: loading a `qwen2` folder, transformers 5 puts Qwen2's pre-tokenizer in the place of any other.
+The tokenizer is a `Qwen2Tokenizer`: byte-level BPE trained on the spot behind Qwen2's own pre-tokenizer and NFC, which
+are what loading a `qwen2` folder rebuilds. That pre-tokenizer cuts at every space and digit, so the catalog's titles
+and the years are added tokens: a line of a list is two, `The Godfather`, ` (1972)\\n`; so are the two halves of the
+instruction, the same in every prompt. Added tokens are matched before the pre-tokenizer: titles count only as whole
+words ("It" is no part of "Italian"), and the space before a title stays apart, so that the title is the same token in
+a conversation and in a list.
 """
 
 import argparse
+import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from convrec.errors import UserError
+from convrec.schema import INSTRUCTION_TEMPLATE
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Every character belongs to exactly one piece; BPE merges within a piece only.
-PIECES = "|".join(
-    (
-        r" ?\(\p{N}{4}\)\n?",  # a year, and the line break after it
-        r"(?:USER|SYSTEM): ",
-        # A title: capitalised words or numbers, joined by small words; it may open with a bracket.
-        r"[\p{Lu}\p{N}(\[][^\s()\[\]]*[)\]]?"
-        r"(?:(?: (?:a|an|and|as|at|by|for|from|in|into|is|it|like|of|on|or|the|to|vs\.|with|&|-|\+))* "
-        r"[\p{Lu}(\[](?!\p{N}{4}\))[^\s()\[\]]*[)\]]?|(?: [\p{N}]+(?:[^\s()\[\]]*)))*",
-        r" ?\p{Ll}+(?:'\p{Ll}+)?(?: \p{Ll}+(?:'\p{Ll}+)?)*",  # a phrase of small words
-        r" ?[^\s\p{L}\p{N}]+\n*",
-        r"\s+",
-        r".",
-    )
-)
+YEAR = re.compile(r" \((?:18|19|20)\d\d\)")
 MIN_PAIR_FREQUENCY = 30  # pairs rarer than this stay apart: genre words must not vanish into whole sentences
 
 
 def make_tiny_model(
     out: str | os.PathLike,
-    texts: Iterable[str],
+    texts: Sequence[str],
+    titles: Iterable[str] = (),
     *,
     vocab_size: int = 4096,
     hidden_size: int = 128,
@@ -55,13 +47,14 @@ def make_tiny_model(
     tie_word_embeddings: bool = False,
     seed: int = 3407,
 ) -> Path:
-    """Train the tokenizer on `texts`, draw fp32 weights from `seed`, and write a Hugging Face folder to `out`.
+    """Train the tokenizer on `texts` with a token for each of `titles`, draw fp32 weights from `seed`, and
+    write a Hugging Face folder to `out`.
 
-    The same texts and seed give the same bytes; `out` appears whole or not at all and replaces what was there. Raises
-    UserError for sizes that cannot work.
+    The same texts, titles and seed give the same bytes; `out` appears whole or not at all and replaces what was
+    there. Raises UserError for sizes that cannot work.
     """
     import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise UserError(
@@ -71,9 +64,9 @@ def make_tiny_model(
     head_size = hidden_size // num_heads
     if head_size % 32:
         raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
-    tokenizer = train_tokenizer(texts, vocab_size, max_positions)
+    tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    config = LlamaConfig(
+    config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
@@ -89,7 +82,7 @@ def make_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, top_p=1.0, top_k=0, eos_token_id=[eos, pad], pad_token_id=pad
     )
@@ -108,32 +101,46 @@ def make_tiny_model(
     return out
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, max_length: int = 2048):
-    """A `PreTrainedTokenizerFast`: byte-level BPE over PIECES, exact on any text, with ChatML's special tokens."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+def train_tokenizer(
+    texts: Sequence[str], titles: Iterable[str] = (), vocab_size: int = 4096, max_length: int = 2048
+) -> Any:
+    """A `Qwen2Tokenizer`, exact on any NFC text, with ChatML's special tokens and one token for each title and year.
 
-    smallest = 256 + len(SPECIAL_TOKENS)
+    A title that its own added token would not decode to (`Amélie`: see `is_exact`) is left to the BPE.
+    """
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    years = sorted({year for text in texts for year in YEAR.findall(text)})
+    phrases = INSTRUCTION_TEMPLATE.split("{num_items}") + [year + end for year in years for end in ("\n", "")]
+    added = [AddedToken(phrase, special=False, normalized=False) for phrase in phrases]
+    added += [
+        AddedToken(title, special=False, normalized=False, single_word=True)
+        for title in dict.fromkeys(titles)
+        if is_exact(title)
+    ]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(alphabet) + len(SPECIAL_TOKENS) + len(added)
     if vocab_size < smallest:
-        raise UserError(f"vocab_size {vocab_size}: at least {smallest} (256 bytes and the special tokens)")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+        raise UserError(
+            f"vocab_size {vocab_size}: at least {smallest} "
+            f"(256 bytes, {len(SPECIAL_TOKENS)} special tokens, {len(added)} of titles, years and the instruction)"
+        )
+    blank = Qwen2Tokenizer()  # for the normalizer and pre-tokenizer that loading the folder will give
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer = blank.backend_tokenizer.normalizer, blank.backend_tokenizer.pre_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(added),
         min_frequency=MIN_PAIR_FREQUENCY,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    bpe.train_from_iterator(texts, trainer)
+    trained = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(pair) for pair in trained["merges"]],
+        unk_token=END_OF_TEXT,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
         additional_special_tokens=[TURN_START],
@@ -141,6 +148,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, max_length: in
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
     )
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def is_exact(title: str) -> bool:
+    """Whether an added token of this text decodes to itself.
+
+    The byte-level decoder reads a token of which every character stands for a byte as bytes, added or not: `é` alone
+    is the byte E9. A space, which stands for none, makes it keep the text.
+    """
+    from tokenizers import pre_tokenizers
+
+    return bool(title) and (title.isascii() or not set(pre_tokenizers.ByteLevel.alphabet()).issuperset(title))
 
 
 def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
@@ -152,13 +172,8 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
 
     from convrec.ranks import format_item
 
-    files = []
-    for path in map(Path, paths):
-        files += sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if missing := [str(file) for file in files if not file.is_file()]:
-        raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `python -m data_prep.sample`")
     texts: list[str] = []
-    for file in files:
+    for file in _parquet_files(paths):
         table = pq.read_table(file)
         for column in ("prompt", "completion"):
             if column not in table.column_names:
@@ -174,9 +189,31 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
     return texts
 
 
+def read_titles(paths: Iterable[str | os.PathLike]) -> list[str]:
+    """The titles of the catalogs (parquet with title and year) among these files and folders, in their order."""
+    import pyarrow.parquet as pq
+
+    catalogs = [file for file in _parquet_files(paths) if {"title", "year"} <= set(pq.read_schema(file).names)]
+    return [title for file in catalogs for title in pq.read_table(file, columns=["title"])["title"].to_pylist()]
+
+
+def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        files += sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `python -m data_prep.sample`")
+    return files
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m convrec.tiny_model", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", nargs="+", default=["data/sample"], help="sample folder or parquet files")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["data/sample"],
+        help="sample folder or parquet files; a catalog's titles become tokens",
+    )
     parser.add_argument("--out", required=True, help="model folder to write; replaced when it is there")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--hidden-size", type=int, default=128)
@@ -188,7 +225,7 @@ def main(argv: list[str] | None = None) -> None:
     given = vars(parser.parse_args(argv))
     data, out = given.pop("data"), given.pop("out")
     try:
-        make_tiny_model(out, read_texts(data), **given)
+        make_tiny_model(out, read_texts(data), read_titles(data), **given)
     except UserError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

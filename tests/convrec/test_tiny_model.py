@@ -1,7 +1,8 @@
-"""The tiny model's folder: loads by itself, keeps text exactly, same seed same bytes."""
+"""The tiny model's folder: a Qwen2 that loads by itself, keeps text exactly, same seed same bytes."""
 
 import hashlib
 import math
+import unicodedata
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from convrec.errors import UserError
-from convrec.ranks import format_item
 from convrec.schema import prompt_text
-from convrec.tiny_model import main, make_tiny_model, read_texts
+from convrec.tiny_model import is_exact, main, make_tiny_model, read_texts, read_titles, train_tokenizer
+from convrec.token_ranks import build_vocab_table, token_bytes, token_rank_ids
 from data_prep.films import load_films
 from data_prep.sample import write_sample
 
@@ -29,8 +30,13 @@ def texts(sample):
 
 
 @pytest.fixture(scope="module")
-def folder(texts, tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", texts)
+def titles(sample):
+    return read_titles([sample])
+
+
+@pytest.fixture(scope="module")
+def folder(texts, titles, tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", texts, titles)
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +44,90 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(" \n(19)AaéTthe:'")
+PIECES = st.lists(
+    st.sampled_from(["It", "Up", "9", "Heat", "WALL·E", "Amélie", " (1995)", "\n", " ", "er", "."]), max_size=9
+)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"])) | st.text(" \n(19)AaéTthe:'"))
-def test_any_text_comes_back_exactly(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+@given(TEXTS | PIECES.map("".join))
+def test_any_text_comes_back_exactly_in_qwen2s_normal_form(tokenizer, text):
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert unicodedata.normalize("NFC", tokenizer.decode(ids)) == unicodedata.normalize("NFC", text)
+    if unicodedata.is_normalized("NFC", text):
+        assert tokenizer.decode(ids) == text
 
 
-def test_titles_years_and_line_breaks_are_single_tokens(tokenizer):
+def test_the_folder_is_a_qwen2_whose_tokenizer_loads_as_it_was_trained(folder, texts, titles, tokenizer):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (type(model).__name__, model.config.model_type) == ("Qwen2ForCausalLM", "qwen2")
+    assert type(tokenizer).__name__ == "Qwen2Tokenizer"
+    trained = train_tokenizer(texts, titles)
+    assert trained.get_vocab() == tokenizer.get_vocab()
+    strange = [
+        "It's 9 o'clock: Iterative Heat (1995)\n\n  Up(2009)\t千 e\u0301",
+        "THE GODFATHER The Godfather: Part II",
+    ]
+    for text in [*texts[:200], *strange]:
+        assert trained.encode(text) == tokenizer.encode(text)
+
+
+def test_every_title_and_year_is_one_token_in_a_list_and_in_a_sentence(tokenizer):
     def pieces(text):
         return [tokenizer.decode([token]) for token in tokenizer.encode(text)]
 
-    films = load_films()
-    popular = [films.films[row] for row in films.log_popularity_F.argsort()[::-1][:20]]
-    lines = [pieces(format_item(film.title, film.year) + "\n") for film in popular]
-    assert sum(map(len, lines)) / len(lines) <= 3
-    title, year = popular[0].title, popular[0].year
-    assert pieces(f"{title} ({year})\n{title} ({year})") == [title, f" ({year})\n", title, f" ({year})"]
-    assert pieces(f" loved {title} ({year}).")[-3:] == [title, f" ({year})", "."]
+    films = [film for film in load_films().films if is_exact(film.title)]
+    assert len(films) > 0.99 * len(load_films().films)
+    for film in films:
+        title, year = film.title, film.year
+        assert pieces(f"{title} ({year})\n{title} ({year})") == [title, f" ({year})\n", title, f" ({year})"]
+        assert pieces(f" loved {title} ({year}).")[-4:] == [" ", title, f" ({year})", "."]
+
+
+def test_the_instruction_is_two_tokens_and_the_number_between(tokenizer):
+    ids = tokenizer.encode(prompt_text("", 20))
+    assert [tokenizer.decode([token]) for token in ids[1:-1]] == ["2", "0"]
+    assert tokenizer.decode(ids) == prompt_text("", 20)
+
+
+def test_titles_are_no_tokens_inside_words():
+    tokenizer = train_tokenizer(["x"], ["It", "It Follows", "9"])
+    count = {word: tokenizer.convert_tokens_to_ids(word) for word in ("It", "It Follows", "9")}
+
+    def titles_in(text):
+        return [word for token in tokenizer.encode(text) for word, number in count.items() if token == number]
+
+    assert titles_in("It and It Follows, 9.") == ["It", "It Follows", "9"]
+    assert titles_in("Italian Iterative BIt") == []
+    assert titles_in("It Followsx") == []
+
+
+def test_a_title_that_byte_level_decoding_would_break_is_no_added_token():
+    # é alone is GPT-2's stand-in for the byte E9: as an added token, "Amélie" would decode to broken UTF-8
+    assert [is_exact(title) for title in ("Amélie", "WALL·E", "Les Misérables", "Heat", "千", "")] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    tokenizer = train_tokenizer(["Amélie"] * 40, ["Amélie", "WALL·E", "Les Misérables"])
+    assert "Les Misérables" in tokenizer.get_added_vocab()
+    assert not {"Amélie", "WALL·E"} & tokenizer.get_added_vocab().keys()
+    for title in ("Amélie", "WALL·E", "Les Misérables"):
+        assert tokenizer.decode(tokenizer.encode(title)) == title
+    assert len(tokenizer.encode("Amélie")) == 1  # frequent: the BPE has it whole
+
+
+def test_the_rank_grammar_reads_added_tokens_as_their_text(tokenizer):
+    texts = token_bytes(tokenizer)
+    for token_id, text in enumerate(texts):
+        assert tokenizer.decode([token_id], skip_special_tokens=True) == text.decode("utf-8", "replace")
+    table = build_vocab_table(tokenizer)  # checks itself against decoded lists
+    ids = torch.tensor([tokenizer.encode("Heat (1995)\nThe Godfather (1972)\nUp (2009)")])
+    assert token_rank_ids(ids, torch.ones_like(ids), table, ())[0].tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_chat_template_is_chatml_without_a_system_prompt(tokenizer):
@@ -89,16 +162,16 @@ def test_model_is_small_fp32_untied_and_random(folder, tokenizer):
     assert entropy == pytest.approx(math.log(len(tokenizer)), rel=0.02)  # untrained: close to uniform
 
 
-def test_same_seed_same_bytes_and_another_seed_other_weights(folder, texts, tmp_path):
+def test_same_seed_same_bytes_and_another_seed_other_weights(folder, texts, titles, tmp_path):
     def digests(path):
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())}
 
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    again = digests(make_tiny_model(tmp_path / "again", texts))
+    again = digests(make_tiny_model(tmp_path / "again", texts, titles))
     assert torch.equal(torch.get_rng_state(), state)  # the caller's random state is left alone
     assert again == digests(folder)
-    other = digests(make_tiny_model(tmp_path / "other", texts, seed=1))
+    other = digests(make_tiny_model(tmp_path / "other", texts, titles, seed=1))
     assert {name for name in other if other[name] != again[name]} == {"model.safetensors"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "other"]
 
@@ -108,14 +181,16 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
         make_tiny_model(tmp_path / "m", ["a"], hidden_size=130)
     with pytest.raises(UserError, match="vLLM on a CPU"):
         make_tiny_model(tmp_path / "m", ["a"], hidden_size=192, num_heads=4)
-    with pytest.raises(UserError, match="at least 259"):
+    with pytest.raises(UserError, match="at least 261"):
         make_tiny_model(tmp_path / "m", ["a"], vocab_size=100)
+    with pytest.raises(UserError, match=r"at least 264 .*5 of titles, years"):
+        make_tiny_model(tmp_path / "m", ["Heat (1995)"], ["Heat"], vocab_size=263)
     assert not (tmp_path / "m").exists()
 
 
 def test_command_line(sample, tmp_path, capsys):
-    main(["--data", str(sample / "sft_validation.parquet"), "--out", str(tmp_path / "m"), "--vocab-size", "300"])
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "m")) <= 300
+    main(["--data", str(sample / "sft_validation.parquet"), "--out", str(tmp_path / "m"), "--vocab-size", "600"])
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "m")) <= 600
     with pytest.raises(SystemExit, match="2"):
         main(["--data", str(tmp_path / "absent.parquet"), "--out", str(tmp_path / "n")])
     assert "data_prep.sample" in capsys.readouterr().err
