@@ -3,6 +3,7 @@
 A variable becomes a Hydra override; overrides on the command line come after it and win.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,33 +13,24 @@ from convrec.errors import UserError
 RECIPES = ("sft", "rank_grpo")
 
 
-def _positive_int(text: str) -> str:
-    if int(text) <= 0:
-        raise ValueError("a positive integer")
-    return text
+def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(wanted) from None
+        if not (math.isfinite(value) and fits(value)):
+            raise ValueError(wanted)
+        return text
+
+    return parse
 
 
-def _positive_float(text: str) -> str:
-    if not float(text) > 0:
-        raise ValueError("a positive number")
-    return text
-
-
-def _fraction(text: str) -> str:
-    if not 0 < float(text) <= 1:
-        raise ValueError("a number in (0, 1]")
-    return text
-
-
-def _non_negative_float(text: str) -> str:
-    if not float(text) >= 0:
-        raise ValueError("a number of at least 0")
-    return text
-
-
-def _integer(text: str) -> str:
-    int(text)
-    return text
+_integer = _number(int, lambda value: True, "an integer")
+_positive_int = _number(int, lambda value: value > 0, "a positive integer")
+_positive_float = _number(float, lambda value: value > 0, "a positive number")
+_non_negative_float = _number(float, lambda value: value >= 0, "a number of at least 0")
+_fraction = _number(float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 
 
 def _path(text: str) -> str:
@@ -50,15 +42,21 @@ def _absolute(text: str) -> str:
     return _path(os.path.abspath(os.path.expanduser(text)))
 
 
-def _list(text: str) -> str:
-    return "[" + ",".join(part.strip() for part in text.split(",") if part.strip()) + "]"
-
-
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError("one of " + ", ".join(choices))
         return text
+
+    return parse
+
+
+def _some_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        parts = [part.strip() for part in text.split(",")]
+        if not set(parts) <= set(choices):
+            raise ValueError("one or more, comma-separated, of " + ", ".join(choices))
+        return "[" + ",".join(parts) + "]"
 
     return parse
 
@@ -72,7 +70,6 @@ class Variable:
     parse: Callable[[str], str]
     default: str
     help: str
-    accepts: str = ""
 
 
 def _both(key_sft: str | tuple[str, ...], key_rl: str | tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -92,6 +89,7 @@ def _sft(*keys: str) -> dict[str, tuple[str, ...]]:
 
 REWARDS = ("exp_inf", "log_decay", "exp_gamma")
 ALGORITHMS = ("rank_grpo", "grpo", "gspo")
+TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")  # verl's, of use here
 
 VARIABLES: tuple[Variable, ...] = (
     Variable(
@@ -115,8 +113,12 @@ VARIABLES: tuple[Variable, ...] = (
         "checkpoints/<recipe>/<model>",
         "the run folder: checkpoints, metrics, log; an unfinished run there is resumed",
     ),
-    Variable("SAVE_FREQ", _both("trainer.save_freq", "trainer.save_freq"), _integer, "100 / 200", "steps"),
-    Variable("TEST_FREQ", _both("trainer.test_freq", "trainer.test_freq"), _integer, "100 / 200", "steps"),
+    Variable(
+        "SAVE_FREQ", _both("trainer.save_freq", "trainer.save_freq"), _integer, "100 / 200", "steps between checkpoints"
+    ),
+    Variable(
+        "TEST_FREQ", _both("trainer.test_freq", "trainer.test_freq"), _integer, "100 / 200", "steps between validations"
+    ),
     Variable(
         "SAVE_KEEP",
         _both("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
@@ -187,7 +189,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LOGGER",
         _both("trainer.logger", "trainer.logger"),
-        _list,
+        _some_of(*TRACKERS),
         "console, plus swanlab when its key is set",
         "verl's trackers, comma-separated",
     ),
@@ -214,7 +216,19 @@ def overrides_from_environment(recipe: str, environment: Mapping[str, str]) -> l
         try:
             value = variable.parse(text)
         except ValueError as error:
-            wanted = str(error) if not str(error).startswith(("invalid", "could not")) else variable.help
-            raise UserError(f"{variable.name}={text}: expected {wanted}") from None
+            raise UserError(f"{variable.name}={text}: expected {error}") from None
         overrides += [f"{key}={value}" for key in variable.keys[recipe]]
     return overrides
+
+
+def markdown_table() -> str:
+    """The table of README.md: a row a variable, with the recipes it has a meaning for."""
+    rows = ["| variable | SFT | RL | default (SFT / RL) | what |", "|---|---|---|---|---|"]
+    for variable in VARIABLES:
+        marks = " | ".join("yes" if recipe in variable.keys else "" for recipe in RECIPES)
+        rows.append(f"| `{variable.name}` | {marks} | {variable.default} | {variable.help} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(markdown_table())
