@@ -1,0 +1,221 @@
+"""The table of variables, the shipped configs and the README say the same."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from convrec.errors import UserError
+from recipes import host, settings
+from recipes.variables import RECIPES, TRACKERS, VARIABLES, markdown_table, overrides_from_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# variable -> (a value that is not the default, what it becomes). Paths hold what Hydra's grammar gives a meaning.
+VALUES: dict[str, tuple[str, Any]] = {
+    "MODEL_PATH": ("someone/a-model", "someone/a-model"),
+    "TRAIN_FILE": ("/data/it's,a=file[1].parquet", "/data/it's,a=file[1].parquet"),
+    "VAL_FILE": ("relative/val.parquet", os.path.abspath("relative/val.parquet")),
+    "CATALOG_FILE": ("~/catalog.parquet", os.path.expanduser("~/catalog.parquet")),
+    "SAVE_PATH": ("/runs/with space", "/runs/with space"),
+    "SAVE_FREQ": ("-1", -1),
+    "TEST_FREQ": ("7", 7),
+    "SAVE_KEEP": ("2", 2),
+    "N_GPUS_PER_NODE": ("3", 3),
+    "N_NODES": ("5", 5),
+    "TENSOR_PARALLEL": ("11", 11),
+    "GPU_MEMORY_UTILIZATION": ("0.61", 0.61),
+    "TRAIN_BATCH_SIZE": ("120", 120),
+    "ROLLOUT_N": ("13", 13),
+    "LR": ("3e-4", 3e-4),
+    "KL_LOSS_COEF": ("0", 0),
+    "MU": ("4", 4),
+    "REWARD": ("log_decay", "log_decay"),
+    "ALGORITHM": ("gspo", "gspo"),
+    "PRESET": ("reference", "reference"),
+    "NUM_ITEMS": ("10", 10),
+    "TOTAL_EPOCHS": ("17", 17),
+    "TOTAL_STEPS": ("19", 19),
+    "MAX_PROMPT_LENGTH": ("333", 333),
+    "MAX_RESPONSE_LENGTH": ("444", 444),
+    "MAX_LENGTH": ("555", 555),
+    "LOGGER": ("console, tensorboard", ["console", "tensorboard", "file"]),
+    "SEED": ("42", 42),
+}
+GROUPS = {"algorithm_preset": "actor_rollout_ref.actor.policy_loss.loss_mode"}  # a group is seen by what it sets
+
+
+@pytest.fixture(scope="module")
+def clean_environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*VALUES, "RAY_ADDRESS", "SWANLAB_API_KEY"):
+            patch.delenv(name, raising=False)
+        patch.setattr(host, "num_accelerators", lambda: 4)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def defaults(clean_environment: pytest.MonkeyPatch) -> dict[str, DictConfig]:
+    return {recipe: settings.compose(recipe, []) for recipe in RECIPES}
+
+
+@pytest.fixture(scope="module")
+def with_all_set(clean_environment: pytest.MonkeyPatch, defaults: dict[str, DictConfig]) -> dict[str, DictConfig]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, (text, _) in VALUES.items():
+            patch.setenv(name, text)
+        return {recipe: settings.compose(recipe, []) for recipe in RECIPES}
+
+
+def test_every_variable_has_a_value_here() -> None:
+    assert set(VALUES) == {variable.name for variable in VARIABLES}
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "key"),
+    [
+        (variable.name, recipe, key)
+        for variable in VARIABLES
+        for recipe, keys in variable.keys.items()
+        for key in keys
+    ],
+)  # fmt: skip
+def test_variable_reaches_the_config(
+    name: str, recipe: str, key: str, defaults: dict[str, DictConfig], with_all_set: dict[str, DictConfig]
+) -> None:
+    key = GROUPS.get(key, key)
+    wanted = VALUES[name][1]
+    got = OmegaConf.select(with_all_set[recipe], key, throw_on_missing=True)
+    assert got == wanted
+    assert OmegaConf.select(defaults[recipe], key) != wanted, "the value here must not be the default"
+
+
+def test_command_line_wins_over_the_variable(
+    clean_environment: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LR", "3e-4")
+    assert settings.compose("sft", ["optim.lr=7e-5"]).optim.lr == 7e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("REWARD", "ndcg", "one of exp_inf, log_decay, exp_gamma"),
+        ("ALGORITHM", "ppo", "one of rank_grpo, grpo, gspo"),
+        ("PRESET", "Paper", "one of paper, reference"),
+        ("LOGGER", "console,swanlap", "swanlab"),
+        ("MU", "1.5", "a positive integer"),
+        ("MU", "0", "a positive integer"),
+        ("LR", "fast", "a positive number"),
+        ("LR", "nan", "a positive number"),
+        ("KL_LOSS_COEF", "-1e-3", "at least 0"),
+        ("GPU_MEMORY_UTILIZATION", "80", "at most 1"),
+        ("SAVE_FREQ", "often", "an integer"),
+    ],
+)
+def test_wrong_value_names_variable_value_and_mend(name: str, text: str, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        overrides_from_environment("rank_grpo", {name: text})
+    assert str(error.value).startswith(f"{name}={text}: expected ")
+    assert told in str(error.value)
+
+
+def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> None:
+    assert overrides_from_environment("sft", {"LR": " ", "MU": "2"}) == []
+
+
+def test_wrong_override_on_the_command_line_is_the_users_error(clean_environment: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no_such_key"):
+        settings.compose("rank_grpo", ["no_such_key=1"])
+
+
+def test_trackers_are_verls() -> None:
+    from verl.utils.tracking import Tracking
+
+    assert set(TRACKERS) <= set(Tracking.supported_backend)
+
+
+@pytest.mark.parametrize("on", ["cpu", "gpu"])
+@pytest.mark.parametrize("algorithm", ["rank_grpo", "grpo", "gspo"])
+def test_rank_grpo_config_composes(on: str, algorithm: str) -> None:
+    config = _shipped("rank_grpo", f"host={on}", f"algorithm_preset={algorithm}")
+    OmegaConf.resolve(config)
+    actor = config.actor_rollout_ref.actor
+    assert config.trainer.v1.trainer_mode == "rank_grpo"
+    assert config.trainer.device == ("cpu" if on == "cpu" else "cuda")
+    assert actor.fsdp_config.mixed_precision.param_dtype == ("fp32" if on == "cpu" else "bf16")
+    assert actor.fsdp_config.model_dtype == "fp32"
+    expected = {"rank_grpo": (0.06, 0.08), "grpo": (0.2, 0.26), "gspo": (3e-4, 4e-4)}[algorithm]
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == expected
+    assert config.algorithm.adv_estimator == ("rank_grpo" if algorithm == "rank_grpo" else "grpo")
+
+
+@pytest.mark.parametrize("on", ["cpu", "gpu"])
+def test_sft_config_composes(on: str) -> None:
+    config = _shipped("sft", f"sft_host={on}")
+    OmegaConf.resolve(config)
+    assert config.trainer.device == ("cpu" if on == "cpu" else "cuda")
+    assert config.engine.model_dtype == "fp32"
+    assert config.engine.mixed_precision.param_dtype == ("fp32" if on == "cpu" else "bf16")
+
+
+def test_every_config_file_is_composed_by_these_tests() -> None:
+    shipped = {path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
+    hosts = {f"{group}/{on}.yaml" for group in ("host", "sft_host") for on in ("cpu", "gpu")}
+    algorithms = {f"algorithm_preset/{name}.yaml" for name in ("rank_grpo", "grpo", "gspo")}
+    assert shipped == {"rank_grpo.yaml", "sft.yaml"} | hosts | algorithms
+
+
+def test_full_scale_rl_is_the_papers(defaults: dict[str, DictConfig]) -> None:
+    config = defaults["rank_grpo"]
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert config.trainer.n_gpus_per_node == 4  # what the machine has
+    assert (config.data.train_batch_size, rollout.n) == (48, 8)  # 384 responses
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 1024)
+    assert (actor.optim.lr, actor.optim.betas, actor.optim.get("lr_scheduler_type")) == (1e-6, [0.9, 0.99], "constant")
+    assert not actor.optim.lr_warmup_steps_ratio
+    assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.001)
+    assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, 48)  # mu = 1
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
+    assert (config.trainer.total_epochs, config.data.seed) == (2, 3407)
+    assert config.convrec.num_items == 20
+    assert (config.convrec.reward, config.convrec.preset) == ("exp_inf", "paper")
+    assert (config.convrec.overflow_penalty, config.convrec.underflow_penalty) == (-0.1, -0.1)
+    assert (config.convrec.matching, config.convrec.year_tolerance, config.convrec.fuzzy_cutoff) == ("fuzzy", 2, 90)
+
+
+def test_full_scale_sft_is_the_papers(defaults: dict[str, DictConfig]) -> None:
+    config = defaults["sft"]
+    assert config.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert config.data.train_batch_size == 4 * 12 * 8
+    assert config.data.max_length == 1024
+    optim = config.optim
+    assert (optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps_ratio) == (5e-5, "cosine", 0.05)
+    assert (config.trainer.total_epochs, config.trainer.save_freq) == (10, 100)
+    assert (config.trainer.seed, config.data.seed) == (3407, 3407)
+    assert "hf_model" in config.checkpoint.save_contents
+
+
+def test_no_config_or_environment_of_a_job_holds_a_secret(
+    clean_environment: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SWANLAB_API_KEY", "a-secret")
+    config = settings.compose("rank_grpo", [])
+    assert "swanlab" in config.trainer.logger
+    settings.save_config(config, tmp_path)
+    assert "a-secret" not in (tmp_path / "config.yaml").read_text()
+
+
+def test_readme_has_the_codes_table() -> None:
+    assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8"), "paste the output of: python -m recipes.variables"
+
+
+def _shipped(recipe: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        return hydra_compose(recipe, overrides=list(overrides))
