@@ -1,5 +1,8 @@
 """What a recipe checks before anything expensive starts. Each failure names the variable, file or row and the mend."""
 
+import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -7,20 +10,14 @@ from omegaconf import DictConfig
 from convrec.catalog import load_catalog
 from convrec.checkpoints import check_model_path
 from convrec.errors import UserError
-from convrec.schema import validate_catalog, validate_rl_table, validate_sft_table
-
-
-def check_files(variable: str, files: str | list[str]) -> list[str]:
-    paths = [files] if isinstance(files, str) else list(files)
-    for path in paths:
-        if not Path(path).is_file():
-            raise UserError(f"{variable}={path}: no such file")
-    return paths
+from convrec.schema import TableReport, validate_rl_table, validate_sft_table
+from recipes import host
 
 
 def check_rank_grpo(config: DictConfig) -> list[str]:
     """Raise UserError for settings or data that cannot train; return warnings for what can but looks wrong."""
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    rollout, actor, ours = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.convrec
+    prompts = config.data.train_batch_size
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
         raise UserError(
             f"actor_rollout_ref.rollout: temperature={rollout.temperature}, top_p={rollout.top_p}, "
@@ -29,63 +26,103 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         )
     if rollout.n < 2:
         raise UserError(f"ROLLOUT_N={rollout.n}: advantages compare the rollouts of a prompt, so at least 2 are needed")
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    responses = config.data.train_batch_size * rollout.n
-    if responses % devices:
+    devices = _check_devices(config)
+    if prompts * rollout.n % devices:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} x ROLLOUT_N={rollout.n} = {responses} responses do not "
-            f"divide over {devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
+            f"TRAIN_BATCH_SIZE={prompts} x ROLLOUT_N={rollout.n} = {prompts * rollout.n} responses do not divide over "
+            f"{devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
         )
-    if config.data.train_batch_size % actor.ppo_mini_batch_size:
+    if prompts % actor.ppo_mini_batch_size:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} is not a multiple of "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}"
+            f"TRAIN_BATCH_SIZE={prompts} is not a multiple of "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}: choose a multiple"
         )
     if devices % rollout.tensor_model_parallel_size:
         raise UserError(
-            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run"
+            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
+            "choose a divisor"
         )
-    if config.convrec.reward == "exp_gamma" and not (config.convrec.gamma and config.convrec.gamma > 1):
-        raise UserError(f"REWARD=exp_gamma needs convrec.gamma above 1, not {config.convrec.gamma}")
-    schedule = config.convrec.lr_schedule
+    if ours.reward == "exp_gamma" and not (ours.gamma and ours.gamma > 1):
+        raise UserError(f"REWARD=exp_gamma needs convrec.gamma above 1, not {ours.gamma}: add convrec.gamma=2")
+    schedule = ours.lr_schedule
     if schedule and (schedule[0][0] != 0 or [s for s, _ in schedule] != sorted({s for s, _ in schedule})):
         raise UserError(
-            f"convrec.lr_schedule={schedule}: (step, lr) pairs in rising order of step, the first at step 0"
+            f"convrec.lr_schedule={schedule}: give (step, lr) pairs in rising order of step, the first at step 0"
         )
-    check_model_path(config.actor_rollout_ref.model.path)
+    lengths = {
+        "MAX_PROMPT_LENGTH": config.data.max_prompt_length,
+        "MAX_RESPONSE_LENGTH": config.data.max_response_length,
+    }
+    _check_model(config.actor_rollout_ref.model.path, lengths)
 
-    warnings: list[str] = []
-    rows = 0
-    for path in check_files("TRAIN_FILE", config.data.train_files):
-        report = validate_rl_table(path)
-        rows += report.rows
-        warnings += report.warnings
-    if rows < config.data.train_batch_size:
-        raise UserError(f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}")
-    for path in check_files("VAL_FILE", config.data.val_files):
-        warnings += validate_rl_table(path).warnings
-    (catalog_file,) = check_files("CATALOG_FILE", config.convrec.catalog_file)
-    validate_catalog(catalog_file)
-    warnings += [f"{catalog_file}: {problem}" for problem in load_catalog(catalog_file).problems]
+    warnings = _check_tables(config, validate_rl_table)
+    catalog_file = ours.catalog_file
+    _require_file("CATALOG_FILE", catalog_file)
+    problems = load_catalog(catalog_file).problems
+    warnings += [f"{catalog_file}: {problem}" for problem in problems[:5]]
+    if len(problems) > 5:
+        warnings.append(f"{catalog_file}: {len(problems) - 5} more such entries")
     return warnings
 
 
 def check_sft(config: DictConfig) -> list[str]:
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    """As `check_rank_grpo`, for SFT."""
+    devices = _check_devices(config)
     if config.data.train_batch_size % devices:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} does not divide over {devices} devices: choose a multiple"
+            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} does not divide over {devices} devices "
+            "(N_GPUS_PER_NODE x N_NODES): choose a multiple"
         )
-    check_model_path(config.model.path)
+    _check_model(config.model.path, {"MAX_LENGTH": config.data.max_length})
+    return _check_tables(config, validate_sft_table)
+
+
+def _check_devices(config: DictConfig) -> int:
+    wanted = config.trainer.n_gpus_per_node
+    if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
+        present = host.num_accelerators()
+        if wanted > present:
+            raise UserError(
+                f"N_GPUS_PER_NODE={wanted}, but this machine has {present} GPUs: lower it, or set RAY_ADDRESS to "
+                "train on a cluster"
+            )
+    return wanted * config.trainer.nnodes
+
+
+def _check_model(model_path: str, lengths: dict[str, int]) -> None:
+    """The model is there and has room for these lengths together; a model still to be downloaded is not looked into."""
+    check_model_path(model_path)
+    file = Path(model_path).expanduser() / "config.json"
+    limit = json.loads(file.read_text()).get("max_position_embeddings") if file.exists() else None
+    if limit and sum(lengths.values()) > limit:
+        asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
+        raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
+
+
+def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
     warnings: list[str] = []
     rows = 0
-    for path in check_files("TRAIN_FILE", config.data.train_files):
-        report = validate_sft_table(path)
+    for path in _files("TRAIN_FILE", config.data.train_files):
+        report = validate(path)
         rows += report.rows
         warnings += report.warnings
     if rows < config.data.train_batch_size:
-        raise UserError(f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}")
-    if config.data.val_files:
-        for path in check_files("VAL_FILE", config.data.val_files):
-            warnings += validate_sft_table(path).warnings
+        raise UserError(
+            f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}: lower the "
+            "batch size"
+        )
+    for path in _files("VAL_FILE", config.data.val_files):
+        warnings += validate(path).warnings
     return warnings
+
+
+def _files(variable: str, files: str | Sequence[str] | None) -> list[str]:
+    paths = [files] if isinstance(files, str) else list(files or ())
+    for path in paths:
+        _require_file(variable, path)
+    return paths
+
+
+def _require_file(variable: str, path: str) -> None:
+    if not Path(path).is_file():
+        raise UserError(f"{variable}={path}: no such file; name one, or make sample data: python -m data_prep.sample")

@@ -1,0 +1,276 @@
+"""Bad input is one clear message and exit status 2, before Ray, torch.distributed or a run folder exists."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.schema import RL_SCHEMA
+from recipes import checks, host, rank_grpo, settings, sft
+from recipes.variables import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As much of a model as the checks look at."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 1024}))
+    return folder
+
+
+@pytest.fixture
+def good(sample: Path, model: Path, tmp_path: Path) -> dict[str, str]:
+    return {
+        "MODEL_PATH": str(model),
+        "TRAIN_FILE": str(sample / "train.parquet"),
+        "VAL_FILE": str(sample / "validation.parquet"),
+        "CATALOG_FILE": str(sample / "catalog.parquet"),
+        "SAVE_PATH": str(tmp_path / "run"),
+        "TRAIN_BATCH_SIZE": "4",
+        "ROLLOUT_N": "2",
+        "MAX_PROMPT_LENGTH": "256",
+        "MAX_RESPONSE_LENGTH": "128",
+    }
+
+
+@pytest.fixture
+def good_sft(good: dict[str, str], sample: Path) -> dict[str, str]:
+    files = {
+        "TRAIN_FILE": str(sample / "sft_train.parquet"),
+        "VAL_FILE": str(sample / "sft_validation.parquet"),
+    }
+    return good | files
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+
+
+@pytest.fixture
+def refused(
+    good: dict[str, str],
+    good_sft: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Refused:
+    """Run a recipe with these variables and overrides; assert that it is refused, and return the message."""
+    import ray
+
+    def run(*overrides: str, recipe: Any = rank_grpo, **variables: str) -> str:
+        _set(monkeypatch, (good if recipe is rank_grpo else good_sft) | variables)
+
+        def must_not_train(*args: Any) -> None:
+            raise AssertionError("training began")
+
+        monkeypatch.setattr(recipe, "train", must_not_train)
+        status = recipe.main(list(overrides))
+        out, err = capfd.readouterr()
+        assert status == 2, err
+        assert out == ""
+        assert err.startswith("error: ")
+        assert "Traceback" not in err
+        assert not ray.is_initialized()
+        assert not Path(good["SAVE_PATH"]).exists()
+        return err.removeprefix("error: ").strip()
+
+    return run
+
+
+def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]], Any]) -> str:
+    """A copy of the RL table with `change` made to its rows."""
+    rows = pq.read_table(source).to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), target)
+    return str(target)
+
+
+def test_the_settings_these_tests_break_are_good(
+    good: dict[str, str], good_sft: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set(monkeypatch, good)
+    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
+    _set(monkeypatch, good_sft)
+    assert checks.check_sft(settings.compose("sft", [])) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model: no such folder, and not a Hugging Face id"),
+        ({"TRAIN_FILE": "/no/train.parquet"}, "TRAIN_FILE=/no/train.parquet: no such file"),
+        ({"VAL_FILE": "/no/val.parquet"}, "VAL_FILE=/no/val.parquet: no such file"),
+        ({"CATALOG_FILE": "/no/catalog.parquet"}, "CATALOG_FILE=/no/catalog.parquet: no such file"),
+        ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt, so at least 2"),
+        ({"REWARD": "ndcg"}, "REWARD=ndcg: expected one of exp_inf, log_decay, exp_gamma"),
+        ({"REWARD": "exp_gamma"}, "REWARD=exp_gamma needs convrec.gamma above 1, not None"),
+        ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 x ROLLOUT_N=2 = 8 responses do not divide over 3 devices"),
+        ({"TENSOR_PARALLEL": "2"}, "TENSOR_PARALLEL=2 does not divide the 1 devices"),
+        ({"TRAIN_BATCH_SIZE": "41"}, "TRAIN_FILE has 40 rows, fewer than TRAIN_BATCH_SIZE=41"),
+        ({"MAX_RESPONSE_LENGTH": "800"}, "MAX_PROMPT_LENGTH=256 + MAX_RESPONSE_LENGTH=800: more tokens than the 1024"),
+    ],
+)
+def test_wrong_variable(refused: Refused, variables: dict[str, str], said: str) -> None:
+    message = refused(**variables)
+    assert message.startswith(said)
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9"),
+        ("actor_rollout_ref.rollout.temperature=0.7", "temperature=0.7"),
+        ("actor_rollout_ref.rollout.top_k=50", "top_k=50"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "TRAIN_BATCH_SIZE=4 is not a multiple of"),
+        ("convrec.lr_schedule=[[5,1e-6]]", "the first at step 0"),
+        ("actor_rollout_ref.rollout.temprature=1", "temprature"),
+    ],
+)
+def test_wrong_override(refused: Refused, override: str, said: str) -> None:
+    assert said in refused(override)
+
+
+def test_missing_column_is_named_with_those_that_are_there(refused: Refused, sample: Path, tmp_path: Path) -> None:
+    file = tmp_path / "no_seen.parquet"
+    pq.write_table(pq.read_table(sample / "train.parquet").drop_columns(["seen_titles"]), file)
+    message = refused(TRAIN_FILE=str(file))
+    assert message.startswith(f"{file}: no column seen_titles; it has prompt, ")
+
+
+def test_wrong_type_is_named_with_the_right_one(refused: Refused, sample: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text.parquet"
+    table = pq.read_table(sample / "train.parquet")
+    column = table.schema.get_field_index("seen_titles")
+    pq.write_table(table.set_column(column, "seen_titles", pa.array(["Heat"] * len(table))), file)
+    message = refused(TRAIN_FILE=str(file))
+    assert message.startswith(f"{file}: column seen_titles is string, not list<")
+    assert "write it in that type" in message
+
+
+def test_empty_ground_truth_is_named_by_row(refused: Refused, sample: Path, tmp_path: Path) -> None:
+    def empty(rows: list[dict[str, Any]]) -> None:
+        rows[3]["groundtruth_with_release_year"] = []
+        rows[17]["groundtruth_with_release_year"] = []
+
+    file = _changed(sample / "train.parquet", tmp_path / "empty.parquet", empty)
+    message = refused(TRAIN_FILE=file)
+    assert message.startswith(f"{file}: rows 3, 17: no ground truth")
+    assert "drop these rows" in message
+
+
+def test_prompt_that_is_no_user_message_is_named_by_row(refused: Refused, sample: Path, tmp_path: Path) -> None:
+    file = _changed(
+        sample / "validation.parquet",
+        tmp_path / "two_messages.parquet",
+        lambda rows: rows[2]["prompt"].append({"role": "assistant", "content": "Heat (1995)"}),
+    )
+    assert refused(VAL_FILE=file).startswith(f"{file}: row 2: `prompt` is not exactly one user message")
+
+
+def test_a_file_that_is_no_parquet(refused: Refused, tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    file.write_text("prompt,seen_titles\n")
+    assert refused(TRAIN_FILE=str(file)).startswith(f"{file}: not readable as parquet")
+
+
+@pytest.mark.parametrize("years", ["no column", "all null"])
+def test_catalog_without_years(refused: Refused, tmp_path: Path, years: str) -> None:
+    file = tmp_path / "catalog.parquet"
+    columns: dict[str, Any] = {"title": ["Heat", "Alien"]}
+    if years == "all null":
+        columns["year"] = pa.array([None, None], pa.int32())
+    pq.write_table(pa.table(columns), file)
+    message = refused(CATALOG_FILE=str(file))
+    assert str(file) in message
+    assert "year" in message
+
+
+def test_a_broken_year_is_only_a_warning(
+    good: dict[str, str], sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "catalog.parquet"
+    catalog = pq.read_table(sample / "catalog.parquet").to_pylist()
+    catalog[4]["year"] = 201
+    pq.write_table(pa.Table.from_pylist(catalog), file)
+    _set(monkeypatch, good | {"CATALOG_FILE": str(file)})
+    (warning,) = checks.check_rank_grpo(settings.compose("rank_grpo", []))
+    assert warning.startswith(f"{file}: row 4: ")
+    assert "201" in warning
+
+
+def test_more_gpus_than_there_are(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, good | {"N_GPUS_PER_NODE": "8"})
+    monkeypatch.setattr(host, "num_accelerators", lambda: 2)
+    config = settings.compose("rank_grpo", [])
+    with pytest.raises(ValueError, match="N_GPUS_PER_NODE=8, but this machine has 2 GPUs"):
+        checks.check_rank_grpo(config)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # a cluster's GPUs are not this machine's
+    checks.check_rank_grpo(config)
+
+
+def test_sft_without_completions(refused: Refused, sample: Path) -> None:
+    file = sample / "train.parquet"
+    message = refused(recipe=sft, TRAIN_FILE=str(file))
+    assert message.startswith(f"{file}: no column completion; it has prompt, ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model: no such folder"),
+        ({"TRAIN_FILE": "/no/train.parquet"}, "TRAIN_FILE=/no/train.parquet: no such file"),
+        ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 does not divide over 3 devices"),
+        ({"MAX_LENGTH": "2048"}, "MAX_LENGTH=2048: more tokens than the 1024 positions"),
+        ({"SEED": "today"}, "SEED=today: expected an integer"),
+    ],
+)
+def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
+    assert refused(recipe=sft, **variables).startswith(said)
+
+
+def test_a_finished_run_is_left_alone(
+    good: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(good["SAVE_PATH"])
+    run.mkdir()
+    (run / "latest_checkpointed_iteration.txt").write_text("7")
+    _set(monkeypatch, good | {"TOTAL_STEPS": "7"})
+    assert rank_grpo.main([]) == 0
+    assert "already has its 7 steps" in capfd.readouterr().err
+    assert [path.name for path in run.iterdir()] == ["latest_checkpointed_iteration.txt"]
+
+
+@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh"])
+def test_script_from_another_folder(script: str, good: dict[str, str], tmp_path: Path) -> None:
+    environment = {**os.environ, **good, "TRAIN_FILE": "here/train.parquet", "PYTHON": sys.executable}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        ["bash", str(ROOT / script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"error: TRAIN_FILE={tmp_path}/here/train.parquet: no such file" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh"])
+def test_wrong_value_stops_before_it_is_submitted(script: str, tmp_path: Path) -> None:
+    """Nothing listens at the address: the variable is looked at first."""
+    environment = {**os.environ, "RAY_ADDRESS": "http://127.0.0.1:9", "SEED": "today", "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", str(ROOT / script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "error: SEED=today: expected an integer" in done.stderr
