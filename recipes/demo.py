@@ -1,0 +1,283 @@
+"""The whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluation before and after, a report.
+
+    make demo            (or: python -m recipes.demo [--out outputs/demo])
+
+Every part is the real one: the scripts run_sft.sh and run_rank_grpo.sh, which drive verl, Ray, FSDP2 and vLLM. An
+interrupted demo continues where it was; a finished one is left alone.
+
+OUT/summary.json:
+    models             {"popularity" | "sft" | "rank_grpo": {"recall@5": {"mean", "se"}, ..., "ndcg@20": {"mean", "se"},
+                       "catalog_hit_ratio", "n"}}: test split, protocol `paper`, standard errors by bootstrap
+    gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
+    seconds            {phase: seconds}, summed over the starts of an interrupted demo
+    peak_memory_bytes  largest sum of the processes' proportional set sizes, sampled every 2 s
+    versions           {package: version} and "python"
+    settings           what was trained
+    report             path of the HTML report
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from convrec.errors import UserError
+from convrec.report import return_per_rank, series, table_row, text_table, write_report
+from convrec.runs import latest_step, read_metrics
+from convrec.tiny_model import make_tiny_model, read_texts, read_titles
+from recipes.evaluate import evaluate, examples
+
+HERE = Path(__file__).resolve().parent.parent
+KS = (5, 10, 20)
+PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
+
+SFT_STEPS = 450
+RL_STEPS = 100
+SFT = {
+    "TRAIN_BATCH_SIZE": "16",
+    "LR": "4e-3",
+    "TOTAL_EPOCHS": "1000",
+    "SAVE_KEEP": "1",
+    "MAX_LENGTH": "384",
+}
+RANK_GRPO = {
+    "TRAIN_BATCH_SIZE": "16",
+    "ROLLOUT_N": "8",
+    "LR": "3e-4",
+    "TOTAL_EPOCHS": "1000",
+    "SAVE_KEEP": "1",
+    "MAX_PROMPT_LENGTH": "256",
+    "MAX_RESPONSE_LENGTH": "100",
+}
+
+
+def schedule(steps: int) -> dict[str, str]:
+    """Save at thirds, so that an interruption costs little; validate five times."""
+    return {
+        "TOTAL_STEPS": str(steps),
+        "SAVE_FREQ": str(max(1, steps // 3)),
+        "TEST_FREQ": str(max(1, steps // 5)),
+    }
+
+
+class Progress:
+    """What earlier starts of this demo have used: OUT/progress.json."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out / "progress.json"
+        saved = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.seconds: dict[str, float] = saved.get("seconds", {})
+        self.peak_memory_bytes: int = saved.get("peak_memory_bytes", 0)
+
+    def save(self) -> None:
+        write_json(self.path, {"seconds": self.seconds, "peak_memory_bytes": self.peak_memory_bytes})
+
+    @contextmanager
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        say(f"[{name}] {text}")
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
+            self.save()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    partial.replace(path)
+
+
+@contextmanager
+def memory_watch(progress: Progress) -> Iterator[None]:
+    """Sample this process and its descendants; shared pages count once (proportional set size)."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(2.0):
+            total = 0
+            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.Error:  # it ended meanwhile
+                    continue
+            progress.peak_memory_bytes = max(progress.peak_memory_bytes, total)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+
+
+def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
+    """bash run_*.sh with these variables and no others of ours from the caller's shell."""
+    from recipes.variables import VARIABLES
+
+    environment = {key: value for key, value in os.environ.items() if key not in {v.name for v in VARIABLES}}
+    environment.pop("RAY_ADDRESS", None)
+    environment |= variables | {"PYTHON": sys.executable}
+    status = subprocess.run(["bash", str(HERE / name), *overrides], env=environment, check=False).returncode
+    if status:
+        raise UserError(f"{name} ended with status {status}; its last lines are above. The same command resumes.")
+
+
+def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
+    """Run what is missing of the demo and return the path of summary.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    progress = Progress(out)
+    data, start, sft, rl = out / "data", out / "model", out / "sft", out / "rank_grpo"
+    files = {
+        "TRAIN_FILE": str(data / "train.parquet"),
+        "VAL_FILE": str(data / "validation.parquet"),
+        "CATALOG_FILE": str(data / "catalog.parquet"),
+    }
+    with memory_watch(progress):
+        if not data.exists():
+            with progress.phase("data", "conversations about real films with made-up tastes"):
+                subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
+        if not start.exists():
+            with progress.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
+                make_tiny_model(start, read_texts([data]), read_titles([data]))
+        if latest_step(sft) < sft_steps:
+            with progress.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
+                demonstrations = {
+                    "TRAIN_FILE": str(data / "sft_train.parquet"),
+                    "VAL_FILE": str(data / "sft_validation.parquet"),
+                }
+                variables = (
+                    SFT | schedule(sft_steps) | demonstrations | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)}
+                )
+                run_script("run_sft.sh", variables)
+        if latest_step(rl) < rl_steps:
+            with progress.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
+                variables = RANK_GRPO | schedule(rl_steps) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
+                run_script("run_rank_grpo.sh", variables, "data.val_max_samples=128")
+        with progress.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
+            scored = {name: _evaluate(out, name, folder) for name, folder in (("sft", sft), ("rank_grpo", rl))}
+    with progress.phase("report", "tables, curves, conversations"):
+        settings = {"sft": SFT | schedule(sft_steps), "rank_grpo": RANK_GRPO | schedule(rl_steps)}
+        summary = _summarise(scored, settings, progress)
+        report = _report(out, summary, scored)
+    summary["seconds"] = progress.seconds
+    summary["report"] = str(report)
+    write_json(out / "summary.json", summary)
+    rows = [table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")]
+    say("\n" + text_table(rows))
+    for name in ("recall@20", "ndcg@20"):
+        gain = summary["gain"][name]
+        say(f"rank_grpo minus sft, {name}: {gain['mean']:+.4f} ± {gain['se']:.4f}, row by row")
+    say(
+        f"{sum(progress.seconds.values()) / 60:.1f} minutes, {progress.peak_memory_bytes / 2**30:.1f} GiB at most\n"
+        f"report: {report}\nsummary:"
+    )
+    return out / "summary.json"
+
+
+def _evaluate(out: Path, name: str, model: Path) -> dict[str, Any]:
+    return evaluate(
+        model=model,
+        data=out / "data" / "test.parquet",
+        catalog=out / "data" / "catalog.parquet",
+        train=out / "data" / "train.parquet",
+        out=out / "evaluation" / name,
+        ks=KS,
+        max_prompt_length=int(RANK_GRPO["MAX_PROMPT_LENGTH"]),
+        max_response_length=int(RANK_GRPO["MAX_RESPONSE_LENGTH"]),
+        against=out / "evaluation" / "sft" if name == "rank_grpo" else None,
+    )
+
+
+def _results(scored: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    if name == "popularity":
+        return scored["sft"]["results"]["paper"]["popularity"]
+    return scored[name]["results"]["paper"]["model"]
+
+
+def _summarise(scored: dict[str, dict[str, Any]], settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    metrics = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in KS]
+    models = {
+        name: {key: _results(scored, name)[key] for key in (*metrics, "catalog_hit_ratio", "n")}
+        for name in ("popularity", "sft", "rank_grpo")
+    }
+    return {
+        "models": models,
+        "gain": {key: value for key, value in scored["rank_grpo"]["paired"].items() if key != "against"},
+        "seconds": progress.seconds,
+        "peak_memory_bytes": progress.peak_memory_bytes,
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "settings": settings,
+        "report": None,
+    }
+
+
+def _report(out: Path, summary: dict[str, Any], scored: dict[str, dict[str, Any]]) -> Path:
+    metrics = series(read_metrics(out / "rank_grpo"))
+    settings = {
+        f"{phase} {name}": value for phase, values in summary["settings"].items() for name, value in values.items()
+    }
+    return write_report(
+        out / "report.html",
+        title="Rank-GRPO demo",
+        settings=settings | summary["versions"],
+        table=[table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")],
+        curves={"validation NDCG@20": metrics["val/ndcg"]} if "val/ndcg" in metrics else {},
+        return_per_rank=return_per_rank(metrics),
+        examples=examples(
+            out / "evaluation" / "sft",
+            out / "evaluation" / "rank_grpo",
+            catalog=out / "data" / "catalog.parquet",
+            data=out / "data" / "test.parquet",
+            names=("SFT", "Rank-GRPO"),
+        ),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--sft-steps", type=int, default=SFT_STEPS)
+    parser.add_argument("--rl-steps", type=int, default=RL_STEPS)
+    options = parser.parse_args()
+    out: Path = options.out
+    summary = out / "summary.json"
+    if summary.exists():
+        say(f"{out} holds a finished demo, which is not overwritten. To start anew: rm -r {out} && make demo")
+        print(summary)
+        return 0
+    free = shutil.disk_usage(out.parent if out.parent.exists() else Path.cwd()).free
+    if free < 2 * 2**30:
+        say(f"error: {out}: the demo needs 2 GiB of disk, {free / 2**30:.1f} GiB are free")
+        return 2
+    try:
+        print(run(out.resolve(), options.sft_steps, options.rl_steps))
+    except UserError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; the same command resumes")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""One set-up for the slow tests: the demo, cut to a few steps, run as a user runs it and interrupted once."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from convrec.runs import latest_step
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
+SFT_STEPS, RL_STEPS = 40, 4
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.e2e)
+
+
+class Demo:
+    """What the two starts of the small demo left behind."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.files = {
+            "TRAIN_FILE": str(out / "data" / "train.parquet"),
+            "VAL_FILE": str(out / "data" / "validation.parquet"),
+            "CATALOG_FILE": str(out / "data" / "catalog.parquet"),
+        }
+
+    def start(self) -> subprocess.Popen:
+        command = [sys.executable, "-m", "recipes.demo", "--out", str(self.out)]
+        command += ["--sft-steps", str(SFT_STEPS), "--rl-steps", str(RL_STEPS)]
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+
+def descendants(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory) -> Demo:
+    demo = Demo(tmp_path_factory.mktemp("demo") / "out")
+
+    # first start: Ctrl-C (a signal to the whole foreground group) once Rank-GRPO has a checkpoint
+    first = demo.start()
+    deadline = time.monotonic() + 600
+    while latest_step(demo.out / "rank_grpo") < 1:
+        assert first.poll() is None, first.communicate()[1][-3000:]
+        assert time.monotonic() < deadline, "no checkpoint of Rank-GRPO after 10 minutes"
+        time.sleep(0.5)
+    demo.children = descendants(first)
+    os.killpg(first.pid, signal.SIGINT)
+    _, demo.first_stderr = first.communicate(timeout=120)
+    demo.first_status = first.returncode
+    demo.step_when_stopped = latest_step(demo.out / "rank_grpo")
+    _, demo.left_behind = psutil.wait_procs(demo.children, timeout=20)
+
+    second = demo.start()
+    demo.stdout, demo.stderr = second.communicate(timeout=800)
+    demo.status = second.returncode
+    assert demo.status == 0, demo.stderr[-3000:]
+    return demo
+
+
+@pytest.fixture(scope="session")
+def recipe(demo):
+    """Run run_rank_grpo.sh from `root` on the demo's data with these variables; returns (status, stderr, log)."""
+
+    def run(save_path: Path, *overrides: str, root: Path = ROOT, **variables: str) -> tuple[int, str, str]:
+        environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(save_path), **demo.files}
+        environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256"}
+        environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "100", "TEST_FREQ": "100"} | variables
+        done = subprocess.run(
+            ["bash", str(root / "run_rank_grpo.sh"), "trainer.val_before_train=false", "data.val_max_samples=8", *overrides],
+            env=environment, cwd=save_path.parent, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        log = save_path / "run.log"
+        return done.returncode, done.stderr, log.read_text(errors="replace") if log.exists() else ""
+
+    return run
+
+
+@pytest.fixture
+def copy_of_project(tmp_path):
+    """A copy of the program in which a test can break something."""
+    copy = tmp_path / "copy"
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("run_sft.sh", "run_rank_grpo.sh"):
+        shutil.copy(ROOT / name, copy / name)
+
+    def replace(file: str, old: str, new: str) -> Path:
+        text = (copy / file).read_text()
+        assert old in text, f"{file} no longer holds {old!r}"
+        (copy / file).write_text(text.replace(old, new))
+        return copy
+
+    return replace

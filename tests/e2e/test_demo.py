@@ -1,0 +1,120 @@
+"""The demo end to end: sample data, SFT, Rank-GRPO through verl, Ray, FSDP2 and vLLM, evaluation, report."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.metrics import evaluate_row
+from convrec.runs import latest_step, read_metrics
+
+from .conftest import RL_STEPS, ROOT
+
+
+def test_ctrl_c_ends_every_process_and_says_how_to_go_on(demo):
+    assert demo.first_status == 130
+    assert "resumes" in demo.first_stderr
+    assert not demo.left_behind, [process.cmdline() for process in demo.left_behind]
+
+
+def test_demo_resumes_after_the_last_checkpoint(demo):
+    assert 1 <= demo.step_when_stopped < RL_STEPS
+    assert f"resuming after step {demo.step_when_stopped}" in demo.stderr
+    assert latest_step(demo.out / "rank_grpo") == RL_STEPS
+    steps = [row["step"] for row in read_metrics(demo.out / "rank_grpo") if "actor/policy_loss" in row]
+    assert steps == list(range(1, RL_STEPS + 1))
+
+
+def test_summary_has_its_schema_and_the_path_is_the_last_line(demo):
+    path = demo.out / "summary.json"
+    assert demo.stdout.strip().splitlines()[-1] == str(path)
+    summary = json.loads(path.read_text())
+    assert set(summary["models"]) == {"popularity", "sft", "rank_grpo"}
+    for model in summary["models"].values():
+        for metric in ("recall", "ndcg"):
+            for k in (5, 10, 20):
+                value = model[f"{metric}@{k}"]
+                assert 0 <= value["mean"] <= 1
+                assert 0 <= value["se"] < 0.1
+        assert 0 <= model["catalog_hit_ratio"] <= 1
+    assert set(summary["seconds"]) >= {"data", "model", "sft", "rank_grpo", "evaluation", "report"}
+    assert 2**30 < summary["peak_memory_bytes"] < 16 * 2**30
+    assert summary["versions"]["verl"] == "0.9.1"
+    report = (demo.out / "report.html").read_text()
+    assert summary["report"] == str(demo.out / "report.html")
+    assert "http://" not in report.replace("http://www.w3.org", "")  # readable without a network
+
+
+def test_the_terminal_is_quiet_and_names_the_log(demo):
+    lines = [line for line in demo.stderr.replace("\r", "\n").splitlines() if line.strip() and "%|" not in line]
+    assert len(lines) < 60, "\n".join(lines)
+    assert "run.log" in demo.stderr
+    assert not [line for line in lines if "WARNING" in line or "pid=" in line]
+
+
+def test_a_finished_demo_is_not_overwritten(demo):
+    before = (demo.out / "summary.json").stat().st_mtime_ns
+    command = [sys.executable, "-m", "recipes.demo", "--out", str(demo.out)]
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert "To start anew" in again.stderr
+    assert (demo.out / "summary.json").stat().st_mtime_ns == before
+
+
+def test_every_step_logs_the_ranks_and_the_rollouts_are_the_policys(demo):
+    rows = [row for row in read_metrics(demo.out / "rank_grpo") if "actor/policy_loss" in row]
+    for row in rows:
+        # fp32 on CPU; 4e-6 was seen, and a stale head gives whole units
+        assert row["actor/rollout_diff_max"] < 1e-3
+        assert row["actor/rollout_diff_mean"] <= row["actor/rollout_diff_max"]
+        assert math.isclose(row["actor/ratio_mean/all"], 1.0)  # mu = 1
+        assert {f"rank_grpo/return@{k}" for k in (1, 2, 5, 10, 15, 20)} <= set(row)
+        assert {"actor/kl", "actor/entropy", "rank_grpo/catalog_hit_ratio", "rank_grpo/truncated"} <= set(row)
+    # mu = 1 skips the old-log-prob pass; only the first step of a start makes it, to compare rollout and actor
+    first_starts = {1, demo.step_when_stopped + 1}
+    skipped = [row["timing_s/old_log_prob"] for row in rows if row["step"] not in first_starts]
+    made = [row["timing_s/old_log_prob"] for row in rows if row["step"] in first_starts]
+    assert skipped
+    assert max(skipped) < min(made) / 5
+
+
+def test_evaluation_agrees_with_the_validation_of_training(demo):
+    """Training's val/ndcg (positions kept, `strict`) on its rows = our metrics on evaluation's own generations."""
+    from convrec.catalog import load_catalog
+    from convrec.matching import Matcher
+    from convrec.ranks import parse_items
+    from recipes.evaluate import evaluate
+
+    from convrec.dataset import read_rows
+    from convrec.schema import PROMPT_COLUMNS
+
+    last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]
+    out = demo.out / "validation"
+    evaluate(
+        model=demo.out / "rank_grpo",
+        data=demo.files["VAL_FILE"],
+        catalog=demo.files["CATALOG_FILE"],
+        out=out,
+        max_prompt_length=256,
+        max_response_length=100,
+        protocols=("strict",),
+        progress=False,
+    )
+    texts = {row["sample_id"]: row["text"] for row in pq.read_table(out / "rows.parquet").to_pylist()}
+    matcher = Matcher(load_catalog(demo.files["CATALOG_FILE"]))
+    rows = read_rows([demo.files["VAL_FILE"]], PROMPT_COLUMNS, 128, 3407).to_pylist()
+    ndcg = [
+        evaluate_row(
+            parse_items(texts[row["sample_id"]]),
+            [tuple(truth) for truth in row["groundtruth_with_release_year"]],
+            row["seen_titles"],
+            matcher,
+            "strict",
+            (20,),
+        )["ndcg@20"]
+        for row in rows
+    ]
+    assert last["step"] == RL_STEPS
+    assert last["val/ndcg"] == pytest.approx(sum(ndcg) / len(ndcg), abs=1e-6)
