@@ -1,0 +1,338 @@
+"""A smaller real task: the most mentioned titles of a data set as catalog, and a retrieval teacher's lists for SFT.
+
+    python -m data_prep.retrieval --source data/redial --out data/redial_small --titles 200 --num-items 10
+
+--source holds train.parquet and validation.parquet (schema.RL_SCHEMA; a sample_id is `conversation_turn`, like
+`redial_15875_t6`). Written to --out, whole or not at all:
+
+    catalog.parquet                             the --titles titles that are ground truth most often in train
+    train, validation, test.parquet             rows with a ground truth in the catalog (its others are dropped), asked
+                                                for --num-items; test is held out of train by whole conversations
+    sft_train.parquet, sft_validation.parquet   the teacher's lists; sft_train has every cut of a training conversation
+                                                after a user's turn, sft_validation the rows of validation
+
+The teacher has read the training conversations and no others, never the one it answers: it adds up what was
+recommended in similar ones (TF-IDF of words and titles), together with the titles named, and at all.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy import sparse
+from tqdm import tqdm
+
+from convrec.catalog import Catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.metrics import evaluate_row, popularity_baseline, summarise
+from convrec.ranks import Item, format_item, parse_items
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt, validate_rl_table
+
+Pair = tuple[str, str]  # title, year as text
+NEIGHBOURS = 50
+SHRINKAGE = 5.0  # conversations that a title's co-occurrences are divided by beside its own: rare titles say little
+# weights of the three parts, each scaled to a largest value of 1 in its row
+SIMILAR, TOGETHER, POPULAR = 1.0, 0.7, 0.5
+_TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)
+_WORD = re.compile(r"[a-z']{2,}")
+
+
+def conversation_of(sample_id: str) -> str:
+    """`redial_15875_t6` -> `redial_15875`."""
+    return re.sub(r"_t\d+$", "", sample_id)
+
+
+def truth_of(row: dict) -> list[Pair]:
+    return [(title, year) for title, year in row["groundtruth_with_release_year"]]
+
+
+def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
+    """(kept, held out): whole conversations, drawn with the seed, until `at_least` rows are held out."""
+    sizes = Counter(conversation_of(row["sample_id"]) for row in rows)
+    names = sorted(sizes)
+    order = np.random.default_rng(seed).permutation(len(names))
+    out: set[str] = set()
+    count = 0
+    for index in order:
+        if count >= at_least:
+            break
+        out.add(names[index])
+        count += sizes[names[index]]
+    is_out = [conversation_of(row["sample_id"]) in out for row in rows]
+    return (
+        [row for row, held in zip(rows, is_out, strict=True) if not held],
+        [row for row, held in zip(rows, is_out, strict=True) if held],
+    )
+
+
+def most_mentioned(rows: list[dict], count: int) -> dict[Pair, int]:
+    """The `count` ground truths in most rows, with that number; ties by name."""
+    mentions = Counter(pair for row in rows for pair in dict.fromkeys(truth_of(row)))
+    return dict(sorted(mentions.items(), key=lambda entry: (-entry[1], entry[0]))[:count])
+
+
+def reduce_rows(rows: list[dict], catalog: Iterable[Pair], num_items: int) -> list[dict]:
+    """Rows with a ground truth in the catalog, that part of it, and the instruction asking for `num_items`."""
+    known = set(catalog)
+    reduced = []
+    for row in rows:
+        if truth := [pair for pair in truth_of(row) if pair in known]:
+            reduced.append(_row(row, conversation_text(row), row["sample_id"], row["seen_titles"], truth, num_items))
+    return reduced
+
+
+def conversation_text(row: dict) -> str:
+    return split_prompt(row["prompt"][0]["content"])[1]
+
+
+def cuts(rows: list[dict], num_items: int) -> list[dict]:
+    """Every beginning of each conversation that ends with a user's turn, with the seen titles it names.
+
+    A conversation is the longest of its rows' prompts. Rows have no ground truth: they are for demonstrations.
+    """
+    longest: dict[str, dict] = {}
+    seen: dict[str, dict[str, None]] = {}
+    for row in rows:
+        name = conversation_of(row["sample_id"])
+        seen.setdefault(name, {}).update(dict.fromkeys(row["seen_titles"]))
+        if name not in longest or len(conversation_text(row)) > len(conversation_text(longest[name])):
+            longest[name] = row
+    result = []
+    for name, row in longest.items():
+        text = conversation_text(row)
+        turns = list(_TURN.finditer(text))
+        next_turns = [turn.start() for turn in turns[1:]] + [len(text)]
+        ends = [end for turn, end in zip(turns, next_turns, strict=False) if turn[1] == "USER"]
+        for turn, end in enumerate(ends):
+            named = [title for title in seen[name] if f"{title} (" in text[:end]]
+            result.append(_row(row, text[:end], f"{name}_t{turn}", named, [], num_items))
+    return result
+
+
+def _row(
+    row: dict, conversation: str, sample_id: str, seen: Sequence[str], truth: Sequence[Pair], num_items: int
+) -> dict:
+    return {
+        "prompt": [{"content": prompt_text(conversation, num_items), "role": row["prompt"][0]["role"]}],
+        "seen_titles": list(seen),
+        "groundtruth_with_release_year": [list(pair) for pair in truth],
+        "sample_id": sample_id,
+    }
+
+
+class RetrievalTeacher:
+    """Ranks the M catalog items for a conversation from R training rows; see the module's docstring.
+
+    score = SIMILAR * sum over the NEIGHBOURS most similar rows of cosine * [item is ground truth]
+          + TOGETHER * sum over titles named of (conversations with title and item) / (those with title + SHRINKAGE)
+          + POPULAR * log(1 + conversations with item),
+    each part divided by its largest value; all counts leave out the conversation that is asked about.
+    """
+
+    def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
+
+        self.catalog = list(catalog)
+        self.stop_words = ENGLISH_STOP_WORDS
+        item_of = {pair: m for m, pair in enumerate(self.catalog)}
+        names = list(dict.fromkeys(conversation_of(row["sample_id"]) for row in rows))
+        self.conversations = {name: c for c, name in enumerate(names)}
+        self.conversation_R = np.array([self.conversations[conversation_of(row["sample_id"])] for row in rows])
+
+        self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
+        self.features_RF = self.vectorizer.fit_transform(rows)
+        hits = [(r, item_of[pair]) for r, row in enumerate(rows) for pair in set(truth_of(row)) if pair in item_of]
+        self.truth_RM = _ones(hits, (len(rows), len(self.catalog)))
+
+        named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
+        self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
+        entries = [
+            (c, self.titles[title]) for c, some in zip(self.conversation_R, named, strict=True) for title in some
+        ]
+        self.named_CT = _ones(entries, (len(names), len(self.titles))).toarray()
+        self.items_CM = _ones([(self.conversation_R[r], m) for r, m in hits], (len(names), len(self.catalog))).toarray()
+        self.together_TM = self.named_CT.T @ self.items_CM
+
+    def _features(self, row: dict) -> list[str]:
+        titles = row["seen_titles"]
+        text = conversation_text(row)
+        for title in titles:
+            text = text.replace(title, " ")
+        words = [word for word in _WORD.findall(text.lower()) if word not in self.stop_words and word != "user"]
+        return words + [f"title: {title}" for title in titles for _ in range(2)]
+
+    def scores(self, rows: list[dict]) -> np.ndarray:
+        """(rows, M) scores; -inf for titles seen in the conversation."""
+        similar_BR = (self.vectorizer.transform(rows) @ self.features_RF.T).toarray()
+        scores_BM = np.empty((len(rows), len(self.catalog)))
+        for b, row in enumerate(rows):
+            own = self.conversations.get(conversation_of(row["sample_id"]), -1)
+            similar_R = np.where(self.conversation_R == own, 0.0, similar_BR[b])
+            nearest = np.argsort(-similar_R, kind="stable")[:NEIGHBOURS]
+            similar_M = similar_R[nearest] @ self.truth_RM[nearest]
+
+            named_own_T = self.named_CT[own] if own >= 0 else np.zeros(len(self.titles))
+            items_own_M = self.items_CM[own] if own >= 0 else np.zeros(len(self.catalog))
+            together_M = np.zeros(len(self.catalog))
+            for title in row["seen_titles"]:
+                if (t := self.titles.get(title)) is not None:
+                    with_title = self.named_CT[:, t].sum() - named_own_T[t]
+                    together_M += (self.together_TM[t] - named_own_T[t] * items_own_M) / (with_title + SHRINKAGE)
+            popular_M = np.log1p(self.items_CM.sum(axis=0) - items_own_M)
+            parts = ((SIMILAR, similar_M), (TOGETHER, together_M), (POPULAR, popular_M))
+            scores_BM[b] = sum(weight * part / max(part.max(), 1e-9) for weight, part in parts)
+            seen = set(row["seen_titles"])
+            scores_BM[b, [title in seen for title, _ in self.catalog]] = -np.inf
+        return scores_BM
+
+    def lists(self, rows: list[dict], num_items: int, label: str) -> list[list[Pair]]:
+        """`num_items` unseen catalog items a row, best first; ties in the catalog's order."""
+        result = []
+        with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr) as bar:
+            for start in range(0, len(rows), 256):
+                batch = rows[start : start + 256]
+                for order in np.argsort(-self.scores(batch), axis=1, kind="stable"):
+                    result.append([self.catalog[m] for m in order[:num_items]])
+                bar.update(len(batch))
+        return result
+
+
+def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.csr_matrix:
+    """1 at each of the entries, however often it is there."""
+    places = sorted(set(entries))
+    rows, columns = [row for row, _ in places], [column for _, column in places]
+    return sparse.csr_matrix((np.ones(len(places)), (rows, columns)), shape=shape)
+
+
+def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
+    """Rows of the SFT table."""
+    return [
+        row | {"completion": [{"content": "\n".join(format_item(t, int(y)) for t, y in items), "role": "assistant"}]}
+        for row, items in zip(rows, lists, strict=True)
+    ]
+
+
+def write_reduced(
+    source: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    titles: int = 200,
+    num_items: int = 10,
+    test_rows: int = 600,
+    seed: int = 3407,
+) -> dict[str, dict[str, dict]]:
+    """Write the tables and return {"validation" | "test": {"popularity" | "teacher": metrics.summarise(...)}}.
+
+    Raises UserError when `out` is there, or the source cannot give what is asked for.
+    """
+    source, out = Path(source), Path(out)
+    if out.exists():
+        raise UserError(f"{out}: already there; remove it or give another --out")
+    if not 1 <= num_items <= titles // 2:
+        raise UserError(f"--num-items {num_items}: give 1 to half of --titles ({titles})")
+    if test_rows < 1:
+        raise UserError(f"--test-rows {test_rows}: give at least one row")
+    sources = {split: source / f"{split}.parquet" for split in ("train", "validation")}
+    for path in sources.values():
+        validate_rl_table(path, allow_empty_ground_truth=True)
+    all_train, validation = (pq.read_table(path, columns=RL_SCHEMA.names).to_pylist() for path in sources.values())
+    train, test = hold_out(all_train, test_rows, seed)
+    mentions = most_mentioned(train, titles)
+    if len(mentions) < titles or not test:
+        raise UserError(
+            f"{sources['train']}: {len(mentions)} ground-truth titles are left for --titles {titles} when {len(test)} "
+            "rows are held out; ask for fewer"
+        )
+    catalog = list(mentions)
+    splits = {"train": train, "validation": validation, "test": test}
+    reduced = {split: reduce_rows(rows, catalog, num_items) for split, rows in splits.items()}
+    for split, rows in reduced.items():
+        if not rows:
+            raise UserError(f"{split}: no row has one of the {titles} titles as ground truth; raise --titles")
+    teacher = RetrievalTeacher(train, catalog)
+    prompts = cuts(train, num_items)
+    lists = {split: teacher.lists(reduced[split], num_items, split) for split in ("validation", "test")}
+    demonstrations = {
+        "sft_train": with_lists(prompts, teacher.lists(prompts, num_items, "train")),
+        "sft_validation": with_lists(reduced["validation"], lists["validation"]),
+    }
+    films = [{"title": title, "year": int(year), "mentions": count} for (title, year), count in mentions.items()]
+    tables = {
+        "catalog": pa.Table.from_pylist(films, CATALOG_SCHEMA.append(pa.field("mentions", pa.int32()))),
+        **{split: pa.Table.from_pylist(rows, RL_SCHEMA) for split, rows in reduced.items()},
+        **{name: pa.Table.from_pylist(rows, SFT_SCHEMA) for name, rows in demonstrations.items()},
+    }
+    _write_folder(out, tables)
+    return {split: _compare(reduced, split, lists[split], catalog, num_items) for split in ("validation", "test")}
+
+
+def _write_folder(out: Path, tables: dict[str, pa.Table]) -> None:
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for name, table in tables.items():
+            pq.write_table(table, partial / f"{name}.parquet")
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _compare(
+    reduced: dict[str, list[dict]], split: str, lists: list[list[Pair]], catalog: list[Pair], num_items: int
+) -> dict[str, dict]:
+    """Popularity and the teacher on a split, protocol `paper`."""
+    known = Catalog.from_items(catalog)
+    matcher = Matcher(known)
+    rows = reduced[split]
+    popular = popularity_baseline(reduced["train"], known, num_items)
+    answers: dict[str, list[list[Item | None]]] = {
+        "popularity": [list(popular)] * len(rows),
+        "teacher": [parse_items(row["completion"][0]["content"]) for row in with_lists(rows, lists)],
+    }
+    contexts = [row["prompt"][0]["content"] for row in rows]
+    results = {}
+    for name, answer in answers.items():
+        scored = [
+            evaluate_row(items, truth_of(row), row["seen_titles"], matcher, ks=(num_items,))
+            for row, items in zip(rows, answer, strict=True)
+        ]
+        results[name] = summarise(scored, (num_items,), contexts, num_items=num_items)
+    return results
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.retrieval", description=__doc__.split("\n")[0])
+    parser.add_argument("--source", required=True, help="folder with train.parquet and validation.parquet")
+    parser.add_argument("--out", required=True, help="folder to write; must not be there")
+    parser.add_argument("--titles", type=int, default=200, help="catalog: the most mentioned ones (%(default)s)")
+    parser.add_argument("--num-items", type=int, default=10, help="items of a list (%(default)s)")
+    parser.add_argument("--test-rows", type=int, default=600, help="rows of train to hold out, at least (%(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="of the rows held out")
+    given = vars(parser.parse_args(argv))
+    try:
+        results = write_reduced(given.pop("source"), given["out"], **{k: v for k, v in given.items() if k != "out"})
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    print(f"wrote {given['out']}")
+    k = given["num_items"]
+    for split, models in results.items():
+        for name, result in models.items():
+            figures = "  ".join(
+                f"{metric}@{k} {result[f'{metric}@{k}']['mean']:.4f} ± {result[f'{metric}@{k}']['se']:.4f}"
+                for metric in ("recall", "ndcg")
+            )
+            print(f"{split:>10} {name:>10}  {figures}  distinct {result['distinct_items']}  n {result['n']}")
+
+
+if __name__ == "__main__":
+    main()

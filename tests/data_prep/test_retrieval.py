@@ -1,0 +1,193 @@
+"""The reduced task: no leak between the splits, the right rows, and a teacher that knows only what it may."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.ranks import parse_items
+from convrec.schema import RL_SCHEMA, prompt_text, split_prompt, validate_catalog, validate_rl_table, validate_sft_table
+from data_prep.retrieval import (
+    RetrievalTeacher,
+    conversation_of,
+    cuts,
+    hold_out,
+    main,
+    most_mentioned,
+    reduce_rows,
+    write_reduced,
+)
+
+HORROR = [(f"Ghost {i}", str(1980 + i)) for i in range(6)]
+COMEDY = [(f"Laughs {i}", str(1990 + i)) for i in range(6)]
+
+
+def row(sample_id, conversation, seen, truth):
+    return {
+        "prompt": [{"content": prompt_text(conversation), "role": "user"}],
+        "seen_titles": seen,
+        "groundtruth_with_release_year": [list(pair) for pair in truth],
+        "sample_id": sample_id,
+    }
+
+
+def make_rows(prefix, count, seed):
+    """Conversations of two rows each: a taste, a film of that taste, then another one."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for index in range(count):
+        films, word = ((HORROR, "scary haunted"), (COMEDY, "funny jokes"))[index % 2]
+        first, second, third = (films[i] for i in rng.choice(len(films), 3, replace=False))
+        start = f"USER: I want something {word}, I liked {first[0]} ({first[1]})\n"
+        more = start + f"SYSTEM: Try {second[0]} ({second[1]})\nUSER: Seen that, something else {word}?\n"
+        rows.append(row(f"{prefix}_{index}_t1", start, [first[0]], [second]))
+        rows.append(row(f"{prefix}_{index}_t3", more, [first[0], second[0]], [third, ("Obscure", "1999")]))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    for split, rows in (("train", make_rows("train", 60, 1)), ("validation", make_rows("val", 10, 2))):
+        pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), folder / f"{split}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "small"
+    return out, write_reduced(source, out, titles=13, num_items=4, test_rows=20)
+
+
+def read(out, name):
+    return pq.read_table(out / f"{name}.parquet").to_pylist()
+
+
+def test_tables_are_valid_and_ask_for_num_items(written):
+    out, _ = written
+    for split in ("train", "validation", "test"):
+        assert not validate_rl_table(out / f"{split}.parquet").warnings
+    for split in ("sft_train", "sft_validation"):
+        validate_sft_table(out / f"{split}.parquet")
+        for demonstration in read(out, split):
+            assert "reply with 4 recommendations" in demonstration["prompt"][0]["content"]
+    validate_catalog(out / "catalog.parquet")
+    mentions = [film["mentions"] for film in read(out, "catalog")]
+    assert len(mentions) == 13
+    assert mentions == sorted(mentions, reverse=True)
+
+
+def test_no_conversation_is_in_two_splits(written):
+    out, _ = written
+    of = {
+        split: {conversation_of(r["sample_id"]) for r in read(out, split)}
+        for split in ("train", "validation", "test", "sft_train")
+    }
+    assert of["sft_train"] == of["train"]
+    splits = (of["train"], of["validation"], of["test"])
+    assert len(set().union(*splits)) == sum(map(len, splits))
+    assert len(read(out, "test")) == 20
+
+
+def test_teacher_lists_are_distinct_unseen_catalog_titles(written):
+    out, _ = written
+    catalog = {(film["title"], film["year"]) for film in read(out, "catalog")}
+    for demonstration in read(out, "sft_train") + read(out, "sft_validation"):
+        items = parse_items(demonstration["completion"][0]["content"])
+        assert len(set(items)) == len(items) == 4
+        assert set(items) <= catalog
+        assert not {item.title for item in items} & set(demonstration["seen_titles"])
+
+
+def test_teacher_beats_popularity_where_words_tell(written):
+    _, results = written
+    for split in ("validation", "test"):
+        assert results[split]["teacher"]["recall@4"]["mean"] > results[split]["popularity"]["recall@4"]["mean"] + 0.1
+
+
+def test_same_seed_same_rows(source, written, tmp_path):
+    out, _ = written
+    write_reduced(source, tmp_path / "again", titles=13, num_items=4, test_rows=20)
+    for file in out.iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+
+
+def test_reduced_rows_keep_catalog_truths_only():
+    rows = [
+        row("a_t1", "USER: hi\n", [], [("Heat", "1995"), ("Up", "2009")]),
+        row("b_t1", "USER: x\n", [], [("X", "1")]),
+    ]
+    (kept,) = reduce_rows(rows, [("Up", "2009")], 5)
+    assert kept["groundtruth_with_release_year"] == [["Up", "2009"]]
+    assert kept["prompt"][0]["content"] == prompt_text("USER: hi\n", 5)
+    assert kept["sample_id"] == "a_t1"
+
+
+def test_most_mentioned_counts_rows_and_breaks_ties_by_name():
+    rows = [
+        row(f"{i}_t1", "", [], truth)
+        for i, truth in enumerate([[("B", "1"), ("B", "1")], [("A", "1")], [("C", "1")] * 1])
+    ]
+    assert list(most_mentioned(rows, 2).items()) == [(("A", "1"), 1), (("B", "1"), 1)]
+
+
+def test_cuts_end_with_a_users_turn_and_name_what_was_seen_so_far():
+    early = row("c_t1", "USER: I liked Heat (1995)\n", ["Heat"], [])
+    late = row(
+        "c_t5",
+        "USER: I liked Heat (1995)\nand more\nSYSTEM: Up (2009)?\nSYSTEM: or so\nUSER: seen\n",
+        ["Heat", "Up"],
+        [("Alien", "1979")],
+    )
+    found = cuts([early, late], 5)
+    assert [split_prompt(cut["prompt"][0]["content"])[1] for cut in found] == [
+        "USER: I liked Heat (1995)\nand more\n",
+        "USER: I liked Heat (1995)\nand more\nSYSTEM: Up (2009)?\nSYSTEM: or so\nUSER: seen\n",
+    ]
+    assert [(cut["sample_id"], cut["seen_titles"]) for cut in found] == [("c_t0", ["Heat"]), ("c_t1", ["Heat", "Up"])]
+    assert all(cut["groundtruth_with_release_year"] == [] for cut in found)
+
+
+def test_teacher_never_uses_the_conversation_it_answers():
+    rows = make_rows("train", 30, 3)
+    catalog = HORROR + COMEDY
+    asked = rows[0]
+    others = [other for other in rows if conversation_of(other["sample_id"]) != conversation_of(asked["sample_id"])]
+    changed = [{**r, "groundtruth_with_release_year": [list(COMEDY[0])]} if r in rows[:2] else r for r in rows]
+    first, second = (RetrievalTeacher(table, catalog).scores([asked]) for table in (rows, changed))
+    np.testing.assert_array_equal(first, second)
+    # nor do its own words count, but for the document frequencies of TF-IDF
+    assert RetrievalTeacher(others, catalog).lists([asked], 3, "x") == RetrievalTeacher(rows, catalog).lists(
+        [asked], 3, "x"
+    )
+
+
+def test_hold_out_takes_whole_conversations():
+    rows = make_rows("train", 10, 1)
+    kept, held = hold_out(rows, 5, seed=1)
+    assert (len(held), len(kept)) == (6, 14)
+    assert not {conversation_of(r["sample_id"]) for r in kept} & {conversation_of(r["sample_id"]) for r in held}
+
+
+def test_refusals(source, written, tmp_path, capsys):
+    out, _ = written
+    with pytest.raises(UserError, match="already there"):
+        write_reduced(source, out)
+    with pytest.raises(UserError, match="half of --titles"):
+        write_reduced(source, tmp_path / "x", titles=6, num_items=4)
+    with pytest.raises(UserError, match="ask for fewer"):
+        write_reduced(source, tmp_path / "x", titles=50, num_items=4, test_rows=20)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--source", str(tmp_path / "none"), "--out", str(tmp_path / "x")])
+    assert "no such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line_on_redial(shared_dir, tmp_path, capsys):
+    source = shared_dir / "data" / "redial"
+    if not source.exists():
+        pytest.skip("no ReDial here")
+    main(["--source", str(source), "--out", str(tmp_path / "small"), "--titles", "50", "--num-items", "5"])
+    assert "teacher" in capsys.readouterr().out
+    assert len(read(tmp_path / "small", "catalog")) == 50
