@@ -1,0 +1,103 @@
+"""What a user may name as a model, and the Hugging Face folder it becomes."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convrec import checkpoints
+from convrec.checkpoints import resolve_model
+from convrec.errors import UserError
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path) -> Path:
+    return _model(tmp_path / "model")
+
+
+def _model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def _run(folder: Path, *steps: int, complete: int) -> Path:
+    for step in steps:
+        (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(complete))
+    return folder
+
+
+def test_a_hugging_face_id_and_a_folder_are_themselves(hugging_face: Path) -> None:
+    assert resolve_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert resolve_model(hugging_face) == str(hugging_face)
+
+
+def test_a_run_folder_is_its_newest_complete_step(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", 100, 200, 300, complete=200)
+    saved = _model(run / "global_step_200" / "actor" / "huggingface")
+    assert resolve_model(run) == str(saved)
+
+
+def test_a_step_can_be_named(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", 100, 200, complete=200)
+    saved = _model(run / "global_step_100" / "actor" / "huggingface")
+    assert resolve_model(run / "global_step_100") == str(saved)
+
+
+def test_an_sft_step_has_no_actor_folder(tmp_path: Path) -> None:
+    saved = _model(tmp_path / "run" / "global_step_5" / "huggingface")
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("5")
+    assert resolve_model(tmp_path / "run") == str(saved)
+
+
+def _merger(calls: list[list[str]], works: bool) -> Any:
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess:
+        calls.append(command)
+        if works:
+            _model(Path(command[command.index("--target_dir") + 1]))
+        return subprocess.CompletedProcess(command, 0 if works else 1, "", "a line\nshards are missing\n")
+
+    return run
+
+
+def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(tmp_path / "run", 7, complete=7)
+    (run / "global_step_7" / "actor" / "huggingface").mkdir()  # verl writes config and tokenizer there in any case
+    calls: list[list[str]] = []
+    monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, works=True))
+    merged = run / "global_step_7" / "merged"
+    assert resolve_model(run) == str(merged)
+    assert resolve_model(run) == str(merged)
+    (command,) = calls
+    assert command[command.index("--local_dir") + 1] == str(run / "global_step_7" / "actor")
+
+
+def test_a_merge_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(tmp_path / "run", 7, complete=7)
+    monkeypatch.setattr(checkpoints.subprocess, "run", _merger([], works=False))
+    with pytest.raises(UserError, match="shards are missing"):
+        resolve_model(run)
+    assert not (run / "global_step_7" / "merged").exists()
+
+
+@pytest.mark.parametrize("path", ["/no/such/model", "./model", "~/no-such-model", "model", "a/b/c", "my model/x"])
+def test_a_path_that_does_not_exist_is_named(path: str) -> None:
+    with pytest.raises(UserError, match="no such folder, and not a Hugging Face id") as error:
+        resolve_model(path)
+    assert str(error.value).startswith(f"MODEL_PATH={path}: ")
+
+
+def test_a_mistyped_folder_of_an_existing_one_is_no_hugging_face_id(
+    hugging_face: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hugging_face.parent.parent)
+    with pytest.raises(UserError, match="no such folder"):
+        resolve_model(f"{hugging_face.parent.name}/modle")
+
+
+def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"neither a config\.json .* nor a complete checkpoint"):
+        resolve_model(tmp_path)

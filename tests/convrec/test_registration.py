@@ -1,0 +1,78 @@
+"""A worker without our registrations, or with another convrec, stops the run and says where and why."""
+
+from typing import Any
+
+import pytest
+
+from convrec import registration
+
+
+@pytest.fixture
+def good() -> dict[str, Any]:
+    return {
+        "node": "10.0.0.7",
+        "source": "/somewhere/convrec",
+        "digest": registration.source_digest(),
+        "adv_estimator": True,
+        "policy_loss": True,
+    }
+
+
+def test_equal_workers_pass(good: dict[str, Any]) -> None:
+    registration.check([good, good])
+
+
+@pytest.mark.parametrize("name", ["adv_estimator", "policy_loss"])
+def test_missing_name_is_told_with_node_and_source(good: dict[str, Any], name: str) -> None:
+    with pytest.raises(RuntimeError) as error:
+        registration.check([good, good | {name: False}])
+    message = str(error.value)
+    assert f"10.0.0.7 lacks the {name} `rank_grpo`" in message
+    assert "/somewhere/convrec" in message
+    assert "install" in message
+
+
+def test_both_names_missing_are_both_told(good: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="adv_estimator and policy_loss"):
+        registration.check([good | {"adv_estimator": False, "policy_loss": False}])
+
+
+def test_other_source_is_told_with_both_digests(good: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError) as error:
+        registration.check([good, good | {"digest": "0123456789abcdef"}])
+    message = str(error.value)
+    assert "10.0.0.7" in message
+    assert "0123456789abcdef instead of " + registration.source_digest() in message
+
+
+def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def digest_of(folder: str, text: str) -> str:
+        package = tmp_path / folder
+        package.mkdir()
+        (package / "registration.py").write_text(text)
+        monkeypatch.setattr(registration, "__file__", str(package / "registration.py"))
+        return registration.source_digest()
+
+    assert digest_of("a", "x = 1") == digest_of("b", "x = 1")
+    assert digest_of("c", "x = 2") != digest_of("d", "x = 1")
+
+
+def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    registration.register()
+    registration.register()  # again: nothing happens
+    report = registration.report()
+    assert report["adv_estimator"]
+    assert report["policy_loss"]
+    registration.check([report])
+
+
+def test_registered_functions_refuse_to_train_without_the_trainer() -> None:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+
+    registration.register()
+    for function in (get_adv_estimator_fn("rank_grpo"), get_policy_loss_fn("rank_grpo")):
+        with pytest.raises(ValueError, match="trainer_mode=rank_grpo"):
+            function(token_level_rewards=None)
