@@ -1,0 +1,222 @@
+"""The CPU platform behaves, and the verl and vLLM code it stands on is the code that was read."""
+
+import hashlib
+import inspect
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from convrec import platform_cpu
+
+# name -> (digest of its source, what to read again when it changes)
+PINS = {
+    # process group: ours is made first, and verl's call must then do nothing
+    "initialize_global_process_group_ray": ("761a94d1a2e058d3", "platform_cpu.init_process_group"),
+    # engine: the override changes engine_config.forward_only around it
+    "FSDPEngine._build_fsdp_module": ("35b7b539858443e4", "platform_cpu.register_engine"),
+    "EngineRegistry.register": ("6fd795c7149cb81d", "platform_cpu.register_engine"),
+    "RolloutReplicaRegistry.register": ("283ce5dd7be73264", "platform_cpu.register_rollout"),
+    # rollout server: replaced on a CPU host
+    "vLLMColocateWorkerExtension.update_weights_from_ipc": ("21edd41f704fbb7b", "vllm_cpu.CPUWorkerExtension"),
+    "BucketedWeightReceiver.receive_weights": (
+        "229fcae433aeb2ae",
+        "vllm_cpu.CPUWorkerExtension (it reuses its buffer)",
+    ),
+    "vLLMHttpServer._get_worker_extension_cls": ("f2a2ee36d2481803", "vllm_cpu.CPUHttpServer"),
+    "vLLMReplica.__init__": ("a43756da3be14482", "vllm_cpu.CPUReplica (server_class)"),
+    "GPUModelRunner.reload_weights": ("b173f581f73e39d7", "vllm_cpu.CPUWorkerExtension, repack_tied_head"),
+    "UnquantizedEmbeddingMethod.process_weights_after_loading": ("3f18c9f56bcc9abd", "vllm_cpu.repack_tied_head"),
+    # trainer: overridden, most with a call of super()
+    "PPOTrainer.__init__": ("6f938d77859b66ae", "trainer.RankGRPOMixin.__init__ (replay_buffer)"),
+    "PPOTrainer._init_tokenizer": ("c4c19f471702b827", "trainer.RankGRPOMixin._init_tokenizer"),
+    "PPOTrainer._init_resource_pool_mgr": (
+        "9eaa3bab711e4deb",
+        "trainer.RankGRPOMixin._init_resource_pool_mgr (role_worker_mapping)",
+    ),
+    "PPOTrainer._load_checkpoint": (
+        "bb446d77c48ac6cc",
+        "trainer.RankGRPOMixin._load_checkpoint (the workers must be up)",
+    ),
+    "PPOTrainer._compute_old_log_prob": ("b2630e6178ed99f7", "trainer.RankGRPOMixin._compute_old_log_prob"),
+    "PPOTrainer._compute_advantage": (
+        "2a4a2aa4a475b228",
+        "trainer.RankGRPOMixin._compute_advantage, _rollout_correction",
+    ),
+    "PPOTrainer._update_actor": ("d7009bd8a69d40b9", "trainer.RankGRPOMixin._update_actor"),
+    "PPOTrainer._val_metrics_update": ("8cecd418b5011bfc", "trainer.RankGRPOMixin._val_metrics_update"),
+    "ReplayBuffer.__init__": ("0c37a48629991988", "trainer.POLL_SECONDS (poll_interval)"),
+    "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
+    "TaskRunnerV1.run": ("26be986901db888b", "recipes.rank_grpo.train, which runs it in the driver's process"),
+    "run_sft": ("5c028a6a2bc8c667", "recipes.sft.train, which does its steps on a CPU host"),
+    "SingleTurnAgentLoop.run": ("1baec41cee2de25f", "dataset.ConvRecDataset (how a row's prompt is tokenized)"),
+}
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """Name -> source. The imports take about 15 s, once."""
+    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+    from verl.trainer.main_ppo import TaskRunnerV1
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.sft_trainer import run_sft
+    from verl.utils.distributed import initialize_global_process_group_ray
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    task_runner = TaskRunnerV1.__ray_metadata__.modified_class
+    objects: list[Callable[..., Any]] = [
+        initialize_global_process_group_ray,
+        run_sft,
+        FSDPEngine._build_fsdp_module,
+        EngineRegistry.register,
+        RolloutReplicaRegistry.register,
+        vLLMColocateWorkerExtension.update_weights_from_ipc,
+        BucketedWeightReceiver.receive_weights,
+        vLLMHttpServer._get_worker_extension_cls,
+        vLLMReplica.__init__,
+        GPUModelRunner.reload_weights,
+        UnquantizedEmbeddingMethod.process_weights_after_loading,
+        ReplayBuffer.__init__,
+        ActorRolloutRefWorker.init_model,
+        task_runner.run,
+        SingleTurnAgentLoop.run,
+    ]
+    objects += [getattr(PPOTrainer, name.split(".")[1]) for name in PINS if name.startswith("PPOTrainer.")]
+    return {inspect.unwrap(item).__qualname__: inspect.getsource(inspect.unwrap(item)) for item in objects}
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_what_we_stand_on_is_what_was_read(name: str, sources: dict[str, str]) -> None:
+    pinned, reader = PINS[name]
+    digest = hashlib.sha256(sources[name].encode()).hexdigest()[:16]
+    assert digest == pinned, (
+        f"{name} has changed: read it again together with {reader}, mend what no longer holds, "
+        f"and pin {digest} in {__name__}"
+    )
+
+
+def test_platform_is_registered_by_importing_verl() -> None:
+    """Through the entry point `verl.plugins`, which every process that imports verl loads."""
+    from importlib.metadata import entry_points
+
+    (entry,) = [entry for entry in entry_points(group="verl.plugins") if entry.name == "convrec"]
+    assert entry.load().platform_cpu is platform_cpu
+
+
+def test_platform_says_what_verl_asks() -> None:
+    platform = platform_cpu.PlatformCPU()
+    assert (platform.current_device(), platform.device_count()) == ("cpu", 1)
+    assert platform.communication_backend_name() == "gloo"
+    assert platform.ray_resource_name() == "GPU"
+    assert not platform.is_ipc_supported()
+    assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
+    free, total = platform.device_module.mem_get_info()
+    assert 0 < free <= total
+    assert 0 < platform.device_module.memory_allocated() < total
+
+
+def test_random_state_of_the_device_is_the_cpus() -> None:
+    device = platform_cpu.PlatformCPU.device_module
+    state = device.get_rng_state()
+    first = torch.rand(3)
+    device.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("cpu", True), (" CPU ", True), ("cuda", False), (None, False)])
+def test_a_cpu_host_is_one_where_verl_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
+) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    if value is not None:
+        monkeypatch.setenv("VERL_PLATFORM", value)
+    assert platform_cpu.is_cpu_host() is expected
+
+
+def test_process_group_is_plain_gloo_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.utils.distributed import initialize_global_process_group_ray
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in group.items():
+        monkeypatch.setenv(name, value)
+    platform_cpu.init_process_group()
+    try:
+        assert torch.distributed.get_backend() == "gloo"
+        initialize_global_process_group_ray()  # verl's own call finds it done
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("sources")
+def test_engine_for_cpu_is_registered_once() -> None:
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    platform_cpu.register_engine()
+    engine = EngineRegistry._engines["language_model"]["fsdp2"]["cpu"]
+    platform_cpu.register_engine()
+    assert EngineRegistry._engines["language_model"]["fsdp2"]["cpu"] is engine
+    assert issubclass(engine, FSDPEngineWithLMHead)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("fails", [False, True])
+def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """And gives the setting back, whatever happens."""
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    platform_cpu.register_engine()
+    engine = object.__new__(EngineRegistry._engines["language_model"]["fsdp2"]["cpu"])
+    engine.engine_config = SimpleNamespace(forward_only=True)
+    seen = []
+
+    def build(self: Any, module: Any) -> Any:
+        seen.append(self.engine_config.forward_only)
+        if fails:
+            raise ValueError("no memory")
+        return module
+
+    monkeypatch.setattr(FSDPEngineWithLMHead, "_build_fsdp_module", build)
+    if fails:
+        with pytest.raises(ValueError, match="no memory"):
+            engine._build_fsdp_module("module")
+    else:
+        assert engine._build_fsdp_module("module") == "module"
+    assert seen == [False]
+    assert engine.engine_config.forward_only
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_a_tied_head_is_packed_again(tied: bool) -> None:
+    from convrec.vllm_cpu import repack_tied_head
+
+    packed = []
+    head = SimpleNamespace(quant_method=SimpleNamespace(process_weights_after_loading=packed.append))
+    repack_tied_head(SimpleNamespace(lm_head=head, config=SimpleNamespace(tie_word_embeddings=tied)))
+    assert packed == ([head] if tied else [])
+
+
+@pytest.mark.usefixtures("sources")
+def test_the_rollout_server_names_our_worker_extension() -> None:
+    from convrec.vllm_cpu import CPUHttpServer, CPUWorkerExtension
+
+    path = CPUHttpServer._get_worker_extension_cls(object.__new__(CPUHttpServer))
+    module, name = path.rsplit(".", 1)
+    assert (module, name) == (CPUWorkerExtension.__module__, "CPUWorkerExtension")
