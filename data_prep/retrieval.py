@@ -9,7 +9,9 @@
     train, validation, test.parquet             rows with a ground truth in the catalog (its others are dropped), asked
                                                 for --num-items; test is held out of train by whole conversations
     sft_train.parquet, sft_validation.parquet   the teacher's lists; sft_train has every cut of a training conversation
-                                                after a user's turn, sft_validation the rows of validation
+                                                after a user's turn, with --lists-per-cut noisy lists each (one list a
+                                                prompt teaches its order, several which titles are alike, and that
+                                                none comes twice); sft_validation the rows of validation
 
 The teacher has read the training conversations and no others, never the one it answers: it adds up what was
 recommended in similar ones (TF-IDF of words and titles), together with the titles named, and at all.
@@ -47,8 +49,8 @@ _WORD = re.compile(r"[a-z']{2,}")
 
 
 def conversation_of(sample_id: str) -> str:
-    """`redial_15875_t6` -> `redial_15875`."""
-    return re.sub(r"_t\d+$", "", sample_id)
+    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
+    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
 
 
 def truth_of(row: dict) -> list[Pair]:
@@ -194,13 +196,21 @@ class RetrievalTeacher:
             scores_BM[b, [title in seen for title, _ in self.catalog]] = -np.inf
         return scores_BM
 
-    def lists(self, rows: list[dict], num_items: int, label: str) -> list[list[Pair]]:
-        """`num_items` unseen catalog items a row, best first; ties in the catalog's order."""
+    def lists(
+        self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0
+    ) -> list[list[Pair]]:
+        """`copies` lists for each row, one after the other: unseen catalog items, best first; ties in catalog order.
+
+        With noise, a list is drawn: item after item from softmax(score / noise) of what is left (Gumbel's trick).
+        """
+        rng = np.random.default_rng(seed)
         result = []
         with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr) as bar:
             for start in range(0, len(rows), 256):
                 batch = rows[start : start + 256]
-                for order in np.argsort(-self.scores(batch), axis=1, kind="stable"):
+                scores_BM = np.repeat(self.scores(batch), copies, axis=0)
+                scores_BM += noise * rng.gumbel(size=scores_BM.shape)
+                for order in np.argsort(-scores_BM, axis=1, kind="stable"):
                     result.append([self.catalog[m] for m in order[:num_items]])
                 bar.update(len(batch))
         return result
@@ -228,6 +238,8 @@ def write_reduced(
     titles: int = 200,
     num_items: int = 10,
     test_rows: int = 600,
+    lists_per_cut: int = 4,
+    noise: float = 0.1,
     seed: int = 3407,
 ) -> dict[str, dict[str, dict]]:
     """Write the tables and return {"validation" | "test": {"popularity" | "teacher": metrics.summarise(...)}}.
@@ -239,8 +251,10 @@ def write_reduced(
         raise UserError(f"{out}: already there; remove it or give another --out")
     if not 1 <= num_items <= titles // 2:
         raise UserError(f"--num-items {num_items}: give 1 to half of --titles ({titles})")
-    if test_rows < 1:
-        raise UserError(f"--test-rows {test_rows}: give at least one row")
+    if test_rows < 1 or lists_per_cut < 1 or noise < 0:
+        raise UserError(
+            f"--test-rows {test_rows}, --lists-per-cut {lists_per_cut}, --noise {noise}: give at least 1, 1 and 0"
+        )
     sources = {split: source / f"{split}.parquet" for split in ("train", "validation")}
     for path in sources.values():
         validate_rl_table(path, allow_empty_ground_truth=True)
@@ -260,9 +274,10 @@ def write_reduced(
             raise UserError(f"{split}: no row has one of the {titles} titles as ground truth; raise --titles")
     teacher = RetrievalTeacher(train, catalog)
     prompts = cuts(train, num_items)
+    copies = [row | {"sample_id": f"{row['sample_id']}.{copy}"} for row in prompts for copy in range(lists_per_cut)]
     lists = {split: teacher.lists(reduced[split], num_items, split) for split in ("validation", "test")}
     demonstrations = {
-        "sft_train": with_lists(prompts, teacher.lists(prompts, num_items, "train")),
+        "sft_train": with_lists(copies, teacher.lists(prompts, num_items, "train", lists_per_cut, noise, seed)),
         "sft_validation": with_lists(reduced["validation"], lists["validation"]),
     }
     films = [{"title": title, "year": int(year), "mentions": count} for (title, year), count in mentions.items()]
@@ -317,7 +332,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--titles", type=int, default=200, help="catalog: the most mentioned ones (%(default)s)")
     parser.add_argument("--num-items", type=int, default=10, help="items of a list (%(default)s)")
     parser.add_argument("--test-rows", type=int, default=600, help="rows of train to hold out, at least (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the rows held out")
+    parser.add_argument("--lists-per-cut", type=int, default=4, help="demonstrations of a prompt (%(default)s)")
+    parser.add_argument("--noise", type=float, default=0.1, help="of sft_train's lists; 0: the best one (%(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="of the rows held out and the noise")
     given = vars(parser.parse_args(argv))
     try:
         results = write_reduced(given.pop("source"), given["out"], **{k: v for k, v in given.items() if k != "out"})

@@ -100,6 +100,27 @@ def test_teacher_lists_are_distinct_unseen_catalog_titles(written):
         assert not {item.title for item in items} & set(demonstration["seen_titles"])
 
 
+def test_a_cut_has_several_different_lists_around_the_best_one(written):
+    out, _ = written
+    lists = {}
+    for demonstration in read(out, "sft_train"):
+        name, _, copy = demonstration["sample_id"].rpartition(".")
+        lists.setdefault(name, []).append((copy, demonstration["completion"][0]["content"]))
+    assert all([copy for copy, _ in some] == ["0", "1", "2", "3"] for some in lists.values())
+    assert sum(len({text for _, text in some}) > 1 for some in lists.values()) > len(lists) / 2
+    rows, catalog = make_rows("train", 30, 3), HORROR + COMEDY
+    teacher = RetrievalTeacher(rows, catalog)
+    scores = teacher.scores(rows[:1])[0]
+    best = teacher.lists(rows[:1], 4, "x")[0]
+    assert best == [catalog[m] for m in np.argsort(-scores, kind="stable")[:4]]
+    assert teacher.lists(rows[:1], 4, "x", noise=1e-6, seed=1)[0] == best
+    # the first of a list is drawn from softmax(score / noise)
+    firsts = [items[0] for items in teacher.lists(rows[:1], 4, "x", copies=2000, noise=0.5, seed=1)]
+    expected = np.exp(scores / 0.5) / np.exp(scores / 0.5).sum()
+    shares = [firsts.count(pair) / 2000 for pair in catalog]
+    np.testing.assert_allclose(shares, expected, atol=0.04)
+
+
 def test_teacher_beats_popularity_where_words_tell(written):
     _, results = written
     for split in ("validation", "test"):
@@ -176,6 +197,8 @@ def test_refusals(source, written, tmp_path, capsys):
         write_reduced(source, out)
     with pytest.raises(UserError, match="half of --titles"):
         write_reduced(source, tmp_path / "x", titles=6, num_items=4)
+    with pytest.raises(UserError, match="--noise -1"):
+        write_reduced(source, tmp_path / "x", num_items=4, noise=-1)
     with pytest.raises(UserError, match="ask for fewer"):
         write_reduced(source, tmp_path / "x", titles=50, num_items=4, test_rows=20)
     with pytest.raises(SystemExit, match="2"):
