@@ -29,7 +29,7 @@ def job_environment() -> dict[str, str]:
         if name in values:
             values[name] = os.path.abspath(os.path.expanduser(values[name]))
     model = values.get("MODEL_PATH", "")
-    if model.startswith((".", "~")) or Path(model).is_dir():
+    if model and (model.startswith((".", "~")) or Path(model).is_dir()):
         values["MODEL_PATH"] = os.path.abspath(os.path.expanduser(model))
     return values
 

@@ -72,3 +72,9 @@ def test_every_module_of_the_library_has_a_docstring() -> None:
     for module in MODULES:
         tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
         assert not tree.body or ast.get_docstring(tree), module
+
+
+def test_the_readme_names_every_module() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [module for module in MODULES if Path(module).name != "__init__.py" and Path(module).name not in readme]
+    assert not missing, "add a line to the tree in README.md"

@@ -1,0 +1,107 @@
+"""What the user sees of a run, and the exit status a script gets: trained, failed, interrupted, resumed."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from omegaconf import DictConfig
+
+from convrec.errors import UserError
+from recipes import host, runner
+from recipes.variables import VARIABLES
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Run a made-up recipe with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
+
+    def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
+        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in ({"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9"} | variables).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+        status = runner.run("sft", "Training", "the parts", [], check, train, {"loss": "loss"})
+        out, err = capfd.readouterr()
+        assert out == ""
+        return status, err
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with mock.patch.dict(os.environ):
+        yield start
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    def train(config: DictConfig) -> None:
+        os.write(1, b"a word of verl\n")  # pytest puts something else in the place of sys.stdout
+        os.write(2, b"and of Ray\n")
+        os.system("echo and of a child")
+
+    status, err = run(train, check=lambda config: ["a year is odd"])
+    assert status == 0
+    assert "warning: a year is odd" in err
+    assert f"full log in {tmp_path}/run/run.log" in err
+    assert "starting the parts" in err
+    assert "Training finished" in err
+    assert "a word of verl" not in err
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert {"a word of verl", "and of Ray", "and of a child"} <= set(log.splitlines())
+    assert (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    def train(config: DictConfig) -> None:
+        error = RuntimeError("what Ray says about it")
+        error.cause = ValueError("line before\nthe worker ran out of memory")  # type: ignore[attr-defined]
+        raise error
+
+    status, err = run(train)
+    assert status == 1
+    assert "the worker ran out of memory" in err
+    assert "Traceback" not in err
+    assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    def train(config: DictConfig) -> None:
+        (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("4")
+        raise KeyboardInterrupt
+
+    status, err = run(train)
+    assert status == 130
+    assert "stopped after step 4; the same command resumes" in err
+
+    status, err = run(lambda config: None)
+    assert status == 0
+    assert "resuming after step 4" in err
+
+
+def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    files = []
+
+    def train(config: DictConfig) -> None:
+        file = Path(os.environ["VERL_FILE_LOGGER_PATH"])
+        file.write_text('{"step": 1, "data": {"loss": 2.5}}\n')
+        files.append(file.name)
+
+    run(train)
+    run(train)
+    assert files == ["0001.jsonl", "0002.jsonl"]
+
+
+def test_a_refusal_leaves_no_folder(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    def check(config: DictConfig) -> list[str]:
+        raise UserError("TRAIN_FILE: mend it")
+
+    status, err = run(pytest.fail, check=check)
+    assert (status, err) == (2, "error: TRAIN_FILE: mend it\n")
+    assert not (tmp_path / "run").exists()
