@@ -83,12 +83,11 @@ def test_every_step_logs_the_ranks_and_the_rollouts_are_the_policys(demo):
 def test_evaluation_agrees_with_the_validation_of_training(demo):
     """Training's val/ndcg (positions kept, `strict`) on its rows = our metrics on evaluation's own generations."""
     from convrec.catalog import load_catalog
+    from convrec.dataset import read_rows
     from convrec.matching import Matcher
     from convrec.ranks import parse_items
-    from recipes.evaluate import evaluate
-
-    from convrec.dataset import read_rows
     from convrec.schema import PROMPT_COLUMNS
+    from recipes.evaluate import evaluate
 
     last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]
     out = demo.out / "validation"

@@ -213,7 +213,9 @@ def test_no_config_or_environment_of_a_job_holds_a_secret(
 
 
 def test_readme_has_the_codes_table() -> None:
-    assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8"), "paste the output of: python -m recipes.variables"
+    assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8"), (
+        "paste the output of: python -m recipes.variables"
+    )
 
 
 def _shipped(recipe: str, *overrides: str) -> DictConfig:
