@@ -41,6 +41,7 @@ from recipes.evaluate import evaluate, examples
 
 HERE = Path(__file__).resolve().parent.parent
 KS = (5, 10, 20)
+SECONDS_TO_STOP = 60
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
 
 SFT_STEPS = 450
@@ -55,7 +56,7 @@ SFT = {
 RANK_GRPO = {
     "TRAIN_BATCH_SIZE": "16",
     "ROLLOUT_N": "8",
-    "LR": "3e-4",
+    "LR": "2e-4",
     "TOTAL_EPOCHS": "1000",
     "SAVE_KEEP": "1",
     "MAX_PROMPT_LENGTH": "256",
@@ -136,7 +137,15 @@ def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in {v.name for v in VARIABLES}}
     environment.pop("RAY_ADDRESS", None)
     environment |= variables | {"PYTHON": sys.executable}
-    status = subprocess.run(["bash", str(HERE / name), *overrides], env=environment, check=False).returncode
+    with subprocess.Popen(["bash", str(HERE / name), *overrides], env=environment) as script:
+        try:
+            status = script.wait()
+        except KeyboardInterrupt:  # the terminal has interrupted the script as well: let it end its processes
+            try:
+                script.wait(timeout=SECONDS_TO_STOP)
+            except subprocess.TimeoutExpired:
+                script.terminate()
+            raise
     if status:
         raise UserError(f"{name} ended with status {status}; its last lines are above. The same command resumes.")
 

@@ -1,6 +1,7 @@
 """One run of a recipe as its user sees it: bad input refused, a finished run left alone, progress, an exit status."""
 
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ def run(
         train: runs with stdout and stderr in RUN/run.log.
         shown: metric name -> short name beside the progress bar.
     """
+    host.set_thread_policy()
     console = Console()
     start = time.monotonic()
     try:
@@ -58,6 +60,7 @@ def run(
     if done:
         console.say(f"resuming after step {done}")
     console.say(f"starting {parts} ...")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
     try:
         with output_to(log_file), progress(console, run_folder, steps, title, shown):
             train(config)

@@ -15,6 +15,7 @@ from recipes import host
 from recipes.variables import overrides_from_environment
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 MODEL_KEYS = {"sft": "model.path", "rank_grpo": "actor_rollout_ref.model.path"}
 
 
@@ -24,7 +25,8 @@ def compose(recipe: str, arguments: list[str]) -> DictConfig:
     Raises UserError for a variable or an override that cannot be used.
     """
     accelerators = host.num_accelerators()
-    overrides = [f"host={'gpu' if accelerators else 'cpu'}"]
+    group = {"sft": "sft_host", "rank_grpo": "host"}[recipe]
+    overrides = [f"{group}={'gpu' if accelerators else 'cpu'}"]
     if accelerators:
         overrides.append(f"trainer.n_gpus_per_node={accelerators}")
     overrides += overrides_from_environment(recipe, os.environ)
@@ -43,6 +45,10 @@ def _complete(config: DictConfig, recipe: str) -> None:
     OmegaConf.update(config, MODEL_KEYS[recipe], resolve_model(model))
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe}/{Path(model).name}")
+    if config.data.train_batch_size is None:
+        config.data.train_batch_size = SFT_SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if recipe == "rank_grpo" and config.convrec.matching is None:
+        config.convrec.matching = "reference" if config.convrec.preset == "reference" else "fuzzy"
     config.trainer.experiment_name = f"{recipe}-{Path(config.trainer.default_local_dir).name}"
     trackers = list(config.trainer.logger)
     if os.environ.get("SWANLAB_API_KEY") and not os.environ.get("LOGGER") and "swanlab" not in trackers:

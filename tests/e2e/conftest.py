@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from convrec.runs import latest_step
+from convrec.tiny_model import read_texts, read_titles
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
@@ -81,7 +82,8 @@ def recipe(demo):
         environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256"}
         environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "100", "TEST_FREQ": "100"} | variables
         done = subprocess.run(
-            ["bash", str(root / "run_rank_grpo.sh"), "trainer.val_before_train=false", "data.val_max_samples=8", *overrides],
+            ["bash", str(root / "run_rank_grpo.sh"),
+             "trainer.val_before_train=false", "data.val_max_samples=8", *overrides],
             env=environment, cwd=save_path.parent, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         log = save_path / "run.log"
@@ -106,3 +108,9 @@ def copy_of_project(tmp_path):
         return copy
 
     return replace
+
+
+@pytest.fixture(scope="session")
+def tiny_texts(demo) -> dict[str, list[str]]:
+    """What `make_tiny_model` learns its tokenizer from."""
+    return {"texts": read_texts([demo.out / "data"]), "titles": read_titles([demo.out / "data"])}
