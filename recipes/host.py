@@ -1,6 +1,7 @@
 """What this machine has to train on, and what verl, Ray and vLLM must be told about it."""
 
 import os
+from importlib.util import find_spec
 
 
 def num_accelerators() -> int:
@@ -46,3 +47,8 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def has_flash_attention() -> bool:
+    """flash-attn is built against the installed torch, so it cannot be among our dependencies."""
+    return find_spec("flash_attn") is not None

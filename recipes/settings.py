@@ -43,6 +43,10 @@ def compose(recipe: str, arguments: list[str]) -> DictConfig:
 def _complete(config: DictConfig, recipe: str) -> None:
     model = OmegaConf.select(config, MODEL_KEYS[recipe])
     OmegaConf.update(config, MODEL_KEYS[recipe], resolve_model(model))
+    if config.trainer.device != "cpu" and not host.has_flash_attention():
+        model_config = OmegaConf.select(config, MODEL_KEYS[recipe].removesuffix(".path"))
+        model_config.use_remove_padding = False  # packing needs flash attention
+        model_config.override_config.setdefault("attn_implementation", "sdpa")
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe}/{Path(model).name}")
     if config.data.train_batch_size is None:
