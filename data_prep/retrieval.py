@@ -8,11 +8,11 @@
     catalog.parquet                             the --titles titles that are ground truth most often in train
     train, validation, test.parquet             rows with a ground truth in the catalog (its others are dropped), asked
                                                 for --num-items; test is held out of train by whole conversations
-    sft_train.parquet, sft_validation.parquet   the teacher's lists; sft_train has every cut of a training conversation
-                                                after a user's turn, with --lists-per-cut noisy lists each (one list a
-                                                prompt teaches its order, several which titles are alike, and that
-                                                none comes twice); sft_validation the rows of validation
+    sft_titles, sft_train, sft_validation       the teacher's lists: for short prompts that only name titles, for every
+      .parquet                                  cut of a training conversation after a user's turn, for validation
 
+A model from scratch learns what goes with what from sft_titles in a minute or two; from conversations alone it stays
+long at the same popular list for everyone. So: SFT on sft_titles, then on sft_train.
 The teacher has read the training conversations and no others, never the one it answers: it adds up what was
 recommended in similar ones (TF-IDF of words and titles), together with the titles named, and at all.
 """
@@ -118,6 +118,35 @@ def cuts(rows: list[dict], num_items: int) -> list[dict]:
             named = [title for title in seen[name] if f"{title} (" in text[:end]]
             result.append(_row(row, text[:end], f"{name}_t{turn}", named, [], num_items))
     return result
+
+
+def title_prompts(rows: list[dict], num_items: int, count: int, seed: int) -> list[dict]:
+    """`count` short prompts that only name one to three titles of a training conversation, drawn with the seed."""
+    texts: dict[str, str] = {}
+    named: dict[str, set[str]] = {}
+    for row in rows:
+        name = conversation_of(row["sample_id"])
+        texts[name] = max(texts.get(name, ""), conversation_text(row), key=len)
+        named.setdefault(name, set()).update(row["seen_titles"])
+    with_year = {
+        name: {title: match[0] for title in sorted(titles) if (match := _with_year(title).search(texts[name]))}
+        for name, titles in named.items()
+    }
+    names = [name for name, titles in with_year.items() if titles]
+    rng = np.random.default_rng(seed)
+    result = []
+    for index in range(count if names else 0):
+        name = names[rng.integers(len(names))]
+        titles = list(with_year[name])
+        chosen = [titles[i] for i in rng.permutation(len(titles))[: rng.integers(1, 4)]]
+        text = "USER: I like " + ", ".join(with_year[name][title] for title in chosen) + "\n"
+        row = {"prompt": [{"role": "user"}]}
+        result.append(_row(row, text, f"{name}_t{index}", chosen, [], num_items))
+    return result
+
+
+def _with_year(title: str) -> re.Pattern[str]:
+    return re.compile(re.escape(title) + r" \((?:18|19|20)\d\d\)")
 
 
 def _row(
@@ -238,8 +267,9 @@ def write_reduced(
     titles: int = 200,
     num_items: int = 10,
     test_rows: int = 600,
-    lists_per_cut: int = 4,
-    noise: float = 0.1,
+    lists_per_cut: int = 1,
+    noise: float = 0.0,
+    title_rows: int = 8000,
     seed: int = 3407,
 ) -> dict[str, dict[str, dict]]:
     """Write the tables and return {"validation" | "test": {"popularity" | "teacher": metrics.summarise(...)}}.
@@ -251,9 +281,10 @@ def write_reduced(
         raise UserError(f"{out}: already there; remove it or give another --out")
     if not 1 <= num_items <= titles // 2:
         raise UserError(f"--num-items {num_items}: give 1 to half of --titles ({titles})")
-    if test_rows < 1 or lists_per_cut < 1 or noise < 0:
+    if min(test_rows, lists_per_cut, title_rows) < 1 or noise < 0:
         raise UserError(
-            f"--test-rows {test_rows}, --lists-per-cut {lists_per_cut}, --noise {noise}: give at least 1, 1 and 0"
+            f"--test-rows {test_rows}, --lists-per-cut {lists_per_cut}, --title-rows {title_rows}, --noise {noise}: "
+            "give at least 1, 1, 1 and 0"
         )
     sources = {split: source / f"{split}.parquet" for split in ("train", "validation")}
     for path in sources.values():
@@ -280,6 +311,8 @@ def write_reduced(
         "sft_train": with_lists(copies, teacher.lists(prompts, num_items, "train", lists_per_cut, noise, seed)),
         "sft_validation": with_lists(reduced["validation"], lists["validation"]),
     }
+    short = title_prompts(train, num_items, title_rows, seed)
+    demonstrations["sft_titles"] = with_lists(short, teacher.lists(short, num_items, "titles"))
     films = [{"title": title, "year": int(year), "mentions": count} for (title, year), count in mentions.items()]
     tables = {
         "catalog": pa.Table.from_pylist(films, CATALOG_SCHEMA.append(pa.field("mentions", pa.int32()))),
@@ -332,9 +365,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--titles", type=int, default=200, help="catalog: the most mentioned ones (%(default)s)")
     parser.add_argument("--num-items", type=int, default=10, help="items of a list (%(default)s)")
     parser.add_argument("--test-rows", type=int, default=600, help="rows of train to hold out, at least (%(default)s)")
-    parser.add_argument("--lists-per-cut", type=int, default=4, help="demonstrations of a prompt (%(default)s)")
-    parser.add_argument("--noise", type=float, default=0.1, help="of sft_train's lists; 0: the best one (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the rows held out and the noise")
+    parser.add_argument("--lists-per-cut", type=int, default=1, help="demonstrations of a prompt (%(default)s)")
+    parser.add_argument("--noise", type=float, default=0.0, help="of sft_train's lists; 0: the best one (%(default)s)")
+    parser.add_argument("--title-rows", type=int, default=8000, help="rows of sft_titles (%(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="of the rows held out and of what is drawn")
     given = vars(parser.parse_args(argv))
     try:
         results = write_reduced(given.pop("source"), given["out"], **{k: v for k, v in given.items() if k != "out"})

@@ -16,6 +16,7 @@ from data_prep.retrieval import (
     main,
     most_mentioned,
     reduce_rows,
+    title_prompts,
     write_reduced,
 )
 
@@ -57,7 +58,9 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "small"
-    return out, write_reduced(source, out, titles=13, num_items=4, test_rows=20)
+    return out, write_reduced(
+        source, out, titles=13, num_items=4, test_rows=20, lists_per_cut=4, noise=0.1, title_rows=50
+    )
 
 
 def read(out, name):
@@ -68,7 +71,7 @@ def test_tables_are_valid_and_ask_for_num_items(written):
     out, _ = written
     for split in ("train", "validation", "test"):
         assert not validate_rl_table(out / f"{split}.parquet").warnings
-    for split in ("sft_train", "sft_validation"):
+    for split in ("sft_train", "sft_titles", "sft_validation"):
         validate_sft_table(out / f"{split}.parquet")
         for demonstration in read(out, split):
             assert "reply with 4 recommendations" in demonstration["prompt"][0]["content"]
@@ -82,9 +85,10 @@ def test_no_conversation_is_in_two_splits(written):
     out, _ = written
     of = {
         split: {conversation_of(r["sample_id"]) for r in read(out, split)}
-        for split in ("train", "validation", "test", "sft_train")
+        for split in ("train", "validation", "test", "sft_train", "sft_titles")
     }
     assert of["sft_train"] == of["train"]
+    assert of["sft_titles"] <= of["train"]
     splits = (of["train"], of["validation"], of["test"])
     assert len(set().union(*splits)) == sum(map(len, splits))
     assert len(read(out, "test")) == 20
@@ -93,7 +97,7 @@ def test_no_conversation_is_in_two_splits(written):
 def test_teacher_lists_are_distinct_unseen_catalog_titles(written):
     out, _ = written
     catalog = {(film["title"], film["year"]) for film in read(out, "catalog")}
-    for demonstration in read(out, "sft_train") + read(out, "sft_validation"):
+    for demonstration in read(out, "sft_train") + read(out, "sft_titles") + read(out, "sft_validation"):
         items = parse_items(demonstration["completion"][0]["content"])
         assert len(set(items)) == len(items) == 4
         assert set(items) <= catalog
@@ -129,7 +133,9 @@ def test_teacher_beats_popularity_where_words_tell(written):
 
 def test_same_seed_same_rows(source, written, tmp_path):
     out, _ = written
-    write_reduced(source, tmp_path / "again", titles=13, num_items=4, test_rows=20)
+    write_reduced(
+        source, tmp_path / "again", titles=13, num_items=4, test_rows=20, lists_per_cut=4, noise=0.1, title_rows=50
+    )
     for file in out.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
@@ -168,6 +174,22 @@ def test_cuts_end_with_a_users_turn_and_name_what_was_seen_so_far():
     ]
     assert [(cut["sample_id"], cut["seen_titles"]) for cut in found] == [("c_t0", ["Heat"]), ("c_t1", ["Heat", "Up"])]
     assert all(cut["groundtruth_with_release_year"] == [] for cut in found)
+
+
+def test_title_prompts_name_titles_of_one_conversation():
+    rows = [
+        row("a_t1", "USER: Heat (1995) and Up (2009)\n", ["Heat", "Up"], []),
+        row("b_t1", "USER: nothing\n", [], []),
+        row("c_t1", "USER: (500) Days of Summer (2009)? Unknown\n", ["(500) Days of Summer", "Unknown"], []),
+    ]
+    found = title_prompts(rows, 5, 40, seed=1)
+    texts = {split_prompt(r["prompt"][0]["content"])[1] for r in found}
+    a, b = "Heat (1995)", "Up (2009)"
+    ways = [a, b, f"{a}, {b}", f"{b}, {a}", "(500) Days of Summer (2009)"]
+    assert texts == {f"USER: I like {way}\n" for way in ways}
+    assert len({r["sample_id"] for r in found}) == 40
+    assert all(set(r["seen_titles"]) <= {"Heat", "Up", "(500) Days of Summer"} for r in found)
+    assert title_prompts(rows[1:2], 5, 40, seed=1) == []
 
 
 def test_teacher_never_uses_the_conversation_it_answers():
@@ -211,6 +233,19 @@ def test_command_line_on_redial(shared_dir, tmp_path, capsys):
     source = shared_dir / "data" / "redial"
     if not source.exists():
         pytest.skip("no ReDial here")
-    main(["--source", str(source), "--out", str(tmp_path / "small"), "--titles", "50", "--num-items", "5"])
+    main(
+        [
+            "--source",
+            str(source),
+            "--out",
+            str(tmp_path / "small"),
+            "--titles",
+            "50",
+            "--num-items",
+            "5",
+            "--title-rows",
+            "50",
+        ]
+    )
     assert "teacher" in capsys.readouterr().out
     assert len(read(tmp_path / "small", "catalog")) == 50
