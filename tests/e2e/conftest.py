@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from convrec.runs import latest_step
+from convrec.runs import latest_step, read_metrics
 from convrec.tiny_model import read_texts, read_titles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,11 @@ class Demo:
         )
 
 
+def trained_steps(run_folder: Path) -> list[int]:
+    """Steps that have logged their training metrics, which verl does after saving."""
+    return [row["step"] for row in read_metrics(run_folder) if "actor/policy_loss" in row]
+
+
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -55,7 +60,7 @@ def demo(tmp_path_factory) -> Demo:
     # first start: Ctrl-C (a signal to the whole foreground group) once Rank-GRPO has a checkpoint
     first = demo.start()
     deadline = time.monotonic() + 600
-    while latest_step(demo.out / "rank_grpo") < 1:
+    while not trained_steps(demo.out / "rank_grpo") or latest_step(demo.out / "rank_grpo") < 1:
         assert first.poll() is None, first.communicate()[1][-3000:]
         assert time.monotonic() < deadline, "no checkpoint of Rank-GRPO after 10 minutes"
         time.sleep(0.5)
