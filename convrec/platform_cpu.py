@@ -9,13 +9,15 @@ What a CPU host needs, and where it is given:
 | an FSDP engine for "cpu"                     | `EngineRegistry` (`register_engine`)                          |
 | a rollout server that can take new weights   | `RolloutReplicaRegistry` (`register_rollout`, `vllm_cpu.py`)  |
 
-No verl function is replaced. `tests/convrec/test_platform_cpu.py` pins the source of the verl code this relies on.
+One verl function is replaced, for speed: `use_whole_batch_log_probs`. `tests/convrec/test_platform_cpu.py` pins the source
+of the verl code this relies on.
 """
 
 import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -164,6 +166,28 @@ def register_engine() -> None:
                 return super()._build_fsdp_module(module)
             finally:
                 object.__setattr__(self.engine_config, "forward_only", forward_only)
+
+
+def log_probs_of_labels(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
+    """log softmax(logits)[label] for logits (..., V) and labels (...), in float32 at least; verl's signature."""
+    vocab_size = logits.shape[-1]
+    flat = logits.reshape(-1, vocab_size)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    loss = torch.nn.functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
+    return -loss.view(labels.shape)
+
+
+def use_whole_batch_log_probs() -> None:
+    """Where flash-attn is missing, verl takes log-probs in a Python loop over tokens; take them in one call.
+
+    The loop was about 70 % of an update of the demo's model. One call needs a second tensor the size of the logits.
+    """
+    if find_spec("flash_attn") is not None:
+        return
+    from verl.workers.engine.fsdp import transformer_impl
+
+    transformer_impl.logprobs_from_logits = log_probs_of_labels
 
 
 def register_rollout() -> None:

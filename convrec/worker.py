@@ -22,6 +22,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
+        platform_cpu.use_whole_batch_log_probs()
         if platform_cpu.is_cpu_host():
             platform_cpu.register_engine()
             platform_cpu.init_process_group()

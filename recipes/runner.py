@@ -40,7 +40,9 @@ def run(
         config = compose(recipe, arguments)
         warnings = check(config)
         if config.trainer.device != "cpu" and not host.has_flash_attention():
-            warnings.append("flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower")
+            warnings.append(
+                "flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower"
+            )
     except UserError as error:
         console.say(f"error: {error}")
         return 2

@@ -26,11 +26,12 @@ def train(config: DictConfig) -> None:
     from verl.trainer.sft_trainer import SFTTrainer, run_sft
     from verl.utils.distributed import destroy_global_process_group
 
+    from convrec import platform_cpu
+
+    platform_cpu.use_whole_batch_log_probs()
     if config.trainer.device != "cpu":
         run_sft(config)
         return
-    from convrec import platform_cpu
-
     platform_cpu.register_engine()
     platform_cpu.init_process_group()
     SFTTrainer(config=config).fit()

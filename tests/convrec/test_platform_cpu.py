@@ -19,6 +19,9 @@ PINS = {
     # engine: the override changes engine_config.forward_only around it
     "FSDPEngine._build_fsdp_module": ("35b7b539858443e4", "platform_cpu.register_engine"),
     "EngineRegistry.register": ("6fd795c7149cb81d", "platform_cpu.register_engine"),
+    # the one replaced function, and what it falls back to without flash-attn
+    "logprobs_from_logits": ("dffd21fe40eb806b", "platform_cpu.log_probs_of_labels (signature, callers)"),
+    "logprobs_from_logits_v2": ("1074be97faf338ae", "platform_cpu.use_whole_batch_log_probs (is it still a loop?)"),
     "RolloutReplicaRegistry.register": ("283ce5dd7be73264", "platform_cpu.register_rollout"),
     # rollout server: replaced on a CPU host
     "vLLMColocateWorkerExtension.update_weights_from_ipc": ("21edd41f704fbb7b", "vllm_cpu.CPUWorkerExtension"),
@@ -65,6 +68,7 @@ def sources() -> dict[str, str]:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.sft_trainer import run_sft
     from verl.utils.distributed import initialize_global_process_group_ray
+    from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
     from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -79,6 +83,8 @@ def sources() -> dict[str, str]:
     objects: list[Callable[..., Any]] = [
         initialize_global_process_group_ray,
         run_sft,
+        logprobs_from_logits,
+        logprobs_from_logits_v2,
         FSDPEngine._build_fsdp_module,
         EngineRegistry.register,
         RolloutReplicaRegistry.register,
@@ -105,6 +111,20 @@ def test_what_we_stand_on_is_what_was_read(name: str, sources: dict[str, str]) -
         f"{name} has changed: read it again together with {reader}, mend what no longer holds, "
         f"and pin {digest} in {__name__}"
     )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_log_probs_of_labels_are_verls(dtype: torch.dtype, tolerance: float) -> None:
+    from verl.utils.torch_functional import logprobs_from_logits_v2
+
+    logits = (30 * torch.randn(7, 50, generator=torch.Generator().manual_seed(0), dtype=dtype)).requires_grad_()
+    labels = torch.arange(7)
+    ours, theirs = platform_cpu.log_probs_of_labels(logits, labels), logprobs_from_logits_v2(logits, labels)
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
+    weights = torch.arange(7, dtype=dtype)
+    (ours_grad,) = torch.autograd.grad((ours * weights).sum(), logits)
+    (theirs_grad,) = torch.autograd.grad((theirs * weights).sum(), logits)
+    torch.testing.assert_close(ours_grad, theirs_grad, atol=tolerance, rtol=0)
 
 
 def test_platform_is_registered_by_importing_verl() -> None:
