@@ -44,8 +44,8 @@ KS = (5, 10, 20)
 SECONDS_TO_STOP = 60
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
 
-SFT_STEPS = 450
-RL_STEPS = 60
+SFT_STEPS = 700
+RL_STEPS = 40
 SFT = {
     "TRAIN_BATCH_SIZE": "16",
     "LR": "4e-3",
@@ -56,7 +56,7 @@ SFT = {
 RANK_GRPO = {
     "TRAIN_BATCH_SIZE": "16",
     "ROLLOUT_N": "8",
-    "LR": "3e-4",
+    "LR": "1.5e-4",
     "TOTAL_EPOCHS": "1000",
     "SAVE_KEEP": "1",
     "MAX_PROMPT_LENGTH": "256",
