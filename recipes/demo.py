@@ -44,8 +44,8 @@ KS = (5, 10, 20)
 SECONDS_TO_STOP = 60
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
 
-SFT_STEPS = 700
-RL_STEPS = 40
+SFT_STEPS = 450
+RL_STEPS = 60
 SFT = {
     "TRAIN_BATCH_SIZE": "16",
     "LR": "4e-3",
@@ -56,7 +56,7 @@ SFT = {
 RANK_GRPO = {
     "TRAIN_BATCH_SIZE": "16",
     "ROLLOUT_N": "8",
-    "LR": "1.5e-4",
+    "LR": "3e-4",
     "TOTAL_EPOCHS": "1000",
     "SAVE_KEEP": "1",
     "MAX_PROMPT_LENGTH": "256",
@@ -64,12 +64,12 @@ RANK_GRPO = {
 }
 
 
-def schedule(steps: int) -> dict[str, str]:
-    """Save at thirds, so that an interruption costs little; validate five times."""
+def schedule(steps: int, validations: int) -> dict[str, str]:
+    """Save at thirds, so that an interruption costs little."""
     return {
         "TOTAL_STEPS": str(steps),
         "SAVE_FREQ": str(max(1, steps // 3)),
-        "TEST_FREQ": str(max(1, steps // 5)),
+        "TEST_FREQ": str(max(1, steps // validations)),
     }
 
 
@@ -174,17 +174,17 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
                     "VAL_FILE": str(data / "sft_validation.parquet"),
                 }
                 variables = (
-                    SFT | schedule(sft_steps) | demonstrations | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)}
+                    SFT | schedule(sft_steps, 2) | demonstrations | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)}
                 )
                 run_script("run_sft.sh", variables)
         if latest_step(rl) < rl_steps:
             with progress.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-                variables = RANK_GRPO | schedule(rl_steps) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
+                variables = RANK_GRPO | schedule(rl_steps, 5) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
                 run_script("run_rank_grpo.sh", variables, "data.val_max_samples=128")
         with progress.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
             scored = {name: _evaluate(out, name, folder) for name, folder in (("sft", sft), ("rank_grpo", rl))}
     with progress.phase("report", "tables, curves, conversations"):
-        settings = {"sft": SFT | schedule(sft_steps), "rank_grpo": RANK_GRPO | schedule(rl_steps)}
+        settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 5)}
         summary = _summarise(scored, settings, progress)
         report = _report(out, summary, scored)
     summary["seconds"] = progress.seconds
