@@ -40,7 +40,14 @@ class Demo:
         command = [sys.executable, "-m", "recipes.demo", "--out", str(self.out)]
         command += ["--sft-steps", str(SFT_STEPS), "--rl-steps", str(RL_STEPS)]
         return subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            # a background job of a script has Ctrl-C ignored, and would hand that on
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
 
@@ -69,7 +76,7 @@ def demo(tmp_path_factory) -> Demo:
     _, demo.first_stderr = first.communicate(timeout=120)
     demo.first_status = first.returncode
     demo.step_when_stopped = latest_step(demo.out / "rank_grpo")
-    _, demo.left_behind = psutil.wait_procs(demo.children, timeout=20)
+    _, demo.left_behind = psutil.wait_procs(demo.children, timeout=60)
 
     second = demo.start()
     demo.stdout, demo.stderr = second.communicate(timeout=800)
