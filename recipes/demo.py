@@ -45,7 +45,7 @@ SECONDS_TO_STOP = 60
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
 
 SFT_STEPS = 450
-RL_STEPS = 60
+RL_STEPS = 48
 SFT = {
     "TRAIN_BATCH_SIZE": "16",
     "LR": "4e-3",
