@@ -3,8 +3,8 @@
 python benchmarks/bench_conversion.py [--rows 400000] [--folder FOLDER]
 
 The tree has the release's layout and proportions: --rows rows of RL training data, a quarter of them as SFT training
-data, 1/40 each of validation and test; prompts of 500 to 5,000 characters (log-normal, 1,200 in the mean), one row in
-three repeating an earlier row's prompt, one to 65 ground truths of a catalog of 7,404. The conversion runs in a process
+data, 1/40 each of validation and test; prompts of 380 to 5,300 characters, 1,160 in the mean, one row in three repeating
+an earlier row's prompt, one to 65 ground truths of a catalog of 7,404. The conversion runs in a process
 of its own; its peak is that process's largest resident set, imports included.
 """
 
@@ -84,7 +84,9 @@ def size_of(folder: Path) -> int:
 def write_tree(tree: Path, rows: int, rng: random.Random) -> None:
     syllables = [a + b for a in "bcdfglmnprstvw" for b in "aeiou"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(5000)]
-    catalog = [(" ".join(rng.choices(words, k=rng.randint(1, 4))).title(), rng.randint(1930, 2022)) for _ in range(7404)]
+    catalog = [
+        (" ".join(rng.choices(words, k=rng.randint(1, 4))).title(), rng.randint(1930, 2022)) for _ in range(7404)
+    ]
     tree.mkdir(parents=True)
     (tree / "gt_catalog.pkl").write_bytes(pickle.dumps(catalog))
     completion = TREE.append(pa.field("completion", MESSAGES))

@@ -11,8 +11,8 @@
     NAME.changes.jsonl       where rows of NAME were repaired or set aside: source, row (0-based), what and why
     summary.json             the numbers that are printed
 
-Parts that the source lacks are left out and named. A row stays a row: one for each replying user, never aggregated. Text
-is left as it is (`?` for an apostrophe, curly quotes). Repaired: years that are not four plain digits ("1995.0"), pairs
+Parts that the source lacks are left out and named. A row stays a row: one for each replying user, never aggregated.
+Text is left as it is (`?` for an apostrophe, curly quotes). Repaired: years written in another way ("1995.0"), pairs
 without title or year (taken out), null lists. Set aside: rows without exactly one user message with text; without
 ground truth (RL) or exactly one assistant message with text (SFT).
 
@@ -38,7 +38,17 @@ from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA
 from data_prep.released import Split, find_split, read_split
-from data_prep.tables import Pair, SampleIds, TableNumbers, TableWriter, describe, message, partial_name, write_json
+from data_prep.tables import (
+    Pair,
+    SampleIds,
+    TableNumbers,
+    TableWriter,
+    describe,
+    message,
+    partial_name,
+    whole_text,
+    write_json,
+)
 
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
 FORM = 1  # raise when the conversion writes something else for the same source
@@ -117,9 +127,7 @@ def _clean_pair(entry: Any) -> tuple[Pair | None, str]:
     return (title, raw_year), ""
 
 
-def convert(
-    source: str | Path, out: str | Path, *, overwrite: bool = False, progress: bool = False
-) -> dict[str, Any]:
+def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, progress: bool = False) -> dict[str, Any]:
     """Write what the source has parts for; returns what summary.json holds.
 
     {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError before anything is
@@ -188,11 +196,10 @@ def _convert_split(
     numbers, ids = TableNumbers(), SampleIds()
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    changes_file = out / f"{target.name}.changes.jsonl"
-    partial = partial_name(changes_file)
     with (
         TableWriter(out / f"{target.name}.parquet", target.schema) as table,
-        partial.open("w", encoding="utf-8") as changes,
+        # in its place before the table, whose presence says that both are whole
+        whole_text(out / f"{target.name}.changes.jsonl") as changes,
     ):
         place = 0
         for rows in read_split(split, columns, target.name if progress else None):
@@ -219,8 +226,6 @@ def _convert_split(
             "set_aside_why": dict(reasons),
         } | numbers.summary(matcher)
         table.metadata = {KEY.decode(): json.dumps({"made_from": made_from, "summary": summary})}
-        changes.close()  # in its place before the table, whose presence says that both are whole
-        partial.rename(changes_file)
     return summary
 
 

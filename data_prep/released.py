@@ -18,6 +18,7 @@ from tqdm import tqdm
 from convrec.errors import UserError
 
 BATCH_ROWS = 1000
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 AGAIN = "the download looks incomplete: fetch this folder again"
 
 
@@ -49,6 +50,11 @@ def _read_state(name: str, folder: Path) -> Split:
         raise UserError(f"{state_file}: not the state of a dataset ({error!r}); {AGAIN}") from error
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
+    for shard in shards:
+        with shard.open("rb") as file:
+            file.seek(max(0, shard.stat().st_size - len(END_OF_STREAM)))
+            if file.read() != END_OF_STREAM:  # cut off after a batch, it would read as a shorter split
+                raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
     sizes = [[shard.name, shard.stat().st_size] for shard in shards]
     return Split(name, shards, json.dumps([name, state.get("_fingerprint"), sizes]))
 

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,9 +23,9 @@ EXAMPLES = 5
 class SampleIds:
     """`<context>_t<reply>`, from a row's content alone, so that order, sharding and other rows do not change it.
 
-    context: 16 hexadecimal digits of the prompt's hash. reply: eight digits of the ground truth's, then which occurrence
-    of that context with that ground truth this is, from 1. Rows of one context belong to one conversation, which
-    `data_prep.retrieval` reads off an id up to `_t`.
+    context: 16 hexadecimal digits of the prompt's hash. reply: eight digits of the ground truth's, then which
+    occurrence of that context with that ground truth this is, from 1. Rows of one context belong to one conversation,
+    which `data_prep.retrieval` reads off an id up to `_t`.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,21 @@ def partial_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def write_json(path: Path, content: Any) -> None:
+@contextmanager
+def whole_text(path: Path) -> Iterator[TextIO]:
+    """A text file to write that is there whole or not at all."""
     partial = partial_name(path)
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + os.linesep, encoding="utf-8")
-    partial.rename(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    with whole_text(path) as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:
