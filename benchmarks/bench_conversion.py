@@ -3,9 +3,9 @@
 python benchmarks/bench_conversion.py [--rows 400000] [--folder FOLDER]
 
 The tree has the release's layout and proportions: --rows rows of RL training data, a quarter of them as SFT training
-data, 1/40 each of validation and test; prompts of 380 to 5,300 characters, 1,160 in the mean, one row in three repeating
-an earlier row's prompt, one to 65 ground truths of a catalog of 7,404. The conversion runs in a process
-of its own; its peak is that process's largest resident set, imports included.
+data, 1/40 each of validation and test; prompts of 380 to 5,300 characters, 1,160 in the mean, one row in three
+repeating an earlier row's prompt, one to 65 ground truths of a catalog of 7,404. The conversion runs in a process of
+its own; its peak is that process's largest resident set, imports included.
 """
 
 import argparse

@@ -21,27 +21,25 @@ EXAMPLES = 5
 
 
 class SampleIds:
-    """`<context>_t<reply>`, from a row's content alone, so that order, sharding and other rows do not change it.
+    """`<conversation>_t<reply>`, from a row's content alone, so that order, sharding and other rows do not change it.
 
-    context: 16 hexadecimal digits of the prompt's hash. reply: eight digits of the ground truth's, then which
-    occurrence of that context with that ground truth this is, from 1. Rows of one context belong to one conversation,
-    which `data_prep.retrieval` reads off an id up to `_t`.
+    conversation: its name, where it has one, else 16 hexadecimal digits of the prompt's hash; `data_prep.retrieval`
+    reads it off an id. reply: eight digits of the hash of prompt and ground truth, then which occurrence this is.
     """
 
     def __init__(self) -> None:
         self.occurrences: Counter[int] = Counter()
 
-    def __call__(self, prompt: str, truth: Sequence[Pair]) -> str:
-        context = context_hash(prompt)
-        reply = int.from_bytes(hashlib.sha256(json.dumps(truth).encode()).digest()[:8]) % 10**8
-        key = context << 27 | reply  # 10**8 < 2**27
+    def __call__(self, prompt: str, truth: Sequence[Pair], conversation: str | None = None) -> str:
+        start = f"{conversation or f'{hash64(prompt):016x}'}_t{hash64(json.dumps([prompt, truth])) % 10**8:08d}"
+        key = hash64(start)
         self.occurrences[key] += 1
-        return f"{context:016x}_t{reply:08d}{self.occurrences[key]}"
+        return f"{start}{self.occurrences[key]}"
 
 
-def context_hash(prompt: str) -> int:
-    """64 bits of the prompt's SHA-256: 4e-9 is the chance of any collision among 383,013 prompts."""
-    return int.from_bytes(hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()[:8])
+def hash64(text: str) -> int:
+    """64 bits of SHA-256, the same in every process: any collision among 383,013 texts has a chance of 4e-9."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 
 class TableWriter:
@@ -119,7 +117,7 @@ class TableNumbers:
     def add(self, prompt: str, truth: Iterable[Pair]) -> None:
         pairs = list(truth)
         self.rows += 1
-        self.contexts.add(context_hash(prompt))
+        self.contexts.add(hash64(prompt))
         self.truths.update(pairs)
         self.sizes[len(pairs)] += 1
         self.other_prompts += CONVERSATION_MARKER not in prompt
