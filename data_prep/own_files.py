@@ -16,7 +16,7 @@ class BadLine(ValueError):
 
 
 class Damage:
-    """Errors of all files, told at once: the first SHOWN different ones, and on how many more lines the same is wrong."""
+    """Errors of all files, told at once: SHOWN different ones, each with how many more lines have it."""
 
     def __init__(self) -> None:
         self.lines: dict[tuple[Path, str], list[int]] = {}  # file and problem -> first line, lines
