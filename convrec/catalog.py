@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convrec.errors import UserError
+from convrec.ranks import NO_YEAR
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
 
@@ -25,6 +26,8 @@ def parse_year(value: object) -> int | None:
 class Catalog:
     """Titles and years in the file's order; a year is None where the file had none that can be a year.
 
+    dated: whether items have years at all. False when no entry has one: then every year is NO_YEAR, of what is compared
+    with this catalog too, and titles alone decide.
     mentions: how often an item is a training target, where the file says so (else None).
     problems: one sentence for each entry that cannot be matched; the caller prints them once, at load.
     """
@@ -33,6 +36,7 @@ class Catalog:
     years: Sequence[int | None]
     mentions: Sequence[int] | None = None
     problems: Sequence[str] = field(default=())
+    dated: bool = True
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -40,15 +44,17 @@ class Catalog:
     @classmethod
     def from_items(cls, items: Iterable[tuple[str, object]], mentions: Sequence[int] | None = None) -> "Catalog":
         """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
-        indices stay those of the file, and reported in `problems`."""
+        indices stay those of the file, and reported in `problems`. All years None or "": a catalog without years."""
+        items = list(items)
+        dated = any(year not in (None, "") for _, year in items)
         titles: list[str] = []
         years: list[int | None] = []
         problems: list[str] = []
         for row, (title, raw_year) in enumerate(items):
-            year = parse_year(raw_year)
+            year = parse_year(raw_year) if dated else NO_YEAR
             if year is None:
                 problems.append(f"row {row}: {title!r} has no year ({raw_year!r}); it can never be matched")
-            elif not OLDEST_YEAR <= year <= NEWEST_YEAR:
+            elif dated and not OLDEST_YEAR <= year <= NEWEST_YEAR:
                 problems.append(f"row {row}: {title!r} has the year {year}; it can never be matched")
                 year = None
             if not isinstance(title, str) or not title.strip():
@@ -56,7 +62,11 @@ class Catalog:
                 title, year = "", None
             titles.append(title)
             years.append(year)
-        return cls(titles, years, mentions, tuple(problems))
+        return cls(titles, years, mentions, tuple(problems), dated)
+
+    def year_of(self, value: object) -> int | None:
+        """A ground truth's year as this catalog compares it; None for one that is no number."""
+        return parse_year(value) if self.dated else NO_YEAR
 
 
 class _NoGlobals(pickle.Unpickler):
@@ -90,7 +100,10 @@ def _load_parquet(path: Path) -> Catalog:
         raise UserError(f"catalog {path}: not a parquet file ({error})") from error
     missing = {"title", "year"} - set(names)
     if missing:
-        raise UserError(f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}")
+        raise UserError(
+            f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}. Items "
+            "without years have a column year that is null in every row."
+        )
     columns = pq.read_table(path, columns=[name for name in ("title", "year", "mentions") if name in names]).to_pydict()
     return _nonempty(
         Catalog.from_items(zip(columns["title"], columns["year"], strict=True), columns.get("mentions")), path
@@ -117,5 +130,5 @@ def _load_pickle(path: Path) -> Catalog:
 
 def _nonempty(catalog: Catalog, path: Path) -> Catalog:
     if all(year is None for year in catalog.years):
-        raise UserError(f"catalog {path}: no entry has a title and a year")
+        raise UserError(f"catalog {path}: no entry has a title, or none has a year that can be one")
     return catalog

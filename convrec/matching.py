@@ -19,6 +19,9 @@ Outsiders (1983)). Measured with 1-2 random typos against the Reddit-v2 catalog 
 Jaro-Winkler 77 %, WRatio 59 %) and matches 0.7 % of ReDial's titles that are not in it, mostly other spellings of the
 same film (bare ratio 0.9 %, Jaro-Winkler 5 %, WRatio 11 %).
 
+Where the catalog has no years (Catalog.dated is false), all years are equal and say nothing: similarity is the bare
+ratio, and a line is a title from end to end.
+
 Search is blocked, which keeps it sub-linear in the catalog: only titles with the same year and the same first or last
 letter, or a year nearby and the same first or last two letters, are compared. What this loses are titles with typos at
 both ends. `benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
@@ -32,7 +35,8 @@ from typing import NamedTuple
 
 from rapidfuzz import fuzz, process
 
-from convrec.catalog import Catalog, parse_year
+from convrec.catalog import Catalog
+from convrec.errors import UserError
 from convrec.ranks import Item, parse_item
 
 MODES = ("fuzzy", "exact", "reference")
@@ -120,6 +124,8 @@ class Matcher:
             raise ValueError(
                 f"year_tolerance {year_tolerance} must be >= 0 and fuzzy_cutoff {fuzzy_cutoff} in (0, 100]"
             )
+        if mode == "reference" and not catalog.dated:
+            raise UserError("the catalog has no years, which matching `reference` needs: use `fuzzy` or `exact`")
         self.catalog, self.mode = catalog, mode
         self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
         # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).
@@ -153,7 +159,7 @@ class Matcher:
         truth = [
             (self.identify(title, year).key, year)
             for title, raw_year in ground_truth
-            if (year := raw_year if type(raw_year) is int else parse_year(raw_year)) is not None
+            if (year := self.catalog.year_of(raw_year)) is not None
         ]
         seen_keys = {self._seen_key(title) for title in seen} if seen is not None else set()
         fold_seen = any(key[:1] == FOLDED for key in seen_keys)
@@ -224,8 +230,9 @@ class Matcher:
         if len(folded) < SHORTEST_MISSPELT:
             return
         guard = numbers(folded)
-        for shift in range(-self.year_tolerance, self.year_tolerance + 1):
-            near = shift != 0
+        tolerance = self.year_tolerance if self.catalog.dated else 0
+        for shift in range(-tolerance, tolerance + 1):
+            near = shift != 0 or not self.catalog.dated  # equal years are evidence, absent ones are not
             for end in _ends(folded, near):
                 rows, titles = self._blocks.setdefault((year + shift, near, guard, end), ([], []))
                 rows.append(row)
@@ -258,7 +265,7 @@ class Matcher:
         compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude `Mother`;
         folded otherwise."""
         key = normalise(title)
-        if key not in self._by_title and (dated := parse_item(title)):
+        if key not in self._by_title and self.catalog.dated and (dated := parse_item(title)):
             key = normalise(dated.title)
         return key if self.mode == "exact" or key in self._by_title else FOLDED + fold(key)
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from convrec.catalog import Catalog, parse_year
+from convrec.catalog import Catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher, MatchResult
 from convrec.rank_rewards import dcg, ideal_dcg
@@ -47,7 +47,7 @@ def evaluate_row(
 
     Raises UserError when a ground-truth year is no number: evaluation data must be right, unlike what a model writes.
     """
-    truth = [(title, _required_year(title, year)) for title, year in ground_truth]
+    truth = [(title, _required_year(title, year, matcher.catalog)) for title, year in ground_truth]
     matched = matcher.match(items, truth, seen)
     if protocol == "strict":
         relevance, ideal = matched.relevance, len(truth)
@@ -161,7 +161,7 @@ def popularity_baseline(train_rows: Iterable[Mapping], catalog: Catalog, n: int 
     counts: Counter[int] = Counter()
     for row in train_rows:
         for title, raw_year in row["groundtruth_with_release_year"]:
-            year = parse_year(raw_year)
+            year = catalog.year_of(raw_year)
             index = matcher.identify(title, year).index if year is not None else -1
             if index >= 0:
                 counts[index] += 1
@@ -199,8 +199,8 @@ def _metric_names(ks: Sequence[int]) -> list[str]:
     return [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
 
 
-def _required_year(title: str, value: object) -> int:
-    year = parse_year(value)
+def _required_year(title: str, value: object, catalog: Catalog) -> int:
+    year = catalog.year_of(value)
     if year is None:
         raise UserError(f"ground truth {title!r} has the year {value!r}: a whole number such as 1999 is needed")
     return year

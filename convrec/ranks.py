@@ -14,8 +14,12 @@ WHITESPACE = " \t\n\r\v\f"
 DEFAULT_DELIMITER = "\n"
 
 
+# The year of every item where items have none (a catalog without years). 0 keeps years comparable numbers.
+NO_YEAR = 0
+
+
 class Item(NamedTuple):
-    """A recommended item as the model wrote it: the title without its decoration, the four-digit year."""
+    """A recommended item as the model wrote it: the title without its decoration, the four-digit year or NO_YEAR."""
 
     title: str
     year: int
@@ -26,14 +30,14 @@ def split_lines(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
     return [line for raw in text.split(delimiter) if (line := raw.strip(WHITESPACE))]
 
 
-def parse_items(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[Item | None]:
-    """One entry a rank; None where the line is not an item."""
-    return [parse_item(line) for line in split_lines(text, delimiter)]
+def parse_items(text: str, delimiter: str = DEFAULT_DELIMITER, dated: bool = True) -> list[Item | None]:
+    """One entry a rank; None where the line is not an item. `dated` as in `parse_item`."""
+    return [parse_item(line, dated) for line in split_lines(text, delimiter)]
 
 
 def format_item(title: str, year: int) -> str:
-    """The form the prompt asks for; `parse_item` gives the pair back."""
-    return f"{title} ({year})"
+    """The form the prompt asks for; `parse_item` gives the pair back. An item with NO_YEAR is its title."""
+    return f"{title} ({year})" if year != NO_YEAR else title
 
 
 # \d is any Unicode decimal digit and int() reads it; full-width parentheses come with CJK punctuation.
@@ -63,13 +67,17 @@ _ONLY_NUMBERING = re.compile(r"#?\d{1,3}[.)]")
 
 
 @lru_cache(maxsize=1 << 17)
-def parse_item(line: str) -> Item | None:
+def parse_item(line: str, dated: bool = True) -> Item | None:
     """`Title (1999)` -> Item, tolerating what models really write; None when there is no title with a year.
 
     Numbering, bullets, bold and italics, quotes and text after the year are taken off. What could be part of a title
     stays: `(500) Days of Summer`, `3 Idiots`, `#Alive`, `*batteries not included`, `'71`, parentheses anywhere. The
-    year is the first `(1999)` that has a title before it.
+    year is the first `(1999)` that has a title before it. Not `dated`: items have no years, so the whole line is the
+    title, whatever stands in parentheses or after it.
     """
+    if not dated:
+        title = _undecorate(_SPACE.sub(" ", line).strip(), after="")
+        return Item(title, NO_YEAR) if title else None
     plain = _PLAIN.fullmatch(line)
     if plain and "  " not in line:
         return Item(plain[1], int(plain[2]))

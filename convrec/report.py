@@ -40,7 +40,7 @@ def mark_list(
 ) -> list[ListLine]:
     """The first `num_items` lines of a response, each with what became of it."""
     lines = ranks.split_lines(text)[:num_items]
-    items = [ranks.parse_item(line) for line in lines]
+    items = [ranks.parse_item(line, matcher.catalog.dated) for line in lines]
     match = matcher.match(items, list(ground_truth), list(seen))
     marked = []
     for rank, (line, item) in enumerate(zip(lines, items, strict=True)):

@@ -1,8 +1,9 @@
 """Parquet columns, the released prompt, its truncation, and validation with row numbers.
 
-RL table:  prompt (one user message), seen_titles, groundtruth_with_release_year ([title, "YYYY"] pairs), sample_id.
+RL table:  prompt (one user message), seen_titles, groundtruth_with_release_year ([title, "YYYY"] pairs, [title, ""]
+           where items have no years), sample_id.
 SFT table: the same and completion (one assistant message).
-Catalog:   title, year, and whatever else (`mentions`).
+Catalog:   title, year (null in every row where items have no years), and whatever else (`mentions`).
 """
 
 import os
@@ -47,9 +48,13 @@ _YEAR_PATTERN = r"^\s*(1[89]\d\d|20\d\d)\s*$"
 _FIRST_FILM, _LAST_YEAR = 1870, 2100
 
 
-def prompt_text(conversation: str, num_items: int = 20) -> str:
-    """The released prompt around `conversation` ("USER: ...\\nSYSTEM: ...\\n")."""
-    return INSTRUCTION_TEMPLATE.format(num_items=num_items) + conversation
+def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dated: bool = True) -> str:
+    """The released prompt around `conversation` ("USER: ...\\nSYSTEM: ...\\n"); for other items than movies with their
+    noun, and where items have no years (not `dated`) without asking for them."""
+    template = INSTRUCTION_TEMPLATE if dated else INSTRUCTION_TEMPLATE.replace(" (release_year)", "")
+    article = "an" if item[:1].lower() in tuple("aeiou") else "a"
+    instruction = template.format(num_items=num_items).replace("a movie", f"{article} movie").replace("movie", item)
+    return instruction + conversation
 
 
 def split_prompt(text: str) -> tuple[str, str]:
@@ -117,25 +122,30 @@ class TableReport(NamedTuple):
     warnings: list[str]
 
 
-def validate_rl_table(path: str | os.PathLike, *, allow_empty_ground_truth: bool = False) -> TableReport:
-    """Check an RL table; rows are 0-based.
+def validate_rl_table(
+    path: str | os.PathLike, *, allow_empty_ground_truth: bool = False, dated: bool = True
+) -> TableReport:
+    """Check an RL table against a catalog with or without years (`dated`); rows are 0-based.
 
-    Raises UserError naming file, rows and mend. Ground-truth years that are no year are only warned about. Rows
-    without ground truth are an error in training; evaluation, which counts them and leaves them out, allows them.
+    Raises UserError naming file, rows and mend, also when no ground truth has a year and the catalog has, or the other
+    way about: nothing would ever match. Single ground-truth years that are no year are only warned about. Rows without
+    ground truth are an error in training; evaluation, which counts them and leaves them out, allows them.
     """
-    return _validate_conversations(path, RL_SCHEMA, allow_empty_ground_truth)
+    return _validate_conversations(path, RL_SCHEMA, allow_empty_ground_truth, dated)
 
 
 def validate_sft_table(path: str | os.PathLike) -> TableReport:
-    """Check an SFT table: the RL columns and one non-empty assistant message. Ground truth may be empty here."""
-    return _validate_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True)
+    """Check an SFT table: the RL columns and one non-empty assistant message. Ground truth may be empty here, and its
+    years are not looked at: SFT reads neither."""
+    return _validate_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True, dated=None)
 
 
 def validate_catalog(path: str | os.PathLike) -> TableReport:
-    """Check a catalog in parquet: title and year columns. Blank titles raise; impossible years are warned about."""
+    """Check a catalog in parquet: title and year columns. Blank titles raise; impossible years are warned about, but
+    not their absence in every row: then items have none."""
     found = _Findings(path)
     bad_years: list[str] = []
-    rows = 0
+    rows = without_year = 0
     for batch in _read_batches(path, CATALOG_SCHEMA):
         titles, years = batch["title"], batch["year"]
         blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(titles)), 0)
@@ -144,15 +154,18 @@ def validate_catalog(path: str | os.PathLike) -> TableReport:
         for row in _true_rows(pc.invert(pc.fill_null(in_range, False))):
             bad_years.append(f"row {rows + row}: {titles[row].as_py()!r} has year {years[row].as_py()}")
         rows += batch.num_rows
+        without_year += years.null_count
     found.raise_if_any()
     _require_rows(path, rows)
-    return TableReport(rows, 0, _summary(path, "no possible year", bad_years))
+    return TableReport(rows, 0, _summary(path, "no possible year", bad_years if without_year < rows else []))
 
 
-def _validate_conversations(path: str | os.PathLike, schema: pa.Schema, allow_empty_ground_truth: bool) -> TableReport:
+def _validate_conversations(
+    path: str | os.PathLike, schema: pa.Schema, allow_empty_ground_truth: bool, dated: bool | None
+) -> TableReport:
     found = _Findings(path)
     bad_years: list[str] = []
-    rows = empty = 0
+    rows = empty = num_pairs = without_year = 0
     for batch in _read_batches(path, schema):
         _check_message(found, rows, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
@@ -185,15 +198,27 @@ def _validate_conversations(path: str | os.PathLike, schema: pa.Schema, allow_em
         titles, years = title_and_year[0::2], title_and_year[1::2]
         blank = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(titles)), 0), True)
         found.add("a ground truth without a title", rows, _rows_with(truth, blank), "leave the pair out")
+        has_year = pc.fill_null(pc.not_equal(years, ""), False)
+        num_pairs += len(years)
+        without_year += len(years) - (pc.sum(has_year).as_py() or 0)
+        if dated is False:
+            mend = 'write [title, ""], or give the catalog its years'
+            problem = "a ground truth with a year, but the catalog has no years"
+            found.add(problem, rows, _rows_with(truth, has_year), mend)
         is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
         parents = pc.list_parent_indices(truth)
-        for index in _true_rows(pc.invert(is_year)):
+        for index in _true_rows(pc.invert(is_year)) if dated else ():
             bad_years.append(
                 f"row {rows + parents[index].as_py()}: {titles[index].as_py()!r}, {years[index].as_py()!r}"
             )
         rows += batch.num_rows
     found.raise_if_any()
     _require_rows(path, rows)
+    if dated and 0 < num_pairs == without_year:
+        raise UserError(
+            f"{path}: no ground truth has a year, but the catalog has years: nothing would ever match; write "
+            '[title, "YYYY"], or take the catalog of these data (its years null in every row)'
+        )
     return TableReport(rows, empty, _summary(path, "a ground-truth year that is no year", bad_years))
 
 

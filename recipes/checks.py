@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -55,10 +56,11 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     }
     _check_model(config.actor_rollout_ref.model.path, lengths)
 
-    warnings = _check_tables(config, validate_rl_table)
     catalog_file = ours.catalog_file
     _require_file("CATALOG_FILE", catalog_file)
-    problems = load_catalog(catalog_file).problems
+    catalog = load_catalog(catalog_file)
+    problems = catalog.problems
+    warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
     warnings += [f"{catalog_file}: {problem}" for problem in problems[:5]]
     if len(problems) > 5:
         warnings.append(f"{catalog_file}: {len(problems) - 5} more such entries")

@@ -21,13 +21,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import Catalog, load_catalog, parse_year
+from convrec.catalog import Catalog, load_catalog
 from convrec.checkpoints import resolve_model
 from convrec.errors import UserError
 from convrec.generation import generate
 from convrec.matching import MODES, Matcher
 from convrec.metrics import PROTOCOLS, evaluate_row, paired, popularity_baseline, summarise
-from convrec.ranks import Item, parse_items
+from convrec.ranks import Item, format_item, parse_items
 from convrec.report import Example, mark_list, table_row, text_table
 from convrec.schema import RL_SCHEMA, split_prompt, validate_rl_table
 
@@ -78,7 +78,7 @@ def evaluate(
             raise UserError(f"--ks {k}: must be from 1 to the {num_items} items of a list (--num-items)")
     model_path = resolve_model(model)
     items_of_catalog = load_catalog(catalog)
-    report = validate_rl_table(data, allow_empty_ground_truth=True)
+    report = validate_rl_table(data, allow_empty_ground_truth=True, dated=items_of_catalog.dated)
     rows = pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()[:limit]
     if not any(row["groundtruth_with_release_year"] for row in rows):
         raise UserError(f"{data}: no row has ground truth (groundtruth_with_release_year); there is nothing to score")
@@ -99,7 +99,7 @@ def evaluate(
     answers, generated = _generations(model_path, prompts, settings, out, tensor_parallel, progress)
     seconds = time.monotonic() - start
 
-    responses = [parse_items(answers[prompt]["text"]) for prompt in prompt_ids]
+    responses = [parse_items(answers[prompt]["text"], dated=items_of_catalog.dated) for prompt in prompt_ids]
     results: dict[str, dict[str, Any]] = {}
     scored: dict[str, list[dict[str, Any]]] = {}
     for protocol in protocols:
@@ -206,14 +206,14 @@ def _catalog_warnings(
         (title, year)
         for row in rows
         for title, raw_year in row["groundtruth_with_release_year"] or []
-        if (year := parse_year(raw_year)) is not None
+        if (year := catalog.year_of(raw_year)) is not None
     ]
     missing = [truth for truth in truths if matcher.identify(*truth).index < 0]
     if len(missing) > FOREIGN_CATALOG * len(truths):
         title, year = missing[0]
         warnings.append(
-            f"{len(missing)} of {len(truths)} ground truths of {data} are not in {path} (the first: {title} ({year})): "
-            "is it another dataset's catalog?"
+            f"{len(missing)} of {len(truths)} ground truths of {data} are not in {path} (the first: "
+            f"{format_item(title, year)}): is it another dataset's catalog?"
         )
     return warnings
 

@@ -56,7 +56,7 @@ def compute_score(
     matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
     lines = split_lines(solution_str, delimiter)
     asked = lines[:num_items]
-    items: list[Item | None] = [parse_item(line) for line in asked]
+    items: list[Item | None] = [parse_item(line, matcher.catalog.dated) for line in asked]
     if matching == "reference":
         # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
         matched = matcher.match(parse_items_reference(solution_str)[:num_items], truth, seen)

@@ -7,6 +7,7 @@ import pytest
 
 from convrec.catalog import Catalog, load_catalog, parse_year
 from convrec.errors import UserError
+from convrec.ranks import NO_YEAR
 
 
 def write(path, content):
@@ -43,6 +44,14 @@ def test_a_set_loads_in_the_same_order_in_every_process(tmp_path):
     assert list(catalog.titles) == ["Alien", "Heat", "Up"]
 
 
+@pytest.mark.parametrize("years", [[None, None], ["", ""], [None, ""]])
+def test_without_any_year_it_is_a_catalog_without_years(years):
+    catalog = Catalog.from_items(zip(["Blue Lamp", "Oak Desk (2020)"], years, strict=True))
+    assert (catalog.dated, catalog.years, catalog.problems) == (False, [NO_YEAR, NO_YEAR], ())
+    assert [catalog.year_of(value) for value in ("1999", "", None)] == [NO_YEAR] * 3
+    assert [Catalog.from_items([("Up", 2009)]).year_of(value) for value in ("1999", "", None)] == [1999, None, None]
+
+
 def test_a_pickle_that_names_a_class_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"collections\.OrderedDict"):
         load_catalog(write(tmp_path / "c.pkl", OrderedDict(a=1)))
@@ -67,7 +76,8 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, capsys):
         ("c.parquet", b"not parquet", "not a parquet file"),
         ("c.pkl", pickle.dumps({"Heat": 1995}), "list of"),
         ("c.pkl", pickle.dumps([("Heat", 1995, 1)]), "entry 0"),
-        ("c.pkl", pickle.dumps([("Heat", None)]), "no entry"),
+        ("c.pkl", pickle.dumps([("Heat", "n/a")]), "no entry"),
+        ("c.pkl", pickle.dumps([(" ", None)]), "no entry"),
     ],
 )
 def test_unusable_files_are_user_errors_that_name_the_file(tmp_path, name, content, message):

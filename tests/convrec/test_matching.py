@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
 from convrec.catalog import Catalog
+from convrec.errors import UserError
 from convrec.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher, fold, normalise, numbers
-from convrec.ranks import Item, parse_items
+from convrec.ranks import Item, parse_item, parse_items
 from convrec.reference import parse_items_reference
 
 FILMS = [
@@ -357,3 +358,41 @@ def test_misspelt_titles_are_found_and_foreign_ones_are_not(shared_dir):
     foreign = [i for i in zip(other.titles, other.years, strict=True) if i[1] and fold(i[0]) not in known]
     matched = [item for item in foreign if matcher.identify(*item).index >= 0]
     assert len(matched) / len(foreign) < 0.01
+
+
+# Catalogs without years: titles alone decide, and "the same year" is no evidence.
+UNDATED = [("Oak Desk (2020)", None), ("Blue Lamp", None), ("Kettle 2", None), ("Kettle 3", None), ("Blue Lamps", "")]
+
+
+@pytest.mark.parametrize(
+    ("written", "row"),
+    [
+        ("Oak Desk (2020)", 0),
+        ("oak  desk (2020)", 0),
+        ("Oak Desk", -1),
+        ("The Blue Lamp", 1),
+        ("Kettle II", 2),
+        ("Kettle 4", -1),
+        ("Blue Lmap", -1),  # ratio 88.9 < 90: with SAME_YEAR it would be found
+        ("Blue Lampss", 4),  # ratio 2 * 10 / 21 = 95.2 with `Blue Lamps`
+    ],
+)
+def test_items_without_years_are_found_by_title(written, row):
+    matcher = Matcher(Catalog.from_items(UNDATED))
+    assert matcher.identify(*parse_item(written, dated=False)).index == row
+
+
+def test_relevance_without_years():
+    matcher = Matcher(Catalog.from_items(UNDATED))
+    text = "1. blue lamp\nKettle 2\nBlue Lamp\nUnknown Chair\nOak Desk (2020)\nKettle 3"
+    truth, seen = [["Blue Lamp", ""], ["Kettle 2", None], ["Kettle 3", "2001"]], ["kettle ii", "Oak Desk (2020)"]
+    result = matcher.match(parse_items(text, dated=False), truth, seen)
+    assert result.relevance == [1, 0, 0, 0, 0, 1]  # Kettle 2 and the desk were seen, the lamp is there twice
+    assert result.seen == [False, True, False, False, True, False]
+    assert result.duplicate == [False, False, True, False, False, False]
+    assert result.in_catalog == [True, True, True, False, True, True]
+
+
+def test_reference_matching_needs_years():
+    with pytest.raises(UserError, match="no years"):
+        Matcher(Catalog.from_items(UNDATED), "reference")

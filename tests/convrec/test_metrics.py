@@ -21,7 +21,7 @@ from convrec.metrics import (
     recall_at_k,
     summarise,
 )
-from convrec.ranks import Item
+from convrec.ranks import NO_YEAR, Item, parse_items
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
 EXACT = Matcher(Catalog.from_items(FILMS), "exact")
@@ -79,6 +79,17 @@ def test_paper_hits_by_the_first_item_in_tolerance_and_equal_ground_truths_hit_o
 def test_a_broken_ground_truth_year_is_an_error_that_names_it():
     with pytest.raises(UserError, match="'Heat' has the year 'n/a'"):
         evaluate_row(items("Heat"), [("Heat", "n/a")], [], EXACT)
+
+
+def test_a_catalog_without_years_is_evaluated_by_title():
+    matcher = Matcher(Catalog.from_items([("Blue Lamp", None), ("Oak Desk", None), ("Kettle", None)]))
+    items, truth = parse_items("Chair\nOak Desk\nBlue Lamp", dated=False), [["Blue Lamp", ""], ["Kettle", ""]]
+    for protocol, rank in (("paper", 1), ("strict", 3)):  # paper: the chair is taken out, the desk was seen
+        row = evaluate_row(items, truth, ["Oak Desk"], matcher, protocol, ks=(5,))
+        assert row["recall@5"] == 1 / 2
+        assert row["ndcg@5"] == pytest.approx(1 / log2(rank + 1) / (1 + 1 / log2(3)))
+    rows = [{"groundtruth_with_release_year": truth}, {"groundtruth_with_release_year": truth[1:]}]
+    assert popularity_baseline(rows, matcher.catalog, 5) == [("Kettle", NO_YEAR), ("Blue Lamp", NO_YEAR)]
 
 
 def test_unknown_protocol_is_refused():

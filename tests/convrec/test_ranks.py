@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.ranks import WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
+from convrec.ranks import NO_YEAR, WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
 
 # Titles that begin with a number, hold parentheses or begin and end with marks: numbering must not eat them.
 HARD_TITLES = [
@@ -123,6 +123,22 @@ def test_a_line_without_title_or_year_is_no_item(line):
 def test_first_year_with_a_title_before_it_wins():
     assert parse_item("The Matrix (1999) - see also Inception (2010)") == ("The Matrix", 1999)
     assert parse_item("(1999) Heat (1995)") == ("(1999) Heat", 1995)
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("Blue Lamp", "Blue Lamp"),
+        ("1. **Blue Lamp**", "Blue Lamp"),
+        ('- "Blue Lamp"', "Blue Lamp"),
+        ("Oak Desk (2020)", "Oak Desk (2020)"),
+        ("3 Idiots", "3 Idiots"),
+    ],
+)
+def test_where_items_have_no_years_the_line_is_the_title(line, title):
+    assert parse_item(line, dated=False) == (title, NO_YEAR)
+    assert parse_item(format_item(title, NO_YEAR), dated=False) == (title, NO_YEAR)
+    assert parse_items(f"{line}\n\n**\n", dated=False) == [Item(title, NO_YEAR), None]
 
 
 def test_unparsable_line_keeps_its_rank_and_blank_lines_take_none():

@@ -220,6 +220,36 @@ def test_catalog_titles_and_years(tmp_path):
         validate_catalog(path)
 
 
+def test_data_without_years(tmp_path):
+    undated = [row(groundtruth_with_release_year=[["Blue Lamp", ""]])]
+    path = write(tmp_path / "rl.parquet", undated)
+    assert validate_rl_table(path, dated=False) == (1, 0, [])
+    with pytest.raises(UserError, match="no ground truth has a year, but the catalog has years"):
+        validate_rl_table(path)
+    path = write(tmp_path / "rl.parquet", [*undated, row()])
+    with pytest.raises(UserError, match="row 1: a ground truth with a year, but the catalog has no years"):
+        validate_rl_table(path, dated=False)
+    (warning,) = validate_rl_table(path).warnings
+    assert "row 0: 'Blue Lamp', ''" in warning
+    assert validate_sft_table(write(tmp_path / "sft.parquet", [*undated, row()], SFT_SCHEMA)) == (2, 0, [])
+    schema = pa.schema([("title", pa.string()), ("year", pa.int32())])
+    lamps = write(tmp_path / "c.parquet", [{"title": "Blue Lamp", "year": None}], schema)
+    assert validate_catalog(lamps) == (1, 0, [])
+
+
+def test_the_prompt_for_other_items():
+    text = prompt_text("USER: hi\n", 5, item="anime series", dated=False)
+    assert text == (
+        "Pretend you are an anime series recommender system.\n"
+        "I will give you a conversation between a user and you (a recommender system). Based on the conversation, "
+        "you need to reply with 5 recommendations. List the standardized English title of each anime series in each "
+        'line in the form of "anime series name" with NO extra words or sentences.\n'
+        "Here is the conversation: USER: hi\n"
+    )
+    assert prompt_text("USER: hi\n", item="book").startswith("Pretend you are a book recommender system.\n")
+    assert '"book name" (release_year)' in prompt_text("USER: hi\n", item="book")
+
+
 def test_import_is_light():
     heavy = "import sys, convrec.schema; print([m for m in ('torch', 'pandas', 'transformers') if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)

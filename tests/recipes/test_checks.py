@@ -188,15 +188,17 @@ def test_a_file_that_is_no_parquet(refused: Refused, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("years", ["no column", "all null"])
-def test_catalog_without_years(refused: Refused, tmp_path: Path, years: str) -> None:
+def test_catalog_without_years_for_ground_truth_with_years(
+    refused: Refused, good: dict[str, str], tmp_path: Path, years: str
+) -> None:
     file = tmp_path / "catalog.parquet"
     columns: dict[str, Any] = {"title": ["Heat", "Alien"]}
     if years == "all null":
         columns["year"] = pa.array([None, None], pa.int32())
     pq.write_table(pa.table(columns), file)
     message = refused(CATALOG_FILE=str(file))
-    assert str(file) in message
-    assert "year" in message
+    assert (str(file) if years == "no column" else f"{good['TRAIN_FILE']}: rows 0, 1, 2, 3, 4 and 35 more") in message
+    assert ("column year is missing" if years == "no column" else "the catalog has no years") in message
 
 
 def test_a_broken_year_is_only_a_warning(

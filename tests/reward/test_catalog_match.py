@@ -179,3 +179,12 @@ def test_recorded_reference_rewards_from_text_to_returns(shared_dir, tmp_path):
                 num_items=case["rec_num"], **case["kwargs"],
             )  # fmt: skip
             assert scored["rank_returns"] == pytest.approx(expected), case["name"]
+
+
+def test_items_without_years_earn_by_title(tmp_path):
+    table = pa.table({"title": ["Blue Lamp", "Oak Desk"], "year": pa.array([None, None], pa.int32())})
+    pq.write_table(table, tmp_path / "catalog.parquet")
+    truth = {"groundtruth": [["Oak Desk", ""]], "seen": []}
+    scored = score("1. Blue Lamp\n2. Oak Desk\n**", str(tmp_path / "catalog.parquet"), truth, num_items=3)
+    assert scored["rank_returns"] == [0, 1, 0]
+    assert (scored["recall"], scored["catalog_hit_ratio"], scored["unparsable"]) == (1, 2 / 3, 1)

@@ -1,0 +1,252 @@
+"""A data set of one's own -> the parquet that the recipes read. The form of the files: docs/data.md.
+
+    python -m data_prep.own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
+        --validation-from 2024-05-01 --test-from 2024-06-01
+
+Every line is checked before anything is written; what is wrong is told with file, line and mend, up to 20 at once.
+Then OUT appears whole: train, validation, test.parquet (rows with ground truth), sft_train, sft_validation.parquet
+(rows with a demonstration), catalog.parquet, summary.json. A line stays a row: never aggregated. Tables without rows
+are left out.
+
+Splits, by whole conversations: the lines' own `split`; or by time from --validation-from and --test-from; or the last
+--validation-share and --test-share of the rows by time (where no line has a time: by a hash of the conversation). With
+none of these all is train.
+"""
+
+import argparse
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from convrec.catalog import Catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.ranks import NO_YEAR, format_item, parse_item
+from convrec.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
+from data_prep.own_catalog import read_catalog
+from data_prep.own_files import BadLine, Damage, read_records
+from data_prep.own_rows import Row, read_row
+from data_prep.splits import Facts, SplitRule, assign, check_rule
+from data_prep.tables import SampleIds, TableNumbers, TableWriter, describe, hash64, message, partial_name, write_json
+
+TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
+BY_OWN_WORD = SplitRule()
+
+
+def convert_own(
+    conversations: Sequence[str | Path],
+    catalog: str | Path,
+    out: str | Path,
+    *,
+    item: str = "movie",
+    num_items: int = 20,
+    rule: SplitRule = BY_OWN_WORD,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
+
+    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched"}, "splits": {"by", ...}, "rows": counts}.
+    """
+    out, paths = Path(out), [Path(path) for path in conversations]
+    _check_out(out, overwrite)
+    if not 1 <= num_items <= 100:
+        raise UserError(f"--num-items {num_items}: give 1 to 100")
+    borders = check_rule(rule)
+    damage = Damage()
+    table, dated = read_catalog(Path(catalog), damage)
+    if not dated and damage:
+        damage.raise_if_any()  # whether years are missed in the conversations depends on the catalog
+    facts = list(_first_reading(paths, dated, num_items, damage, progress))
+    damage.raise_if_any()
+    if not facts:
+        raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
+    split_of, described = assign(facts, rule, borders)
+    known = Catalog.from_items(zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True))
+    matcher = Matcher(known)
+
+    partial = partial_name(out)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        pq.write_table(table, partial / "catalog.parquet")
+        rows = _rows(paths, dated, len(facts) if progress else None)
+        files, counts = _write_tables(partial, rows, split_of, matcher, item, num_items)
+        summary = {
+            "files": files,
+            "catalog": {"items": len(known), "dated": dated, "never_matched": _unreadable_titles(known, matcher)},
+            "splits": described,
+            "rows": counts,
+        }
+        write_json(partial / "summary.json", summary)
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return summary
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
+    ours = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json"}
+    if out.exists() and (not out.is_dir() or (others := sorted({path.name for path in out.iterdir()} - ours))):
+        what = f"holds {others[0]}" if out.is_dir() else "is a file"
+        raise UserError(f"{out}: {what}, which this command did not write, so it is not replaced; give another --out")
+
+
+def _first_reading(
+    paths: Sequence[Path], dated: bool, num_items: int, damage: Damage, progress: bool
+) -> Iterator[Facts]:
+    """Facts of every sound row; everything else goes to `damage`."""
+    ids: dict[str, str] = {}  # given id -> where
+    split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
+    for path in paths:
+        for line, record in tqdm(
+            read_records(path, damage), f"reading {path.name}", disable=not progress, unit=" rows"
+        ):
+            here = f"{path}, line {line}"
+            try:
+                row = read_row(record, dated)
+                if len(row.demonstration) > num_items:
+                    raise BadLine(
+                        f"demonstration holds {len(row.demonstration)} items, the prompt asks for {num_items}; shorten "
+                        "it, or give --num-items"
+                    )
+                if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
+                    raise BadLine(f"id {row.id!r} is that of {first} too; give every row its own, or none")
+                name = conversation_name(row)
+                if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
+                    raise BadLine(
+                        f"split is {row.split}, but {first_split[1]} puts the same conversation into {first_split[0]}; "
+                        "put all its rows into one"
+                    )
+            except BadLine as problem:
+                damage.add(path, line, problem)
+                continue
+            yield Facts(path, line, name, row.time, row.split)
+
+
+def conversation_name(row: Row) -> int:
+    return hash64(row.conversation_id if row.conversation_id is not None else row.conversation)
+
+
+def _rows(paths: Sequence[Path], dated: bool, total: int | None) -> Iterator[Row]:
+    """The second reading, of what the first found sound."""
+    with tqdm(total=total, desc="writing", unit=" rows", disable=total is None) as bar:
+        for path in paths:
+            for _, record in read_records(path, Damage()):
+                yield read_row(record, dated)
+                bar.update()
+
+
+def _write_tables(
+    folder: Path, rows: Iterator[Row], split_of: dict[int, str], matcher: Matcher, item: str, num_items: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """(numbers of each table with rows, counts over all rows)."""
+    ids, dated = SampleIds(), matcher.catalog.dated
+    numbers = {name: TableNumbers() for name in TABLES}
+    counts: Counter[str] = Counter()
+    first_split: dict[int, str] = {}  # of a prompt; conversations are not divided, but two can have the same text
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(
+                TableWriter(folder / f"{name}.parquet", SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA)
+            )
+            for name in TABLES
+        }
+        for row in rows:
+            split = split_of[conversation_name(row)]
+            prompt = prompt_text(row.conversation, num_items, item, dated)
+            record = {
+                "prompt": message("user", prompt),
+                "seen_titles": row.seen,
+                "groundtruth_with_release_year": row.truth,
+                "sample_id": row.id or ids(prompt, row.truth, row.conversation_id),
+                "completion": message("assistant", "\n".join(format_item(*entry) for entry in row.demonstration)),
+            }
+            wanted = {split: row.truth, f"sft_{split}": row.demonstration if split != "test" else []}
+            for name in (name for name, content in wanted.items() if content):
+                writers[name].add(record)
+                numbers[name].add(prompt, row.truth)
+            counts["read"] += 1
+            counts["rows_whose_text_is_in_another_split"] += first_split.setdefault(hash64(prompt), split) != split
+            counts["of_no_use_in_their_split"] += not any(wanted.values())
+            counts["repeated_ground_truths_taken_out"] += row.repeated_truths
+            counts["ground_truths_already_seen"] += sum(title in row.seen for title, _ in row.truth)
+            counts["short_demonstrations"] += 0 < len(row.demonstration) < num_items
+            counts["demonstrated_items_outside_catalog"] += sum(
+                matcher.identify(*entry).index < 0 for entry in row.demonstration
+            )
+    for name in TABLES:
+        if not numbers[name].rows:
+            (folder / f"{name}.parquet").unlink()
+    return {name: numbers[name].summary(matcher) for name in TABLES if numbers[name].rows}, dict(counts)
+
+
+def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
+    """Titles that, written as a line of a list, are read as something else, so that no response can name them: a number
+    or bullet in front is taken for the list's, quotes around for decoration."""
+    lost = []
+    for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
+        item = parse_item(format_item(title, year or NO_YEAR), catalog.dated)
+        if item is None or matcher.identify(*item) != matcher.identify(title, year or NO_YEAR):
+            lost.append(f"row {row}: {title!r} is read as {item.title if item else None!r}")
+    return lost
+
+
+def format_summary(summary: dict[str, Any], out: str | Path) -> str:
+    """What the command prints."""
+    lines = [describe(name, numbers) for name, numbers in summary["files"].items()]
+    catalog, counts, splits = summary["catalog"], summary["rows"], summary["splits"]
+    lines.append(f"{'catalog':<15}{catalog['items']:>8,} items {'with' if catalog['dated'] else 'without'} years")
+    lines += [f"{'':<15}never matched: {problem}" for problem in catalog["never_matched"][:5]]
+    if len(catalog["never_matched"]) > 5:
+        lines.append(f"{'':<15}and {len(catalog['never_matched']) - 5:,} more such titles: summary.json")
+    lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
+    lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
+    if missing := [name for name in ("train", "validation") if name not in summary["files"]]:
+        lines.append(f"no rows for {' and '.join(missing)}, which run_rank_grpo.sh needs; see the options for splits")
+    return "\n".join([*lines, f"wrote {out}: {counts['read']:,} rows read"])
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.own", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=".jsonl or .csv")
+    parser.add_argument("--catalog", required=True, metavar="FILE", help=".jsonl, .csv or .parquet")
+    parser.add_argument("--out", required=True, help="folder to write")
+    parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
+    parser.add_argument("--num-items", type=int, default=20, help="items the prompt asks for (%(default)s)")
+    parser.add_argument("--validation-from", metavar="DATE", help="rows from this date or time on are validation")
+    parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
+    parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")
+    parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="the last of the rows, by time")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
+    given = parser.parse_args(argv)
+    rule = SplitRule(given.validation_from, given.test_from, given.validation_share, given.test_share)
+    try:
+        summary = convert_own(
+            given.conversations,
+            given.catalog,
+            given.out,
+            item=given.item,
+            num_items=given.num_items,
+            rule=rule,
+            overwrite=given.overwrite,
+            progress=sys.stderr.isatty(),
+        )
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    print(format_summary(summary, given.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""A line of one's own conversations: what it holds, and what is said about one that is damaged. See docs/data.md.
+
+JSONL (an object a line) or CSV (a header, then the same keys as columns):
+
+    conversation     [{"role": "user" | "assistant", "content": text}, ...], a user's turn last; also, and in CSV
+                     always, as text: "USER: ...\\nSYSTEM: ...\\nUSER: ..." (role "system", too, is the recommender)
+    ground_truth     items: what was right to recommend
+    seen             items that the conversation names
+    demonstration    items: a list to imitate, best first
+    time             ISO 8601 (without a zone: UTC) or seconds since 1970
+    conversation_id  rows with the same one never come into two splits; default: the conversation's text
+    split            train, validation or test
+    id               a name for the row; default: made of its content
+    extra            anything; it is not read
+
+An item is "Title (1999)", ["Title", 1999] or {"title": "Title", "year": 1999}; where the catalog has no years "Title",
+["Title"] or {"title": "Title"}. In CSV items are `Title (1999)` with `|` between them.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from convrec.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
+from data_prep.own_files import BadLine
+from data_prep.tables import Pair
+
+KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")
+SPLITS = ("train", "validation", "test")
+SPEAKERS = {"user": "USER", "assistant": "SYSTEM", "system": "SYSTEM"}
+_TURN = re.compile(r"^(USER|SYSTEM): (.*)", re.MULTILINE)
+_SECONDS = re.compile(r"\d{9,}(\.\d+)?")
+
+
+class Row(NamedTuple):
+    """One line of conversations, read. truth: pairs whose year is "" where the catalog has none."""
+
+    conversation: str
+    truth: list[Pair]
+    seen: list[str]
+    demonstration: list[Item]
+    time: float | None  # seconds since 1970
+    conversation_id: str | None
+    split: str | None
+    id: str | None
+    repeated_truths: int
+
+
+def read_row(record: Mapping[str, Any], dated: bool) -> Row:
+    """A record of the conversations. Raises BadLine. `dated`: whether the catalog has years."""
+    for key in record:
+        if key not in KEYS:
+            near = get_close_matches(str(key), KEYS, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
+            raise BadLine(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
+    truth: dict[Pair, None] = {}
+    read = _read_items(record, "ground_truth", dated)
+    for item in read:
+        truth[item.title, str(item.year) if dated else ""] = None
+    demonstration = _read_items(record, "demonstration", dated)
+    if not truth and not demonstration:
+        raise BadLine("neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out")
+    if len(set(demonstration)) < len(demonstration):
+        again = next(item for place, item in enumerate(demonstration) if item in demonstration[:place])
+        raise BadLine(f"demonstration holds {format_item(*again)!r} twice; leave the repeat out")
+    split = record.get("split")
+    if split is not None and split not in SPLITS:
+        raise BadLine(f"split is {split!r}; write train, validation or test")
+    return Row(
+        read_conversation(record.get("conversation")),
+        list(truth),
+        [_seen_title(entry, dated) for entry in _entries(record, "seen")],
+        demonstration,
+        None if record.get("time") is None else read_time(record["time"]),
+        _read_name(record, "conversation_id"),
+        split,
+        _read_name(record, "id"),
+        len(read) - len(truth),
+    )
+
+
+def read_conversation(turns: Any) -> str:
+    """ "USER: ...\\nSYSTEM: ...\\n" of a list of turns or of such a text. Raises BadLine."""
+    mend = 'write [{"role": "user", "content": "..."}, ...]'
+    if turns is None or turns == []:
+        raise BadLine(f"no conversation; {mend}")
+    if isinstance(turns, str):
+        text = turns.replace("\r\n", "\n").strip() + "\n"
+        found = [(turn[1], turn[2]) for turn in _TURN.finditer(text)]
+        if not _TURN.match(text):
+            raise BadLine("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
+    elif isinstance(turns, list):
+        found = [_read_turn(turn, place, mend) for place, turn in enumerate(turns)]
+        text = "".join(f"{speaker}: {content}\n" for speaker, content in found)
+    else:
+        raise BadLine(f"conversation is a {type(turns).__name__}; {mend}")
+    if found[-1][0] != "USER":
+        raise BadLine("the last turn is not the user's, but the list answers one; end with the user's turn")
+    return text
+
+
+def _read_turn(turn: Any, place: int, mend: str) -> tuple[str, str]:
+    if not isinstance(turn, dict) or set(turn) != {"role", "content"}:
+        raise BadLine(f"turn {place} of the conversation is not {{role, content}}; {mend}")
+    if turn["role"] not in SPEAKERS:
+        raise BadLine(f"turn {place} has the role {turn['role']!r}; write user, or assistant for the recommender")
+    if not isinstance(turn["content"], str) or not turn["content"].strip():
+        raise BadLine(f"turn {place} has no text; leave it out")
+    return SPEAKERS[turn["role"]], turn["content"].strip()
+
+
+def _entries(record: Mapping[str, Any], key: str) -> list[Any]:
+    value = record.get(key)
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return split_lines(value, "|")
+    if not isinstance(value, list):
+        raise BadLine(f"{key} is a {type(value).__name__}; write a list of items")
+    return value
+
+
+def _read_items(record: Mapping[str, Any], key: str, dated: bool) -> list[Item]:
+    return [read_item(entry, key, dated) for entry in _entries(record, key)]
+
+
+def read_item(entry: Any, key: str, dated: bool) -> Item:
+    """An item in any of its forms. Raises BadLine."""
+    title, year = _title_and_year(entry, key)
+    if not dated:
+        if year not in (None, ""):
+            raise BadLine(f"{key} holds {entry!r} with a year, but the catalog has no years; leave years out of both")
+        return Item(title, NO_YEAR)
+    if isinstance(entry, str):
+        item = parse_item(entry)
+        if item is None:
+            raise BadLine(f"{key} holds {entry!r}, which is not `Title (1999)`; add the year, as in the catalog")
+        title, year = item
+    number = parse_year(year)
+    if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
+        raise BadLine(f"{key} holds {entry!r}: {year!r} is no year from {OLDEST_YEAR} to {NEWEST_YEAR}; write it right")
+    return Item(title, number)
+
+
+def _title_and_year(entry: Any, key: str) -> tuple[str, Any]:
+    title: Any = None
+    year: Any = None
+    if isinstance(entry, str):
+        title = entry
+    elif isinstance(entry, list) and 1 <= len(entry) <= 2:
+        title, year = (*entry, None)[:2]
+    elif isinstance(entry, dict) and set(entry) <= {"title", "year"}:
+        title, year = entry.get("title"), entry.get("year")
+    if not isinstance(title, str) or not title.strip():
+        raise BadLine(f'{key} holds {entry!r}, which is no item; write "Title (1999)" or [title, year]')
+    return " ".join(title.split()), year
+
+
+def _seen_title(entry: Any, dated: bool) -> str:
+    """A seen title has no year; one that is written all the same is taken off."""
+    title, _ = _title_and_year(entry, "seen")
+    item = parse_item(title) if dated and isinstance(entry, str) else None
+    return item.title if item else title
+
+
+def read_time(value: Any) -> float:
+    """Seconds since 1970 of an ISO 8601 date or time (without a zone: UTC), or of seconds. Raises BadLine."""
+    if isinstance(value, str) and not _SECONDS.fullmatch(value.strip()):
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise BadLine(f"time is {value!r}; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970") from None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise BadLine(f"time is a {type(value).__name__}; write 2022-10-31T18:05:00Z or seconds since 1970")
+    seconds = float(value)
+    if not 0 <= seconds < 1e11:
+        raise BadLine(f"time is {value!r}; seconds since 1970 are wanted (milliseconds: divide by 1,000)")
+    return seconds
+
+
+def _read_name(record: Mapping[str, Any], key: str) -> str | None:
+    value = record.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise BadLine(f"{key} is {value!r}; write a text or a number, or leave it out")
+    return str(value).strip()

@@ -1,0 +1,283 @@
+"""The released Reddit-v2 download -> the parquet that the recipes read.
+
+    python -m data_prep.reddit_v2 --source processed_datasets --out data/reddit_v2
+
+    train.parquet            RL: grpo/grpo_dataset/train, the rows with ground truth
+    sft_train.parquet        SFT: sft_dataset/train, the rows with a completion
+    sft_validation.parquet   SFT: sft_dataset/validation, the same
+    validation.parquet       RL form of it: the rows with ground truth
+    test.parquet             RL form of sft_dataset/test, every row: evaluation counts those without ground truth
+    catalog.parquet          gt_catalog.pkl, read without running any code of the pickle
+    NAME.changes.jsonl       where rows of NAME were repaired or set aside: source, row (0-based), what and why
+    summary.json             the numbers that are printed
+
+Parts that the source lacks are left out and named. A row stays a row: one for each replying user, never aggregated.
+Text is left as it is (`?` for an apostrophe, curly quotes). Repaired: years written in another way ("1995.0"), pairs
+without title or year (taken out), null lists. Set aside: rows without exactly one user message with text; without
+ground truth (RL) or exactly one assistant message with text (SFT).
+
+Rows stream through; memory holds one batch, one row group and 64 bits a row. Each file is written under a temporary
+name and carries what it was made from, so that the same command continues after an interruption, and refuses files that
+something else made.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.catalog import Catalog, load_catalog, parse_year
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA
+from data_prep.released import Split, find_split, read_split
+from data_prep.tables import (
+    Pair,
+    SampleIds,
+    TableNumbers,
+    TableWriter,
+    describe,
+    message,
+    partial_name,
+    whole_text,
+    write_json,
+)
+
+KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
+FORM = 1  # raise when the conversion writes something else for the same source
+CATALOG = "gt_catalog.pkl"
+TRUTH = "groundtruth_with_release_year"
+GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
+
+
+class Target(NamedTuple):
+    """A file to write and where its rows come from: the first of the folders that is there."""
+
+    name: str
+    folders: tuple[str, ...]
+    completion: bool = False  # SFT: rows need one
+    truth: bool = False  # rows need ground truth
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SFT_SCHEMA if self.completion else RL_SCHEMA
+
+
+TARGETS = (
+    Target("train", GRPO_TRAIN, truth=True),
+    Target("sft_train", ("sft_dataset/train",), completion=True),
+    Target("sft_validation", ("sft_dataset/validation",), completion=True),
+    Target("validation", ("sft_dataset/validation",), truth=True),
+    Target("test", ("sft_dataset/test",)),
+)
+
+
+def clean_row(row: Mapping[str, Any], target: Target) -> tuple[dict[str, Any] | None, list[str]]:
+    """(the row without sample_id, what was repaired), or (None, [why it is set aside])."""
+    prompt = _only_text(row["prompt"], "user")
+    if prompt is None:
+        return None, ["the prompt is not exactly one user message with text"]
+    repairs: list[str] = []
+    truth = []
+    for entry in row[TRUTH] or []:
+        pair, repair = _clean_pair(entry)
+        if repair:
+            repairs.append(repair)
+        if pair:
+            truth.append(pair)
+    if row[TRUTH] is None:
+        repairs.append("null ground truth: written as an empty list")
+    if target.truth and not truth:
+        return None, ["no ground truth", *repairs]
+    seen = [title for title in row["seen_titles"] or [] if title is not None and title.strip()]
+    if row["seen_titles"] is None or len(seen) < len(row["seen_titles"]):
+        repairs.append("null or blank seen titles: taken out")
+    cleaned = {"prompt": message("user", prompt), "seen_titles": seen, TRUTH: truth}
+    if target.completion:
+        completion = _only_text(row["completion"], "assistant")
+        if completion is None:
+            return None, ["the completion is not exactly one assistant message with text"]
+        cleaned["completion"] = message("assistant", completion)
+    return cleaned, repairs
+
+
+def _only_text(messages: list[Mapping[str, Any]] | None, role: str) -> str | None:
+    if not messages or len(messages) != 1 or messages[0] is None or messages[0].get("role") != role:
+        return None
+    text = messages[0].get("content")
+    return text if text and text.strip() else None
+
+
+def _clean_pair(entry: Any) -> tuple[Pair | None, str]:
+    """([title, "YYYY"], what was repaired or ""). Years are read from any type; {title, year} is a pair too."""
+    values = [entry.get("title"), entry.get("year")] if isinstance(entry, Mapping) else entry
+    title, raw_year = values if values and len(values) == 2 else (None, None)
+    year = parse_year(raw_year)
+    if not isinstance(title, str) or not title.strip() or year is None:
+        return None, f"ground truth {entry!r} has no title or no year: taken out"
+    if raw_year != str(year):
+        return (title, str(year)), f"ground truth {title!r}: year {raw_year!r} written as '{year}'"
+    return (title, raw_year), ""
+
+
+def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, progress: bool = False) -> dict[str, Any]:
+    """Write what the source has parts for; returns what summary.json holds.
+
+    {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError before anything is
+    written when the source has none of the parts, the pickle is refused, or OUT has files of another making.
+    """
+    source, out = Path(source), Path(out)
+    if not source.is_dir():
+        raise UserError(f"--source {source}: no such folder; give the unpacked processed_datasets")
+    splits = {target.name: find_split(source, *target.folders) for target in TARGETS}
+    pickle = source / CATALOG
+    catalog = load_catalog(pickle) if pickle.is_file() else None
+    if catalog is None and not any(splits.values()):
+        raise UserError(
+            f"--source {source}: none of sft_dataset, grpo/grpo_dataset, grpo_dataset, {CATALOG} is in it; "
+            "give the folder that holds them"
+        )
+    catalog_id = hashlib.sha256(pickle.read_bytes()).hexdigest() if catalog else ""
+    made_from = {name: json.dumps([FORM, split.identity, catalog_id]) for name, split in splits.items() if split}
+    if catalog:
+        made_from["catalog"] = json.dumps([FORM, catalog_id])
+    done = {} if overwrite else _finished(out, made_from)
+
+    out.mkdir(parents=True, exist_ok=True)
+    catalog_numbers = None
+    if catalog:
+        catalog_numbers = done.get("catalog") or _write_catalog(out / "catalog.parquet", catalog, made_from["catalog"])
+    matcher = Matcher(catalog) if catalog and len(done) < len(made_from) else None
+    files = {}
+    for target in TARGETS:
+        if split := splits[target.name]:
+            files[target.name] = done.get(target.name) or _convert_split(
+                target, split, out, matcher, made_from[target.name], progress
+            )
+    missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
+    summary = {
+        "source": str(source),
+        "catalog": catalog_numbers,
+        "files": files,
+        "missing": missing + ([] if catalog else [CATALOG]),
+    }
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Numbers of the files in OUT that this very conversion wrote. Raises UserError when one has another making."""
+    done = {}
+    for name, identity in made_from.items():
+        path = out / f"{name}.parquet"
+        if not path.exists():
+            continue
+        try:
+            kept = json.loads((pq.read_metadata(path).metadata or {}).get(KEY, b"{}"))
+        except (pa.ArrowInvalid, OSError, ValueError):
+            kept = {}
+        if kept.get("made_from") != identity:
+            raise UserError(f"{path}: already there, and not made from this source; give --overwrite or another --out")
+        done[name] = kept["summary"]
+    return done
+
+
+def _convert_split(
+    target: Target, split: Split, out: Path, matcher: Matcher | None, made_from: str, progress: bool
+) -> dict[str, Any]:
+    columns = ("prompt", "seen_titles", TRUTH) + (("completion",) if target.completion else ())
+    numbers, ids = TableNumbers(), SampleIds()
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    with (
+        TableWriter(out / f"{target.name}.parquet", target.schema) as table,
+        # in its place before the table, whose presence says that both are whole
+        whole_text(out / f"{target.name}.changes.jsonl") as changes,
+    ):
+        place = 0
+        for rows in read_split(split, columns, target.name if progress else None):
+            for row in rows:
+                cleaned, notes = clean_row(row, target)
+                if cleaned is None:
+                    counts["set_aside"] += 1
+                    reasons[notes[0]] += 1
+                    _note(changes, split, place, "set aside", notes)
+                else:
+                    prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
+                    cleaned["sample_id"] = ids(prompt, truth)
+                    numbers.add(prompt, truth)
+                    table.add(cleaned)
+                    if notes:
+                        counts["repaired"] += 1
+                        _note(changes, split, place, "repaired", notes)
+                place += 1
+        summary = {
+            "source": split.name,
+            "rows_read": place,
+            "repaired": counts["repaired"],
+            "set_aside": counts["set_aside"],
+            "set_aside_why": dict(reasons),
+        } | numbers.summary(matcher)
+        table.metadata = {KEY.decode(): json.dumps({"made_from": made_from, "summary": summary})}
+    return summary
+
+
+def _note(file: TextIO, split: Split, row: int, action: str, notes: list[str]) -> None:
+    entry = {"source": split.name, "row": row, "action": action, "why": notes}
+    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def _write_catalog(path: Path, catalog: Catalog, made_from: str) -> dict[str, Any]:
+    """The entries with a title; a year that cannot be one is null, and loading says so again."""
+    items = [(title, year or None) for title, year in zip(catalog.titles, catalog.years, strict=True) if title]
+    summary = {"items": len(items), "problems": list(catalog.problems)}
+    metadata = {KEY: json.dumps({"made_from": made_from, "summary": summary}).encode()}
+    titles, years = zip(*items, strict=True)
+    table = pa.table([titles, years], schema=CATALOG_SCHEMA.with_metadata(metadata))
+    pq.write_table(table, partial_name(path))
+    partial_name(path).rename(path)
+    return summary
+
+
+def format_summary(summary: Mapping[str, Any]) -> str:
+    """What the command prints."""
+    lines = []
+    for name, numbers in summary["files"].items():
+        lines.append(describe(name, numbers))
+        if numbers["repaired"] or numbers["set_aside"]:
+            why = "; ".join(f"{count:,}: {reason}" for reason, count in numbers["set_aside_why"].items())
+            lines.append(
+                f"{'':<15}of {numbers['rows_read']:,} rows read {numbers['repaired']:,} repaired, "
+                f"{numbers['set_aside']:,} set aside" + (f" ({why})" if why else "") + f": {name}.changes.jsonl"
+            )
+    if summary["catalog"]:
+        lines.append(f"{'catalog':<15}{summary['catalog']['items']:>8,} items")
+        lines += [f"{'':<15}{problem}" for problem in summary["catalog"]["problems"]]
+    if summary["missing"]:
+        lines.append(f"not in the source, not written: {', '.join(summary['missing'])}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.reddit_v2", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--source", default="processed_datasets", help="the unpacked download (%(default)s)")
+    parser.add_argument("--out", default="data/reddit_v2", help="folder to write (%(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="write every file anew")
+    given = parser.parse_args(argv)
+    try:
+        summary = convert(given.source, given.out, overwrite=given.overwrite, progress=sys.stderr.isatty())
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    print(format_summary(summary))
+    print(f"wrote {given.out}")
+
+
+if __name__ == "__main__":
+    main()

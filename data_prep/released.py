@@ -1,0 +1,97 @@
+"""The released tree as its users download it: a Hugging Face `save_to_disk` folder, read in record batches.
+
+    SOURCE/sft_dataset/{train,validation,test}
+    SOURCE/grpo/grpo_dataset/train                 or SOURCE/grpo_dataset/train
+    SOURCE/gt_catalog.pkl
+
+Each split is a folder with state.json, which names the shards: Arrow streams. Only one batch is in memory.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from convrec.errors import UserError
+
+BATCH_ROWS = 1000
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+AGAIN = "the download looks incomplete: fetch this folder again"
+
+
+class Split(NamedTuple):
+    """One split on disk; `identity` changes when its content does."""
+
+    name: str  # relative to the source, as messages name it
+    shards: list[Path]
+    identity: str
+
+
+def find_split(source: Path, *candidates: str) -> Split | None:
+    """The first of the folders that is there; None when none is. Raises UserError when its shards are not."""
+    for candidate in candidates:
+        folder = source / candidate
+        if folder.is_dir():
+            return _read_state(candidate, folder)
+    return None
+
+
+def _read_state(name: str, folder: Path) -> Split:
+    state_file = folder / "state.json"
+    if not state_file.is_file():
+        raise UserError(f"{folder}: no state.json, so this is no folder of datasets' save_to_disk; {AGAIN}")
+    try:
+        state = json.loads(state_file.read_text(encoding="utf-8"))
+        shards = [folder / entry["filename"] for entry in state["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{state_file}: not the state of a dataset ({error!r}); {AGAIN}") from error
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
+    for shard in shards:
+        with shard.open("rb") as file:
+            file.seek(max(0, shard.stat().st_size - len(END_OF_STREAM)))
+            if file.read() != END_OF_STREAM:  # cut off after a batch, it would read as a shorter split
+                raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
+    sizes = [[shard.name, shard.stat().st_size] for shard in shards]
+    return Split(name, shards, json.dumps([name, state.get("_fingerprint"), sizes]))
+
+
+def read_split(split: Split, columns: tuple[str, ...], progress: str | None = None) -> Iterator[list[dict]]:
+    """Batches of rows with these columns. `progress` is the label of a bar over bytes; None: no bar.
+
+    Raises UserError naming the shard for a column that is missing or no list, and for a damaged shard.
+    """
+    size = sum(shard.stat().st_size for shard in split.shards)
+    with tqdm(total=size, desc=progress, unit="B", unit_scale=True, disable=progress is None) as bar:
+        for shard in split.shards:
+            # not memory-mapped: the pages of a map count as ours until the kernel wants them back
+            with pa.OSFile(str(shard)) as file:
+                try:
+                    yield from _read_shard(file, shard, columns, bar)
+                except (pa.ArrowInvalid, OSError) as error:
+                    raise UserError(f"{shard}: not readable as an Arrow stream ({error}); {AGAIN}") from error
+
+
+def _read_shard(file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqdm) -> Iterator[list[dict]]:
+    before = 0
+    with pa.ipc.open_stream(file) as reader:
+        missing = [name for name in columns if name not in reader.schema.names]
+        if missing:
+            raise UserError(
+                f"{shard}: no column {', '.join(missing)}; it has {', '.join(reader.schema.names)}. "
+                "Is this the Reddit-v2 release, and the right folder of it?"
+            )
+        for name in columns:
+            kind = reader.schema.field(name).type
+            if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_null(kind)):
+                raise UserError(f"{shard}: column {name} is {kind}, not a list; is this the Reddit-v2 release?")
+        for batch in reader:
+            wanted = batch.select(list(columns))
+            for start in range(0, len(wanted), BATCH_ROWS):
+                yield wanted.slice(start, BATCH_ROWS).to_pylist()
+            bar.update(file.tell() - before)
+            before = file.tell()
+    bar.update(shard.stat().st_size - before)

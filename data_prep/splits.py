@@ -1,0 +1,154 @@
+"""Which split a row belongs to: its own word, or by time as in the paper, or by its conversation's name.
+
+A conversation is never divided: all its rows go where its latest row belongs, so that nothing in train is later than
+what validation and test begin with.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from convrec.errors import UserError
+from data_prep.own_files import BadLine
+from data_prep.own_rows import read_time
+
+WHOLE = 1 << 64  # of 64-bit names
+
+
+class SplitRule(NamedTuple):
+    """What the command line says about splits; dates in any form of `read_time`."""
+
+    validation_from: str | None = None
+    test_from: str | None = None
+    validation_share: float = 0.0
+    test_share: float = 0.0
+
+
+class Facts(NamedTuple):
+    """What the first reading keeps of a row."""
+
+    path: Path
+    line: int
+    conversation: int  # its 64-bit name
+    time: float | None
+    split: str | None
+
+
+class Borders(NamedTuple):
+    """Seconds since 1970: train is before validation_from, test from test_from on. None: there is no such split."""
+
+    validation_from: float | None
+    test_from: float | None
+
+    def split_of(self, latest: float) -> str:
+        """The split of a conversation whose latest row has this time."""
+        if self.test_from is not None and latest >= self.test_from:
+            return "test"
+        if self.validation_from is not None and latest >= self.validation_from:
+            return "validation"
+        return "train"
+
+
+def borders_at_shares(rows: Mapping[float, int], validation: float, test: float) -> Borders:
+    """Borders so that the last `test` of the rows and the last `validation` before them are split off.
+
+    rows: latest time of a conversation -> rows of the conversations with that time. Conversations of one time stay
+    together, so that a share is reached, or exceeded by the rows of one time. Raises UserError when nothing is left for
+    train.
+    """
+    total = sum(rows.values())
+    in_test = in_validation = 0
+    validation_from = test_from = None
+    for time in sorted(rows, reverse=True):
+        if in_test < test * total:
+            test_from, in_test = time, in_test + rows[time]
+        elif in_validation < validation * total:
+            validation_from, in_validation = time, in_validation + rows[time]
+        else:
+            return Borders(validation_from, test_from)
+    raise UserError(
+        f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have {len(rows)} "
+        "different times; lower the shares"
+    )
+
+
+def split_by_name(name: int, validation: float, test: float) -> str:
+    """The split of a conversation without times, from its 64-bit name: the same whatever else is in the data."""
+    place = name / WHOLE
+    if place < test:
+        return "test"
+    return "validation" if place < test + validation else "train"
+
+
+def latest_times(rows: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Conversation -> time of its latest row."""
+    latest: dict[int, float] = {}
+    for conversation, time in rows:
+        latest[conversation] = max(time, latest.get(conversation, time))
+    return latest
+
+
+def check_rule(rule: SplitRule) -> Borders:
+    """The borders that the rule names. Raises UserError for a rule that no data could follow."""
+    if (rule.validation_from or rule.test_from) and (rule.validation_share or rule.test_share):
+        raise UserError(
+            "--validation-from and --test-from go without --validation-share and --test-share: give one pair"
+        )
+    for name, share in (("--validation-share", rule.validation_share), ("--test-share", rule.test_share)):
+        if not 0 <= share < 1:
+            raise UserError(f"{name} {share}: give a share from 0 to below 1, 0.05 say")
+    if rule.validation_share + rule.test_share >= 1:
+        raise UserError("--validation-share and --test-share are the whole together: leave something for train")
+    times: list[float | None] = []
+    for name, date in (("--validation-from", rule.validation_from), ("--test-from", rule.test_from)):
+        try:
+            times.append(read_time(date) if date else None)
+        except BadLine as problem:
+            raise UserError(f"{name}: {problem}") from None
+    if None not in times and times[0] >= times[1]:  # type: ignore[operator]
+        raise UserError(
+            f"--validation-from {rule.validation_from} must be before --test-from {rule.test_from}: validation is what "
+            "lies between them"
+        )
+    return Borders(*times)
+
+
+def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:
+    """(conversation -> split, what the summary says of it). Raises UserError when rule and rows do not go together."""
+    by_time = borders != Borders(None, None)
+    by_share = bool(rule.validation_share or rule.test_share)
+    own = [fact.split is not None for fact in facts]
+    if any(own):
+        if by_time or by_share:
+            raise UserError(
+                f"{_where(facts[own.index(True)])}: rows have a split; leave it out, or the options for splits"
+            )
+        if not all(own):
+            raise UserError(
+                f"{_where(facts[own.index(False)])}: no split, but other rows have one; write it in every row"
+            )
+        return {fact.conversation: fact.split or "" for fact in facts}, {"by": "the rows' own split"}
+    if not (by_time or by_share):
+        return {fact.conversation: "train" for fact in facts}, {"by": "nothing: all is train"}
+    untimed = [fact for fact in facts if fact.time is None]
+    if by_share and len(untimed) == len(facts):
+        names = {fact.conversation for fact in facts}
+        shares = (rule.validation_share, rule.test_share)
+        by_name = {name: split_by_name(name, *shares) for name in names}
+        return by_name, {"by": "hash of the conversation: rows have no time"}
+    if untimed:
+        raise UserError(
+            f"{_where(untimed[0])}: no time, which splitting by time needs in every row ({len(untimed):,} lack it)"
+        )
+    latest = latest_times((fact.conversation, fact.time) for fact in facts)  # type: ignore[misc]
+    if by_share:
+        rows = Counter(latest[fact.conversation] for fact in facts)
+        borders = borders_at_shares(rows, rule.validation_share, rule.test_share)
+    shown = {name: time and datetime.fromtimestamp(time, UTC).isoformat() for name, time in borders._asdict().items()}
+    return {name: borders.split_of(time) for name, time in latest.items()}, {"by": "time"} | shown
+
+
+def _where(fact: Facts) -> str:
+    return f"{fact.path}, line {fact.line}"

@@ -1,0 +1,420 @@
+"""Data of one's own: what is read, what is written, and what is said about damage."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.catalog import load_catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.metrics import evaluate_row
+from convrec.ranks import parse_items
+from convrec.schema import prompt_text, validate_catalog, validate_rl_table, validate_sft_table
+from data_prep.own import convert_own, main
+from data_prep.own_rows import read_conversation, read_time
+from data_prep.retrieval import conversation_of
+from data_prep.splits import SplitRule
+from reward.catalog_match import compute_score
+
+FILMS = [{"title": "Heat", "year": 1995, "plot": "cops"}, {"title": "M", "year": "1931"}, {"title": "Up", "year": 2009}]
+TURNS = [
+    {"role": "user", "content": "I like Heat (1995)."},
+    {"role": "assistant", "content": "What else?"},
+    {"role": "user", "content": "Old ones,\nplease."},
+]
+TEXT = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old ones,\nplease.\n"
+
+
+def line(**changes) -> dict:
+    return {"conversation": TURNS, "ground_truth": [["M", 1931]], "seen": ["Heat (1995)"]} | changes
+
+
+@pytest.fixture
+def files(tmp_path):
+    """files(rows, catalog) -> keyword arguments of convert_own; rows and catalog as dicts or as the file's text."""
+
+    def write(rows, catalog=FILMS, suffix=".jsonl"):
+        paths = []
+        for name, content in (("dialogues", rows), ("catalog", catalog)):
+            path = tmp_path / f"{name}{suffix if isinstance(content, str) else '.jsonl'}"
+            text = content if isinstance(content, str) else "".join(json.dumps(entry) + "\n" for entry in content)
+            path.write_text(text, encoding="utf-8")
+            paths.append(path)
+        return {"conversations": [paths[0]], "catalog": paths[1], "out": tmp_path / "out"}
+
+    return write
+
+
+def read(out, name):
+    return pq.read_table(out / f"{name}.parquet").to_pylist()
+
+
+def test_a_line_becomes_a_row_of_each_table_it_has_content_for(files):
+    rows = [
+        line(demonstration=["Up (2009)", {"title": "M", "year": "1931"}], split="train", conversation_id=7),
+        line(ground_truth=[], demonstration=["Up (2009)"], split="train", id="only a demonstration"),
+        line(ground_truth=["M (1931)", {"title": "Up", "year": "2009"}, ["M", "1931"]], split="validation", seen=None),
+        line(conversation=TEXT, split="test", extra={"source": "x"}, conversation_id="another"),
+    ]
+    given = files([row | {"conversation_id": f"c{n}"} | row for n, row in enumerate(rows)])
+    summary = convert_own(**given, num_items=2)
+    out = given["out"]
+    (train,) = read(out, "train")
+    assert train == {
+        "prompt": [{"content": prompt_text(TEXT, 2), "role": "user"}],
+        "seen_titles": ["Heat"],
+        "groundtruth_with_release_year": [["M", "1931"]],
+        "sample_id": train["sample_id"],
+    }
+    assert conversation_of(train["sample_id"]) == "7"
+    sft = read(out, "sft_train")
+    assert sft[0] == train | {"completion": [{"content": "Up (2009)\nM (1931)", "role": "assistant"}]}
+    assert [row["sample_id"] for row in sft] == [train["sample_id"], "only a demonstration"]
+    (validation,) = read(out, "validation")
+    assert validation["groundtruth_with_release_year"] == [["M", "1931"], ["Up", "2009"]]  # the repeat is taken out
+    assert validation["seen_titles"] == []
+    assert read(out, "test")[0]["prompt"] == train["prompt"]
+    assert not (out / "sft_validation.parquet").exists()
+    assert load_catalog(out / "catalog.parquet").years == [1995, 1931, 2009]
+    assert pq.read_table(out / "catalog.parquet")["plot"].to_pylist() == ["cops", None, None]
+    for name in ("train", "validation", "test"):
+        assert validate_rl_table(out / f"{name}.parquet") == (1, 0, [])
+    assert validate_sft_table(out / "sft_train.parquet").rows == 2
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert summary["rows"] == {
+        "read": 4,
+        "rows_whose_text_is_in_another_split": 2,  # validation and test have train's text
+        "of_no_use_in_their_split": 0,
+        "repeated_ground_truths_taken_out": 1,
+        "ground_truths_already_seen": 0,
+        "short_demonstrations": 1,
+        "demonstrated_items_outside_catalog": 0,
+    }
+
+
+def test_csv_says_the_same(files):
+    dialogues = (
+        "conversation_id,conversation,ground_truth,seen,demonstration,time\r\n"
+        '7,"USER: I like Heat (1995).\r\nSYSTEM: What else?\r\nUSER: Old ones,\r\nplease.","M (1931)","Heat | Nine",'
+        '"Up (2009) | M (1931)",2022-10-31\r\n'
+        "\r\n"
+        "8,USER: hi,M (1931),,,2022-11-01T00:00:00+01:00\r\n"
+    )
+    given = files("\ufeff" + dialogues, 'title,year,plot\n"Heat",1995,cops\nM,1931,\nUp,2009,\n', ".csv")
+    convert_own(**given)
+    first, second = read(given["out"], "train")
+    assert first["prompt"][0]["content"] == prompt_text(TEXT)
+    assert first["seen_titles"] == ["Heat", "Nine"]
+    assert second["groundtruth_with_release_year"] == [["M", "1931"]]
+    assert read(given["out"], "sft_train")[0]["completion"][0]["content"] == "Up (2009)\nM (1931)"
+    assert pq.read_table(given["out"] / "catalog.parquet")["plot"].to_pylist() == ["cops", None, None]
+
+
+def test_items_without_years_go_through_reward_and_evaluation(files):
+    books = [{"title": "Dune"}, {"title": "Ubik", "year": None}, {"title": "Emma (annotated)", "year": ""}]
+    rows = [
+        line(ground_truth=["Dune", ["Emma (annotated)"]], seen=["Ubik"], demonstration=["Dune", {"title": "Ubik"}]),
+        line(ground_truth=[{"title": "Ubik"}], seen=[]),
+    ]
+    given = files(rows, books)
+    summary = convert_own(**given, item="book", num_items=3)
+    out = given["out"]
+    assert summary["catalog"] == {"items": 3, "dated": False, "never_matched": []}
+    assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
+    assert validate_rl_table(out / "train.parquet", dated=False) == (2, 0, [])
+    assert validate_catalog(out / "catalog.parquet") == (3, 0, [])
+    first = read(out, "train")[0]
+    assert first["prompt"][0]["content"] == prompt_text(TEXT, 3, "book", dated=False)
+    assert first["groundtruth_with_release_year"] == [["Dune", ""], ["Emma (annotated)", ""]]
+    assert read(out, "sft_train")[0]["completion"][0]["content"] == "Dune\nUbik"
+
+    response = "1. Ubik\n2. Emma (annotated)\n3. Dune"
+    truth = {"groundtruth": first["groundtruth_with_release_year"], "seen": first["seen_titles"]}
+    scored = compute_score("", response, truth, catalog_path=str(out / "catalog.parquet"), num_items=3)
+    assert scored["rank_returns"] == [0, 1, 1]  # Ubik was seen
+    matcher = Matcher(load_catalog(out / "catalog.parquet"))
+    items = parse_items(response, dated=matcher.catalog.dated)
+    row = evaluate_row(items, truth["groundtruth"], truth["seen"], matcher, ks=(2,))
+    assert (row["recall@2"], row["ndcg@2"]) == (1, 1)
+
+
+def test_titles_that_a_list_cannot_hold_are_told(files):
+    books = [{"title": "1. FC Köln"}, {"title": "**"}, {"title": "1984"}, {"title": '"Dune"'}]
+    summary = convert_own(**files([line(ground_truth=["1984"])], books), item="book")
+    # quotes fold away, so "Dune" is found; the number in front is a list's number
+    assert summary["catalog"]["never_matched"] == [
+        "row 0: '1. FC Köln' is read as 'FC Köln'",
+        "row 1: '**' is read as None",
+    ]
+
+
+DATES = (
+    "2022-10-01",
+    "2022-10-31T23:59:59",
+    "2022-11-01",
+    1669852800,
+    "2022-12-24T00:00:00+00:00",
+)  # 1669852800: 12-01
+
+
+def test_splits_by_dates_are_the_papers(files):
+    rows = [line(time=time, conversation_id=f"c{n}", id=n) for n, time in enumerate(DATES)]
+    rows.append(line(time="2022-10-02", conversation_id="c3", id="earlier, of the December conversation"))
+    given = files(rows)
+    summary = convert_own(**given, rule=SplitRule("2022-11-01", "2022-12-01"))
+    names = {
+        split: [row["sample_id"] for row in read(given["out"], split)] for split in ("train", "validation", "test")
+    }
+    assert names == {
+        "train": ["0", "1"],
+        "validation": ["2"],
+        "test": ["3", "4", "earlier, of the December conversation"],
+    }
+    assert summary["splits"] == {
+        "by": "time",
+        "validation_from": "2022-11-01T00:00:00+00:00",
+        "test_from": "2022-12-01T00:00:00+00:00",
+    }
+
+
+def test_the_same_text_and_reply_of_two_users_stays_two_rows(files):
+    given = files([line()] * 3)
+    convert_own(**given)
+    assert len({row["sample_id"] for row in read(given["out"], "train")}) == 3
+
+
+def test_shares_without_times_go_by_the_conversation(files):
+    rows = [line(conversation_id=n // 2, id=n) for n in range(400)]
+    given = files(rows)
+    summary = convert_own(**given, rule=SplitRule(validation_share=0.1, test_share=0.2))
+    sizes = {name: numbers["rows"] for name, numbers in summary["files"].items()}
+    assert sizes["test"] == pytest.approx(80, abs=30)
+    assert sizes["validation"] == pytest.approx(40, abs=25)
+    halves = [{int(row["sample_id"]) // 2 for row in read(given["out"], name)} for name in sizes]
+    assert sum(map(len, halves)) == 200 == len(set.union(*halves))
+    assert "hash" in summary["splits"]["by"]
+
+
+def told(given, **options) -> str:
+    with pytest.raises(UserError) as error:
+        convert_own(**given, **options)
+    assert not given["out"].exists()
+    assert [path.name for path in given["out"].parent.iterdir() if path.name.startswith(".")] == []
+    return str(error.value)
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"conversation": None}, "no conversation; write [{"),
+        ({"conversation": []}, "no conversation; write [{"),
+        ({"conversation": 7}, "conversation is a int; write [{"),
+        ({"conversation": "hello"}, "does not begin with `USER: ` or `SYSTEM: `; begin every turn with one"),
+        ({"conversation": [USER, {"role": "bot", "content": "?"}]}, "turn 1 has the role 'bot'; write user"),
+        ({"conversation": [{"role": "user", "content": " "}]}, "turn 0 has no text; leave it out"),
+        ({"conversation": [{"text": "hi"}]}, "turn 0 of the conversation is not {role, content}; write"),
+        ({"conversation": [USER, {"role": "assistant", "content": "Up?"}]}, "the last turn is not the user's"),
+        ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
+        ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
+        ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
+        ({"ground_truth": ["Heat"]}, "'Heat', which is not `Title (1999)`; add the year"),
+        ({"ground_truth": [["Heat", "soon"]]}, "'soon' is no year from 1870 to 2100; write it right"),
+        ({"ground_truth": [["Heat", 201]]}, "201 is no year from 1870 to 2100"),
+        ({"ground_truth": [["", 1995]]}, "which is no item; write \"Title (1999)\" or [title, year]"),
+        ({"ground_truth": [["Heat", 1995, 1]]}, "which is no item"),
+        ({"ground_truth": {"Heat": 1995}}, "ground_truth is a dict; write a list of items"),
+        ({"seen": [7]}, "seen holds 7, which is no item"),
+        ({"demonstration": ["M (1931)", "Up (2009)", ["M", 1931]]}, "demonstration holds 'M (1931)' twice; leave"),
+        ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
+        ({"seen_titles": ["Heat"]}, "unknown key 'seen_titles'; did you mean seen? Keys: conversation,"),
+        ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
+        ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
+        ({"time": 1669852800000}, "seconds since 1970 are wanted (milliseconds: divide by 1,000)"),
+        ({"time": ["2022"]}, "time is a list; write"),
+        ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
+        ({"id": ""}, "id is ''; write a text or a number, or leave it out"),
+        ({"conversation_id": {}}, "conversation_id is {}; write a text or a number"),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named_with_its_mend(files, changes, problem):
+    given = files([line(), line(**changes), line()])
+    message = told(given)
+    assert message.startswith(f"{given['conversations'][0]}, line 2: ")
+    assert problem in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"conversation": \n', "line 2: no JSON ("),
+        ('["USER: hi"]\n', "line 2: a list, not an object; write {...}"),
+        ('{"conversation": "USER: \\ud83d"}\n', "line 2: half of a surrogate pair"),
+    ],
+)
+def test_lines_that_are_no_objects_are_named(files, text, problem):
+    assert problem in told(files(json.dumps(line()) + "\n" + text))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("conversation,ground_truth\nUSER: hi,M (1931)\nUSER: a, b,M (1931)\n", "line 3: 3 cells for 2 columns; put"),
+        ('conversation,ground_truth\nUSER: hi,M (1931)\n"USER: a" b,M (1931)\n', "line 3: no CSV ("),
+        ("conversation;ground_truth\nUSER: hi;M (1931)\n", "line 1: columns are divided by ';'; divide them by commas"),
+        (
+            "conversation,seen,seen\nUSER: hi,,\n",
+            "line 1: the header ['conversation', 'seen', 'seen'] has a name twice",
+        ),
+        (
+            "conversation,ground_truth\nUSER: hi,M (1931)\n\nUSER: hi,M\n",
+            "line 4: ground_truth holds 'M', which is not",
+        ),
+    ],
+)
+def test_damaged_csv_is_named(files, text, problem):
+    assert problem in told(files(text, "title,year\nM,1931\n", ".csv"))
+
+
+def test_bytes_that_are_no_utf8_are_named(files):
+    given = files([line()])
+    content = given["conversations"][0].read_bytes()
+    given["conversations"][0].write_bytes(content + content.replace(b"else", b"\xe9lse"))
+    assert "line 2: no UTF-8 (byte" in told(given)
+
+
+@pytest.mark.parametrize(
+    ("catalog", "problem"),
+    [
+        ([*FILMS, {"name": "Alien", "year": 1979}], "line 4: no title (the keys are name, year); every item needs one"),
+        ([*FILMS, {"title": " ", "year": 1979}], "line 4: no title"),
+        (
+            [*FILMS, {"title": "The Wall", "year": 201}],
+            "line 4: 'The Wall' has the year 201; write one from 1870 to 2100",
+        ),
+        ([*FILMS, {"title": "HEAT", "year": "1995"}], "line 4: 'HEAT' is on line 1 already; leave one out"),
+        ([*FILMS, {"title": "A\nB", "year": 1995}], "line 4: 'A\\nB' has a line break, but a list has one item a line"),
+        ([*FILMS, {"title": "Dune"}], "line 4: no year, and 0 more items have none, but 3 have one; fill them in"),
+        ([{"title": "Heat", "year": "soon"}], "line 1: 'Heat' has the year 'soon'"),
+        ([FILMS[0], FILMS[1] | {"plot": 3}], "column plot mixes types"),
+        ([], "no items; check how the file was written"),
+    ],
+)
+def test_a_damaged_catalog_is_named(files, catalog, problem):
+    assert problem in told(files([line()], catalog))
+
+
+def test_years_in_conversations_but_not_in_the_catalog(files):
+    message = told(files([line()], [{"title": "M"}]))
+    assert (
+        "ground_truth holds ['M', 1931] with a year, but the catalog has no years; leave years out of both" in message
+    )
+
+
+def test_a_catalog_in_parquet(files, tmp_path):
+    given = files([line()])
+    pq.write_table(pa.table({"title": ["M", "Up"], "year": [1931, 2009], "tags": [["a"], []]}), tmp_path / "c.parquet")
+    convert_own(**given | {"catalog": tmp_path / "c.parquet"})
+    assert read(given["out"], "catalog")[0] == {"title": "M", "year": 1931, "tags": ["a"]}
+    (tmp_path / "c.parquet").write_text("none")
+    assert "c.parquet: not readable as parquet" in told(
+        given | {"catalog": tmp_path / "c.parquet", "out": tmp_path / "o"}
+    )
+
+
+def test_rows_that_contradict_each_other_are_named(files):
+    assert "line 2: id 'a' is that of" in told(files([line(id="a"), line(id="a")]))
+    message = told(files([line(split="train"), line(split="test")]))
+    assert "line 2: split is test, but" in message
+    assert "puts the same conversation into train; put all its rows into one" in message
+    rows = [line(split="train"), line(conversation_id=1)]
+    assert "line 2: no split, but other rows have one" in told(files(rows))
+    assert "line 1: rows have a split; leave it out" in told(files(rows[:1]), rule=SplitRule(test_share=0.5))
+    rows = [line(time="2022-10-01"), line(conversation_id=1)]
+    message = told(files(rows), rule=SplitRule("2022-11-01"))
+    assert "line 2: no time, which splitting by time needs in every row (1 lack it)" in message
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        (SplitRule("2022-12-01", "2022-11-01"), "--validation-from 2022-12-01 must be before --test-from 2022-11-01"),
+        (SplitRule("in May"), "--validation-from: time is 'in May'"),
+        (SplitRule("2022-12-01", test_share=0.1), "give one pair"),
+        (SplitRule(test_share=1.0), "--test-share 1.0: give a share from 0 to below 1"),
+        (SplitRule(validation_share=0.6, test_share=0.4), "leave something for train"),
+        (SplitRule(validation_share=0.4, test_share=0.4), "leave nothing for train: the rows have 1 different times"),
+    ],
+)
+def test_rules_that_cannot_be_followed(files, rule, problem):
+    assert problem in told(files([line(time="2022-10-01")]), rule=rule)
+
+
+def test_many_errors_are_told_at_once_and_equal_ones_counted(files):
+    rows = [line(time=f"day {n}") for n in range(25)] + [line(split="dev")] * 30
+    message = told(files(rows)).split("\n")
+    assert len(message) == 22  # 20 of 26, how many more, and that nothing was written
+    assert message[-2] == "and 6 more such messages"
+    message = told(files([line(split="dev")] * 30))
+    assert "line 1: split is 'dev'; write train, validation or test (and on 29 more lines)" in message
+
+
+def test_files_and_folders_that_do_not_fit(files, tmp_path):
+    given = files([line()])
+    assert "dialogues.xlsx: unknown format '.xlsx'" in _told_of(given, tmp_path / "dialogues.xlsx", b"")
+    assert "absent.jsonl: no such file" in told(given | {"conversations": [tmp_path / "absent.jsonl"]})
+    assert "no conversations" in _told_of(given, tmp_path / "empty.jsonl", b"\n")
+    assert "--num-items 0: give 1 to 100" in told(given, num_items=0)
+    convert_own(**given)
+    with pytest.raises(UserError, match="out: already there; give --overwrite"):
+        convert_own(**given)
+    convert_own(**given, overwrite=True)
+    (given["out"] / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"holds thesis\.tex, which this command did not write"):
+        convert_own(**given, overwrite=True)
+    assert (given["out"] / "thesis.tex").exists()
+
+
+def _told_of(given, path, content) -> str:
+    path.write_bytes(content)
+    return told(given | {"conversations": [path]})
+
+
+def test_the_command(files, tmp_path, capsys):
+    given = files([line(time="2022-10-01"), line(time="2022-12-01", conversation_id=2, ground_truth=["Alien (1979)"])])
+    argv = ["--conversations", str(given["conversations"][0]), "--catalog", str(given["catalog"])]
+    argv += ["--out", str(given["out"]), "--test-from", "2022-11-15"]
+    main(argv)
+    printed = capsys.readouterr().out
+    assert "train                 1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 0.0 % of mentions" in printed
+    assert (
+        "test                  1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 100.0 % of mention" in printed
+    )
+    assert "split by time; test_from 2022-11-15T00:00:00+00:00" in printed
+    assert "no rows for validation, which run_rank_grpo.sh needs" in printed
+    with pytest.raises(SystemExit) as left:
+        main(argv)
+    assert left.value.code == 2
+    assert "already there" in capsys.readouterr().err
+
+
+contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
+def test_turns_are_written_in_order_with_their_speaker(turns, last):
+    turns = [*turns, ("user", last)]
+    speakers = {"user": "USER", "assistant": "SYSTEM"}
+    text = read_conversation([{"role": role, "content": content} for role, content in turns])
+    assert text == "".join(f"{speakers[role]}: {content.strip()}\n" for role, content in turns)
+
+
+def test_times_of_every_form_are_the_same_moment():
+    forms = ["2022-12-01", "20221201", "2022-12-01T00:00:00Z", "2022-12-01T01:00:00+01:00", 1669852800, "1669852800.0"]
+    assert [read_time(form) for form in forms] == [1669852800.0] * 6

@@ -1,0 +1,351 @@
+"""The released tree, made here with `datasets`, through the conversion."""
+
+import json
+import pickle
+import shutil
+from collections import OrderedDict
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.catalog import load_catalog
+from convrec.errors import UserError
+from convrec.schema import prompt_text, validate_catalog, validate_rl_table, validate_sft_table
+from data_prep import reddit_v2
+from data_prep.reddit_v2 import TARGETS, clean_row, convert, main
+from data_prep.released import find_split, read_split
+from data_prep.tables import SampleIds
+
+TRUTH = "groundtruth_with_release_year"
+CATALOG = [("Heat", 1995), ("Rififi", "1955"), ("The Wall", 201), ("M", 1931)]
+TRAIN, SFT_TRAIN = TARGETS[0], TARGETS[1]
+datasets.disable_progress_bars()
+
+
+def row(number: int, **changes) -> dict:
+    """The released columns. Text holds what the release holds: `?` for an apostrophe, curly quotes."""
+    return {
+        "prompt": [{"content": prompt_text(f"USER: don?t know “it” {number}\n"), "role": "user"}],
+        "seen_titles": ["Heat"] if number % 2 else [],
+        TRUTH: [["Rififi", "1955"], ["M", "1931"]][: 1 + number % 2],
+        "completion": [{"content": f"Rififi (1955)\nM (1931)\nHeat (199{number % 10})", "role": "assistant"}],
+    } | changes
+
+
+def save(folder, rows, shards=1) -> None:
+    datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=shards)
+
+
+def without_completion(rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "completion"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole_tree(tmp_path_factory):
+    """Every part: train has three shards and its last row is its first one; one validation row has no truth."""
+    tree = tmp_path_factory.mktemp("released") / "processed_datasets"
+    rows = [row(number) for number in range(2499)] + [row(0)]
+    save(tree / "grpo/grpo_dataset/train", without_completion(rows), shards=3)
+    (tree / "grpo/grpo_dataset/dataset_dict.json").write_text('{"splits": ["train"]}')
+    save(tree / "sft_dataset/train", rows[:50])
+    save(tree / "sft_dataset/validation", [*rows[:9], row(9, **{TRUTH: []})])
+    save(tree / "sft_dataset/test", [*rows[:4], row(4, **{TRUTH: []}), row(5, completion=[])])
+    (tree / "gt_catalog.pkl").write_bytes(pickle.dumps(CATALOG))
+    return tree
+
+
+@pytest.fixture
+def tree(whole_tree, tmp_path):
+    """A copy to damage, with the small splits only."""
+    copy = tmp_path / "processed_datasets"
+    shutil.copytree(whole_tree / "sft_dataset", copy / "sft_dataset")
+    shutil.copy(whole_tree / "gt_catalog.pkl", copy)
+    return copy
+
+
+def read(out, name):
+    return pq.read_table(out / f"{name}.parquet").to_pylist()
+
+
+def changes(out, name):
+    return [json.loads(line) for line in (out / f"{name}.changes.jsonl").read_text().splitlines()]
+
+
+def test_every_part_becomes_the_table_that_the_recipes_read(whole_tree, tmp_path):
+    summary = convert(whole_tree, tmp_path)
+    assert validate_rl_table(tmp_path / "train.parquet") == (2500, 0, [])
+    assert validate_sft_table(tmp_path / "sft_train.parquet") == (50, 0, [])
+    assert validate_sft_table(tmp_path / "sft_validation.parquet") == (10, 1, [])
+    assert validate_rl_table(tmp_path / "validation.parquet") == (9, 0, [])
+    assert validate_rl_table(tmp_path / "test.parquet", allow_empty_ground_truth=True) == (6, 1, [])
+    assert summary["missing"] == []
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    # 1,250 even numbers with one ground truth (0 twice), 1,249 odd ones with two: (1,251 + 2,498) / 2,500
+    train = summary["files"]["train"]
+    assert train["ground_truths"] == {"mean": round(3749 / 2500, 4), "most": 2, "rows_without": 0, "titles": 2}
+    assert (train["rows"], train["contexts"], train["rows_read"]) == (2500, 2499, 2500)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_rows_keep_order_text_and_number(whole_tree, tmp_path):
+    convert(whole_tree, tmp_path)
+    converted = read(tmp_path, "sft_train")
+    assert [{name: value for name, value in row.items() if name != "sample_id"} for row in converted] == [
+        row(number) for number in range(50)
+    ]
+    train = read(tmp_path, "train")
+    assert train[0] | {"sample_id": ""} == train[-1] | {"sample_id": ""}  # two users gave the same reply: two rows
+    assert len({row["sample_id"] for row in train}) == 2500
+    assert [row["sample_id"] for row in converted] == [row["sample_id"] for row in train[:50]]
+
+
+def test_ids_do_not_depend_on_order_and_shards(whole_tree, tmp_path):
+    convert(whole_tree, tmp_path / "a")
+    rows = [row(number) for number in (7, 3, 3, 12)]
+    save(tmp_path / "tree/grpo_dataset/train", without_completion(rows))
+    convert(tmp_path / "tree", tmp_path / "b")
+    first = {row["prompt"][0]["content"]: row["sample_id"] for row in read(tmp_path / "a", "train")[:2499]}
+    ids = [row["sample_id"] for row in read(tmp_path / "b", "train")]
+    expected = [first[row["prompt"][0]["content"]] for row in rows]
+    assert expected[2].endswith("1")
+    assert ids == [*expected[:2], expected[2][:-1] + "2", expected[3]]
+
+
+texts = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([(), (("M", "1931"),)])), max_size=8)
+
+
+@given(texts, st.randoms())
+def test_the_ids_of_shuffled_rows_are_the_same_ids(rows, rng):
+    ids, shuffled_ids = SampleIds(), SampleIds()
+    before = sorted((row, ids(*row)) for row in rows)
+    rng.shuffle(rows)
+    assert sorted((row, shuffled_ids(*row)) for row in rows) == before
+    assert len({name for _, name in before}) == len(rows)
+
+
+def test_the_catalog_is_parquet_and_says_again_what_is_broken(whole_tree, tmp_path):
+    summary = convert(whole_tree, tmp_path)
+    catalog = load_catalog(tmp_path / "catalog.parquet")
+    assert list(zip(catalog.titles, catalog.years, strict=True)) == [
+        ("Heat", 1995),
+        ("Rififi", 1955),
+        ("The Wall", None),
+        ("M", 1931),
+    ]
+    assert "'The Wall' has the year 201" in summary["catalog"]["problems"][0]
+    assert validate_catalog(tmp_path / "catalog.parquet").rows == 4
+    assert "'The Wall'" in catalog.problems[0]
+
+
+def test_titles_outside_the_catalog_are_counted(tmp_path):
+    truths = [[["Heat", "1995"], ["Up", "2009"]], [["Up", "2009"], ["Alien", "1979"]], [["Heat", "2009"]]]
+    save(tmp_path / "tree/sft_dataset/train", [row(n, **{TRUTH: truth}) for n, truth in enumerate(truths)])
+    (tmp_path / "tree/gt_catalog.pkl").write_bytes(pickle.dumps({("Heat", "1995"), ("M", 1931)}))
+    summary = convert(tmp_path / "tree", tmp_path / "out")
+    outside = {"mentions": 4, "share": 0.8, "titles": 3, "most_frequent": ["Up (2009)", "Alien (1979)", "Heat (2009)"]}
+    assert summary["files"]["sft_train"]["outside_catalog"] == outside
+
+
+@pytest.mark.parametrize(
+    ("target", "damage", "why"),
+    [
+        (TRAIN, {"prompt": []}, "not exactly one user message"),
+        (TRAIN, {"prompt": None}, "not exactly one user message"),
+        (TRAIN, {"prompt": [None]}, "not exactly one user message"),
+        (TRAIN, {"prompt": [{"role": "system", "content": "x"}]}, "not exactly one user message"),
+        (TRAIN, {"prompt": [{"role": "user", "content": " \n"}]}, "not exactly one user message"),
+        (TRAIN, {"prompt": [{"role": "user", "content": "x"}] * 2}, "not exactly one user message"),
+        (TRAIN, {TRUTH: []}, "no ground truth"),
+        (TRAIN, {TRUTH: None}, "no ground truth"),
+        (TRAIN, {TRUTH: [["Heat", "n/a"]]}, "no ground truth"),
+        (SFT_TRAIN, {"completion": []}, "not exactly one assistant message"),
+        (SFT_TRAIN, {"completion": [{"role": "assistant", "content": ""}]}, "not exactly one assistant message"),
+    ],
+)
+def test_what_cannot_train_is_set_aside(target, damage, why):
+    cleaned, notes = clean_row(row(1, **damage), target)
+    assert cleaned is None
+    assert why in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "mended", "note"),
+    [
+        ({TRUTH: [["Heat", "1995.0"]]}, [["Heat", "1995"]], "'1995.0' written as '1995'"),
+        ({TRUTH: [["Heat", " 1995 "]]}, [["Heat", "1995"]], "written as '1995'"),
+        ({TRUTH: [["Heat", 1995]]}, [["Heat", "1995"]], "1995 written as '1995'"),
+        ({TRUTH: [{"title": "Heat", "year": 1995}]}, [["Heat", "1995"]], "written as '1995'"),
+        ({TRUTH: [["Heat", "1995"], ["Up", ""]]}, [["Heat", "1995"]], "['Up', ''] has no title or no year"),
+        ({TRUTH: [["Heat", "1995"], ["", "1999"], ["M"], None]}, [["Heat", "1995"]], "no title or no year"),
+        ({"seen_titles": None}, [], "seen titles"),
+        ({"seen_titles": ["Heat", None, " "]}, ["Heat"], "seen titles"),
+    ],
+)
+def test_what_can_be_mended_is_and_is_noted(damage, mended, note):
+    (column,) = damage
+    cleaned, notes = clean_row(row(1, **damage), TRAIN)
+    assert [list(value) if isinstance(value, tuple) else value for value in cleaned[column]] == mended
+    assert note in " ".join(notes)
+    untouched = "seen_titles" if column == TRUTH else TRUTH
+    assert [list(v) if isinstance(v, tuple) else v for v in cleaned[untouched]] == row(1)[untouched]
+
+
+def test_changes_are_written_with_row_and_reason(tmp_path):
+    rows = [row(0), row(1, prompt=[]), row(2), row(3, **{TRUTH: [["M", "1931.0"]]}), row(4, completion=[])]
+    save(tmp_path / "tree/sft_dataset/train", rows)
+    summary = convert(tmp_path / "tree", tmp_path / "out")["files"]["sft_train"]
+    assert (summary["rows_read"], summary["rows"], summary["repaired"], summary["set_aside"]) == (5, 3, 1, 2)
+    assert sum(summary["set_aside_why"].values()) == 2
+    found = changes(tmp_path / "out", "sft_train")
+    assert [(note["row"], note["action"]) for note in found] == [(1, "set aside"), (3, "repaired"), (4, "set aside")]
+    assert {note["source"] for note in found} == {"sft_dataset/train"}
+    assert found[1]["why"] == ["ground truth 'M': year '1931.0' written as '1931'"]
+    assert summary["outside_catalog"] is None  # no pickle in the tree
+
+
+def test_parts_may_be_missing_and_are_named(tree, tmp_path):
+    shutil.rmtree(tree / "sft_dataset/train")
+    (tree / "gt_catalog.pkl").unlink()
+    summary = convert(tree, tmp_path / "out")
+    assert list(summary["files"]) == ["sft_validation", "validation", "test"]
+    assert summary["missing"] == ["grpo/grpo_dataset/train", "sft_dataset/train", "gt_catalog.pkl"]
+    assert not (tmp_path / "out/catalog.parquet").exists()
+
+
+@pytest.mark.parametrize("folder", ["grpo/grpo_dataset/train", "grpo_dataset/train", "grpo_dataset"])
+def test_the_rl_split_is_found_where_releases_have_it(tmp_path, folder):
+    save(tmp_path / "tree" / folder, without_completion([row(0)]))
+    assert convert(tmp_path / "tree", tmp_path / "out")["files"]["train"]["source"] == folder
+
+
+def test_a_folder_without_any_part_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="none of sft_dataset"):
+        convert(tmp_path / "empty", tmp_path / "out")
+    with pytest.raises(UserError, match="no such folder"):
+        convert(tmp_path / "absent", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class RunsCode:
+    def __reduce__(self):
+        return (print, ("the pickle ran code",))
+
+
+@pytest.mark.parametrize("content", [[RunsCode()], OrderedDict(a=1)])
+def test_a_hostile_pickle_is_refused_before_anything_is_written(tree, tmp_path, content, capsys):
+    (tree / "gt_catalog.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match="only plain lists"):
+        convert(tree, tmp_path / "out")
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_conversion_continues_file_by_file(tree, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def read_and_stop(split, *others):
+        yield from read_split(split, *others)
+        if split.name == "sft_dataset/test":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reddit_v2, "read_split", read_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            convert(tree, out)
+    assert not (out / "test.parquet").exists()
+    assert not (out / "summary.json").exists()
+    assert [path.name for path in out.iterdir() if path.name.endswith(".partial")] == []
+    written = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    assert set(written) == {"catalog.parquet", "sft_train.parquet", "sft_validation.parquet", "validation.parquet"}
+    summary = convert(tree, out)
+    assert {name: (out / name).stat().st_mtime_ns for name in written} == written
+    assert validate_rl_table(out / "test.parquet", allow_empty_ground_truth=True).rows == 6
+    assert summary == convert(tree, tmp_path / "at_once")
+    assert convert(tree, out) == summary  # and nothing is left to do
+
+
+def test_files_of_another_making_are_not_overwritten_unasked(tree, tmp_path):
+    out = tmp_path / "out"
+    convert(tree, out)
+    shutil.rmtree(tree / "sft_dataset/train")
+    save(tree / "sft_dataset/train", [row(5)])
+    with pytest.raises(UserError, match=r"sft_train\.parquet: already there.*--overwrite"):
+        convert(tree, out)
+    assert len(read(out, "sft_train")) == 50
+    assert convert(tree, out, overwrite=True)["files"]["sft_train"]["rows"] == 1
+    assert len(read(out, "sft_train")) == 1
+    (out / "test.parquet").write_text("something of the user's")
+    with pytest.raises(UserError, match=r"test\.parquet: already there"):
+        convert(tree, out)
+
+
+def test_a_damaged_tree_is_named(tree, tmp_path):
+    folder = tree / "sft_dataset/train"
+
+    def refusal() -> str:
+        with pytest.raises(UserError) as told:
+            convert(tree, tmp_path / "out")
+        return str(told.value)
+
+    (shard,) = folder.glob("*.arrow")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-8])  # a whole batch, cut off before the stream's end
+    assert "data-00000-of-00001.arrow: this Arrow stream has no end; the download looks incomplete" in refusal()
+    assert not (tmp_path / "out").exists()
+    shard.write_bytes(b"\xff" * 100 + content[100:])
+    assert "data-00000-of-00001.arrow: not readable as an Arrow stream" in refusal()
+    shutil.rmtree(tmp_path / "out")
+    shard.write_bytes(content)
+    state = (folder / "state.json").read_text()
+    (folder / "state.json").write_text(state.replace("00000-of", "00007-of"))
+    assert "data-00007-of-00001.arrow not there, which state.json names; the download looks incomplete" in refusal()
+    (folder / "state.json").write_text("{}")
+    assert "state.json: not the state of a dataset" in refusal()
+    (folder / "state.json").unlink()
+    assert "no state.json" in refusal()
+    assert not (tmp_path / "out").exists()
+    save_anew = [{name: value for name, value in row(0).items() if name != "seen_titles"}]
+    shutil.rmtree(folder)
+    save(folder, save_anew)
+    assert "no column seen_titles; it has prompt," in refusal()
+    shutil.rmtree(folder)
+    save(folder, [row(0) | {"prompt": "USER: hi"}])
+    assert "column prompt is string, not a list" in refusal()
+
+
+def test_batches_are_small_whatever_the_shard_holds(tmp_path):
+    table = pa.Table.from_pylist([{"seen_titles": []}] * 3500, pa.schema([("seen_titles", pa.list_(pa.string()))]))
+    with pa.OSFile(str(tmp_path / "one.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "one.arrow"}]}')
+    split = find_split(tmp_path, ".")
+    assert [len(rows) for rows in read_split(split, ("seen_titles",))] == [1000, 1000, 1000, 500]
+
+
+def test_the_command_prints_the_numbers_and_exits_2_for_what_the_user_can_mend(tree, tmp_path, capsys):
+    main(["--source", str(tree), "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "validation            9 rows; 9 contexts; 1.44 ground truths a row, 2 at most; 0.0 % of mentions" in printed
+    assert "of 10 rows read 0 repaired, 1 set aside (1: no ground truth): validation.changes.jsonl" in printed
+    assert "'The Wall' has the year 201" in printed
+    assert "not in the source, not written: grpo/grpo_dataset/train" in printed
+    with pytest.raises(SystemExit) as left:
+        main(["--source", str(tmp_path / "absent"), "--out", str(tmp_path / "out")])
+    assert left.value.code == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_real_data_in_the_released_layout_passes_unchanged(shared_dir, tmp_path):
+    summary = convert(shared_dir / "data/redial/processed_datasets", tmp_path)
+    assert validate_rl_table(tmp_path / "train.parquet") == (1000, 0, [])
+    assert validate_catalog(tmp_path / "catalog.parquet") == (6299, 0, [])
+    train = summary["files"]["train"]
+    assert (train["set_aside"], train["repaired"], train["outside_catalog"]["mentions"]) == (0, 0, 0)
+    original = pq.read_table(shared_dir / "data/redial/train.parquet").slice(0, 1000).to_pylist()
+    for before, after in zip(original, read(tmp_path, "train"), strict=True):
+        assert {**before, "sample_id": ""} == {**after, "sample_id": ""}
