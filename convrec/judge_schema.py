@@ -1,8 +1,8 @@
 """The judges' parquet: its columns, validation with row numbers, and the prompts and labels of its rows.
 
 input    the query: messages {role, content}, the last one the user's
-output   {answer: {role, content, label}}: one with {"helpfulness": 0-4} (pointwise), two with {"preference": "A" | "B"},
-         the same on both (pairwise)
+output   {answer: {role, content, label}}: one with {"helpfulness": 0-4} (pointwise), or two with
+         {"preference": "A" | "B"}, the same on both (pairwise)
 source   where the row comes from
 reason   optional: why the label is what it is, for demonstrations
 """
@@ -157,7 +157,7 @@ def read_judge_table(path: str | os.PathLike, mode: str) -> list[dict[str, Any]]
 
 
 def validate_judge_table(path: str | os.PathLike, mode: str) -> TableReport:
-    """Check a judge table. Warns when one label is most of it, since a judge that never looks would be right as often."""
+    """Check a judge table. Warns when one label is most of it: a judge that never looks would be right as often."""
     rows = read_judge_table(path, mode)
     labels = [label_of(row, mode) for row in rows]
     common = max(set(labels), key=labels.count)
