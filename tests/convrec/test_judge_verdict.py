@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.judge_verdict import last_tag, outside_thinking, preference_verdict, score_verdict
@@ -101,12 +101,14 @@ PIECES = st.sampled_from([*TAGS, *REST])
 HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join)
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_any_answer_has_a_verdict_in_range_or_none(text: str) -> None:
     assert score_verdict(text) in (None, 0, 1, 2, 3, 4)
     assert preference_verdict(text) in (None, "A", "B")
 
 
+@settings(deadline=None)
 @given(HOSTILE, st.integers(0, 4))
 def test_a_clean_ending_decides_whatever_came_before(text: str, score: int) -> None:
     """Once the thinking is closed, one well-formed tag at the end is the verdict."""
@@ -114,6 +116,7 @@ def test_a_clean_ending_decides_whatever_came_before(text: str, score: int) -> N
     assert preference_verdict(f"{text}</think><better>A</better>") == "A"
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_nothing_said_while_thinking_counts(text: str) -> None:
     thinking = f"<think>{text}</think>"
@@ -124,6 +127,7 @@ def test_nothing_said_while_thinking_counts(text: str) -> None:
     assert preference_verdict(unfinished) is None
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_last_tag_is_the_last_that_a_forward_reading_finds(text: str) -> None:
     """The search from the end against the plain definition: an opening, then its closing before another opening."""
@@ -134,6 +138,7 @@ def test_last_tag_is_the_last_that_a_forward_reading_finds(text: str) -> None:
     assert last_tag(text, "score") == found
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_what_is_outside_the_thinking_holds_no_thinking(text: str) -> None:
     rest = outside_thinking(text)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
@@ -110,6 +110,7 @@ PIECES = st.sampled_from(
 HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=30).map("".join)
 
 
+@settings(deadline=None)
 @given(HOSTILE, st.integers(0, 4), st.sampled_from("AB"))
 def test_rewards_are_in_range_and_a_missing_verdict_earns_nothing(text: str, score: int, letter: str) -> None:
     for result in (
