@@ -20,8 +20,8 @@ VERL_AND_RAY = {
     "convrec/vllm_cpu.py",
     "convrec/worker.py",
 }
-VLLM = {"convrec/generation.py", "convrec/vllm_cpu.py"}
-LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs")
+VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}
+LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs", "checkpoint_files")
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
