@@ -2,7 +2,8 @@
 
 GENERATIONS.parquet has a row a prompt and, in its metadata, the key of what was asked: a hash of the contents of the
 checkpoint and of the sampling settings. A copied or moved checkpoint has its answers; one with other weights, another
-tokenizer or chat template, does not. The file is renewed after every batch, so an interrupted evaluation goes on where it was.
+tokenizer or chat template, does not. The file is renewed after every batch: an interrupted evaluation goes on where it
+was.
 
 Nothing here knows about recommendations: a judge's prompts are stored the same way.
 """
@@ -52,7 +53,7 @@ def model_answers(
 ) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
 
-    settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...), one answer a prompt.
+    settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...); one answer each.
     vLLM's log goes beside `path`. Raises UserError for a model that is half written, before vLLM starts.
     """
     folder = Path(model_path)
@@ -77,7 +78,7 @@ def model_answers(
 def stored_answers(
     what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path, answer: Answerer
 ) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> answer from `path` where it has them for the same `what`, else from `answer`; and the number of new ones.
+    """prompt_id -> answer from `path` where it has them for the same `what`, else from `answer`; and how many are new.
 
     what: everything that determines the answers, as JSON can write it.
     """

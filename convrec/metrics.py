@@ -115,7 +115,7 @@ def paired(
     contexts: Sequence[Hashable] | None = None,
     seed: int = 3407,
 ) -> dict:
-    """b minus a on the same rows: {"recall@5": {"mean", "se", "p", "per_row"}, ...}; per_row is NaN without ground truth.
+    """b minus a on the same rows: {"recall@5": {"mean", "se", "p", "per_row"}, ...}; per_row is NaN without truth.
 
     The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means. p is
     two-sided: how often the mean would be this far from 0 if in every context either model were the better by chance.
@@ -161,7 +161,7 @@ def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
 def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> np.ndarray:
     """Two-sided p-value (M,) of a mean difference of 0, by flipping the sign of whole contexts at random.
 
-    (1 + flips with a mean at least as far from 0) / (1 + FLIPS), so never 0; 1 where all differences are 0; NaN without rows.
+    (1 + flips with a mean as far from 0) / (1 + FLIPS): never 0; 1 where all differences are 0; NaN without rows.
     """
     num_rows, num_metrics = values_RM.shape
     if not num_rows:

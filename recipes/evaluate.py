@@ -4,7 +4,7 @@
         --train data/sample/train.parquet --out outputs/evaluation
 
 MODEL is a Hugging Face folder or id, a run folder (its newest checkpoint; RUN/global_step_N names one), a LoRA adapter,
-or `api:NAME`, a model behind the OpenAI-compatible endpoint that LLM_BASE_URL and LLM_API_KEY name. OUT gets metrics.json,
+or `api:NAME`, a model behind the OpenAI-compatible endpoint of LLM_BASE_URL and LLM_API_KEY. OUT gets metrics.json,
 rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics) and generations.parquet, which is
 used again while the contents of the checkpoint and the sampling settings are the same. `--against OTHER_OUT` compares
 with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the
@@ -126,9 +126,7 @@ def _answers(
     path = out / "generations.parquet"
     if model.startswith(API):
         return api_answers(model.removeprefix(API), split.prompts, path, **settings)
-    return model_answers(
-        model, split.prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings
-    )
+    return model_answers(model, split.prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings)
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:

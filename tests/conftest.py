@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from email.message import Message
@@ -102,3 +103,19 @@ def chat_server() -> Iterator[Callable[..., ChatServer]]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture(scope="session")
+def sound_model() -> Callable[..., Path]:
+    """Writes what passes for a whole checkpoint: a config, a tokenizer that fits it, one number of weights."""
+
+    def write(folder: Path, weight: float = 0.5) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 2}))
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        content = len(header).to_bytes(8, "little") + header + struct.pack("<f", weight)
+        (folder / "model.safetensors").write_bytes(content)
+        return folder
+
+    return write

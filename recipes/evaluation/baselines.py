@@ -37,8 +37,8 @@ def baseline_lists(
 def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> list[list[Item | None]]:
     """For every row: what the NEIGHBOURS most similar training conversations wanted.
 
-    An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; among equal scores
-    the more popular one comes first. Titles seen in the conversation are left out, as a recommender that reads can;
+    An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; of equal scores
+    the more popular item comes first. Titles seen in the conversation are left out, as a recommender that reads can;
     so are items that no training row wants.
     """
     from scipy import sparse

@@ -42,7 +42,7 @@ def summary(scored: Scored, split: Split, ks: Sequence[int], seed: int, num_item
 
 
 def read_other(folder: Path, protocol: str, ks: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """sample_id -> row of an earlier evaluation scored alike. Raises UserError when it is none or was scored otherwise."""
+    """sample_id -> row of an earlier evaluation. Raises UserError when it is none or was scored otherwise."""
     for name in ("metrics.json", "rows.parquet"):
         if not (folder / name).exists():
             raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
