@@ -22,8 +22,8 @@ VERL_AND_RAY = {
     "convrec/vllm_cpu.py",
     "convrec/worker.py",
 }
-VLLM = {"convrec/generation.py", "convrec/vllm_cpu.py"}
-LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs")
+VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}
+LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs", "checkpoint_files")
 LIGHT += ("judge_verdict", "judge_prompt", "judge_schema", "judge_metrics")
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 
