@@ -3,8 +3,8 @@
     python -m data_prep.judge_demonstrations --mode pairwise --data data/j/train.parquet --out data/j/sft.parquet
 
 The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `python -m
-recipes.evaluate judge` wrote for another model on the same rows, the demonstrations are that model's own answers, where
-their verdict is right; the other rows are left out (rejection sampling).
+recipes.evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers,
+where their verdict is right; the other rows are left out (rejection sampling).
 """
 
 import argparse

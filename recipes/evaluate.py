@@ -8,7 +8,8 @@ or `api:NAME`, a model behind the OpenAI-compatible endpoint of LLM_BASE_URL and
 rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics) and generations.parquet, which is
 used again while the contents of the checkpoint and the sampling settings are the same. `--against OTHER_OUT` compares
 with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the
-start model as step 0 and the newest one included.
+start model as step 0 and the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge
+(recipes.judge.evaluation).
 """
 
 import argparse
@@ -185,6 +186,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any(argument.split("=")[0] == "--judge" for argument in arguments):
+        from recipes.judge.evaluation import main as evaluate_a_judge
+
+        return evaluate_a_judge(arguments)
     options = vars(parse_arguments(arguments))
     sweep, paper, start = (options.pop(name) for name in ("sweep", "paper", "start"))
     try:
