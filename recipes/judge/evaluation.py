@@ -61,9 +61,14 @@ def evaluate_judge(
     model_path = str(model) if str(model).startswith(API) else resolve_model(model)
     rows: Rows = list(enumerate(read_judge_table(data, mode)))[:limit]
     other = _read_other(Path(against), mode) if against else None
-    kept = rows if model_path.startswith(API) else _short_enough(model_path, rows, mode, max_prompt_length)
+    kept = rows
+    if not model_path.startswith(API):
+        kept = _short_enough(model_path, rows, mode, max_prompt_length, max_response_length)
     if not kept:
-        raise UserError(f"{data}: every prompt has more than {max_prompt_length} tokens: raise --max-prompt-length")
+        raise UserError(
+            f"{data}: no prompt fits --max-prompt-length {max_prompt_length} and the model beside "
+            f"--max-response-length {max_response_length}"
+        )
 
     orders = (False, True) if mode == "pairwise" else (False,)
     asked = {order: [prompt_of(row, mode, swapped=order) for _, row in kept] for order in orders}
@@ -95,15 +100,16 @@ def evaluate_judge(
     return metrics
 
 
-def _short_enough(model_path: str, rows: Rows, mode: str, max_prompt_length: int) -> Rows:
-    from transformers import AutoTokenizer
+def _short_enough(model_path: str, rows: Rows, mode: str, max_prompt_length: int, max_response_length: int) -> Rows:
+    from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
+    limit = min(max_prompt_length, getattr(config, "max_position_embeddings", 2**20) - max_response_length)
 
     def keep(row: dict[str, Any]) -> bool:
         rendered = render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS)
         # the other order of two responses may be a token or two longer
-        return fits(tokenizer, rendered, max_prompt_length - 2 * (mode == "pairwise"))
+        return fits(tokenizer, rendered, limit - 2 * (mode == "pairwise"))
 
     return [(number, row) for number, row in rows if keep(row)]
 
