@@ -22,6 +22,7 @@ from convrec.ranks import Item
 PROTOCOLS = ("paper", "strict", "reference")
 KS = (5, 10, 15, 20)
 RESAMPLES = 1000
+FLIPS = 9999
 
 
 def recall_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
@@ -114,9 +115,10 @@ def paired(
     contexts: Sequence[Hashable] | None = None,
     seed: int = 3407,
 ) -> dict:
-    """b minus a on the same rows: {"recall@5": {"mean", "se", "per_row"}, ...}; per_row is NaN without ground truth.
+    """b minus a on the same rows: {"recall@5": {"mean", "se", "p", "per_row"}, ...}; per_row is NaN without truth.
 
-    The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means.
+    The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means. p is
+    two-sided: how often the mean would be this far from 0 if in every context either model were the better by chance.
     """
     if len(rows_a) != len(rows_b):
         raise ValueError(f"paired needs the same rows on both sides, got {len(rows_a)} and {len(rows_b)}")
@@ -124,9 +126,16 @@ def paired(
     difference = np.array([[b[name] - a[name] for name in names] for a, b in zip(rows_a, rows_b, strict=True)], float)
     difference = difference.reshape(len(rows_a), len(names))
     keep = ~np.isnan(difference).any(axis=1)
-    means, errors = bootstrap(difference[keep], [label for label, ok in zip(labels, keep, strict=True) if ok], seed)
+    kept = [label for label, ok in zip(labels, keep, strict=True) if ok]
+    means, errors = bootstrap(difference[keep], kept, seed)
+    chances = sign_flip(difference[keep], kept, seed)
     return {
-        name: {"mean": float(means[j]), "se": float(errors[j]), "per_row": difference[:, j].tolist()}
+        name: {
+            "mean": float(means[j]),
+            "se": float(errors[j]),
+            "p": float(chances[j]),
+            "per_row": difference[:, j].tolist(),
+        }
         for j, name in enumerate(names)
     }
 
@@ -140,16 +149,37 @@ def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
     num_rows, num_metrics = values_RM.shape
     if not num_rows:
         return np.full(num_metrics, math.nan), np.full(num_metrics, math.nan)
-    places: dict[Hashable, int] = {}
-    context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
-    if len(places) == 1:
+    sums_CM, rows_C = _by_context(values_RM, contexts)
+    if len(rows_C) == 1:
         return values_RM.mean(axis=0), np.full(num_metrics, math.nan)
-    rows_C = np.bincount(context_R)
-    sums_CM = np.stack([np.bincount(context_R, weights=column) for column in values_RM.T], axis=1)
     rng = np.random.default_rng(seed)
-    times_SC = rng.multinomial(len(places), np.full(len(places), 1 / len(places)), size=RESAMPLES)
+    times_SC = rng.multinomial(len(rows_C), np.full(len(rows_C), 1 / len(rows_C)), size=RESAMPLES)
     means_SM = (times_SC @ sums_CM) / (times_SC @ rows_C)[:, None]
     return values_RM.mean(axis=0), means_SM.std(axis=0, ddof=1)
+
+
+def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> np.ndarray:
+    """Two-sided p-value (M,) of a mean difference of 0, by flipping the sign of whole contexts at random.
+
+    (1 + flips with a mean as far from 0) / (1 + FLIPS): never 0; 1 where all differences are 0; NaN without rows.
+    """
+    num_rows, num_metrics = values_RM.shape
+    if not num_rows:
+        return np.full(num_metrics, math.nan)
+    sums_CM, rows_C = _by_context(values_RM, contexts)
+    rng = np.random.default_rng(seed)
+    signs_SC = 2.0 * rng.integers(0, 2, size=(FLIPS, len(rows_C)), dtype=np.int8) - 1.0
+    observed_M = np.abs(sums_CM.sum(axis=0))
+    as_far_M = (np.abs(signs_SC @ sums_CM) >= observed_M - 1e-9).sum(axis=0)
+    return (1 + as_far_M) / (1 + FLIPS)
+
+
+def _by_context(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the values (C, M) and number of rows (C,) of each context."""
+    places: dict[Hashable, int] = {}
+    context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
+    sums_CM = np.stack([np.bincount(context_R, weights=column) for column in values_RM.T], axis=1)
+    return sums_CM, np.bincount(context_R)
 
 
 def popularity_baseline(train_rows: Iterable[Mapping], catalog: Catalog, n: int = 20) -> list[Item]:

@@ -7,11 +7,14 @@ RUN/run.log             everything verl, Ray and vLLM print
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 METRICS = "metrics"
 LATEST = "latest_checkpointed_iteration.txt"
+MODEL_KEYS = {"sft": "model.path", "rank_grpo": "actor_rollout_ref.model.path"}
+_STEP = re.compile(r"global_step_(\d+)")
 
 
 def next_metrics_file(run_folder: Path) -> Path:
@@ -42,3 +45,43 @@ def latest_step(run_folder: Path) -> int:
     """The newest complete checkpoint's step, 0 when there is none."""
     tracker = run_folder / LATEST
     return int(tracker.read_text()) if tracker.exists() else 0
+
+
+def saved_steps(run_folder: Path) -> list[int]:
+    """Steps that have a model in the run folder, in order. Left out: folders newer than the newest complete checkpoint
+    (a run was killed while saving) and folders whose model was removed to keep only newer ones."""
+    newest = latest_step(run_folder)
+    steps = []
+    for folder in run_folder.glob("global_step_*"):
+        found = _STEP.fullmatch(folder.name)
+        holds_model = any(next(folder.rglob(f"{name}*"), None) for name in ("model_world_size_", "model", "merged"))
+        if found and int(found[1]) <= newest and holds_model:
+            steps.append(int(found[1]))
+    return sorted(steps)
+
+
+def read_config(run_folder: Path) -> dict[str, Any]:
+    """RUN/config.yaml as plain data, references unresolved; {} when the run has none."""
+    import yaml
+
+    path = run_folder / "config.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
+
+
+def setting(config: dict[str, Any], key: str) -> Any:
+    """config["a"]["b"] for "a.b"; None where any part is missing."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def recipe_of(config: dict[str, Any]) -> str:
+    """Which recipe wrote this config: "rank_grpo" or "sft"."""
+    return "rank_grpo" if "actor_rollout_ref" in config else "sft"
+
+
+def start_model(run_folder: Path) -> str | None:
+    """The model that the run started from, step 0 of its curves; None when the run has no config.yaml."""
+    config = read_config(run_folder)
+    return setting(config, MODEL_KEYS[recipe_of(config)])

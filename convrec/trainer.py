@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
@@ -22,23 +21,20 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
-from convrec import platform_cpu, registration
+from convrec import registration
 from convrec.advantages import assign_units, rank_advantages
 from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
 from convrec.rank_metrics import rank_metrics
 from convrec.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
-from convrec.worker import ConvRecWorker
+from convrec.trainer_base import ConvRecMixin, scalar_infos
 
 logger = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
 
 
 @dataclass(frozen=True)
@@ -90,41 +86,23 @@ def rank_grpo_loss(
     return loss, verl_metrics
 
 
-class RankGRPOMixin:
+class RankGRPOMixin(ConvRecMixin):
     """The rank-level method over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
-
-    config: DictConfig
 
     # ---- wiring into verl's set-up ----
 
     def __init__(self, config: DictConfig) -> None:
-        registration.register()
-        if platform_cpu.is_cpu_host():
-            platform_cpu.register_rollout()
         super().__init__(config)
-        self.replay_buffer.poll_interval = POLL_SECONDS
-        self.settings = config.convrec
         self.is_rank_level = config.algorithm.adv_estimator == registration.NAME
-        self.rollout_is_checked = False
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
         self.vocab_table = build_vocab_table(self.tokenizer, self.settings.delimiter)
         self.stop_token_ids = _stop_token_ids(self.tokenizer, self.config.actor_rollout_ref.model.path)
 
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
-            if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(ConvRecWorker)
-
-    def _load_checkpoint(self) -> None:
-        registration.check(self.actor_rollout_wg.registrations())
+    def _prepare_workers(self) -> None:
         if self.is_rank_level:
             self.actor_rollout_wg.set_loss_fn(partial(rank_grpo_loss, settings=self._loss_settings()))
-        if self.settings.lr_schedule:
-            self.actor_rollout_wg.set_lr_schedule([(int(step), float(lr)) for step, lr in self.settings.lr_schedule])
-        super()._load_checkpoint()
 
     def _loss_settings(self) -> RankLossSettings:
         actor = self.config.actor_rollout_ref.actor
@@ -150,26 +128,7 @@ class RankGRPOMixin:
         """Skip the pass when strictly on-policy, but for the one that compares rollout and actor at start-up."""
         if self._is_on_policy and self.rollout_is_checked:
             return batch
-        batch = super()._compute_old_log_prob(batch, metrics)
-        if not self.rollout_is_checked:
-            self._check_rollout(batch)
-            self.rollout_is_checked = True
-        return batch
-
-    def _check_rollout(self, batch: KVBatchMeta) -> None:
-        """Stop when vLLM's log-probs of its own samples are not the actor's: then the rollout is not the policy."""
-        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        data = data.to_padded_tensor()
-        difference = (data["old_log_probs"] - data["rollout_log_probs"]).abs()[data["response_mask"].bool()]
-        mean, largest, bound = difference.mean().item(), difference.max().item(), self.settings.rollout_check_bound
-        logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
-        if not mean <= bound:
-            raise RuntimeError(
-                f"the rollout does not sample from the policy: mean |log p_vllm - log p_actor| of the first batch is "
-                f"{mean:.3g} (max {largest:.3g}), above convrec.rollout_check_bound={bound:g}. The weights did not "
-                "reach vLLM, or the two run in different precision (rollout.dtype, mixed_precision, quantization)."
-            )
+        return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         fields = ["uid", "responses", "response_mask", "extra_fields"]
@@ -232,11 +191,7 @@ class RankGRPOMixin:
         self, returns_BK: torch.Tensor, uid: Sequence[Any], infos: Sequence[dict[str, Any]], is_padding: np.ndarray
     ) -> dict[str, float]:
         real = np.flatnonzero(~is_padding)
-        scalars = {
-            key: [float(infos[i][key]) for i in real]
-            for key, value in infos[0].items()
-            if isinstance(value, (int, float))
-        }
+        scalars = scalar_infos([infos[i] for i in real])
         return rank_metrics(returns_BK[real], [uid[i] for i in real], self.settings.num_items, scalars)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -253,20 +208,6 @@ class RankGRPOMixin:
                 self.settings.rollout_check_bound,
             )
         return batch
-
-    # ---- validation ----
-
-    def _val_metrics_update(
-        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list], *args: Any, **kwargs: Any
-    ) -> dict[str, float]:
-        """verl's metrics of the scalar keys (lists break them), and `val/<name>`: the mean over all rows."""
-        scalars = {
-            key: values
-            for key, values in reward_extra_infos_dict.items()
-            if all(isinstance(value, (int, float)) for value in values)
-        }
-        metrics = super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs)
-        return metrics | {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
 
 
 @register_trainer(registration.NAME)

@@ -13,15 +13,13 @@
 
 A model from scratch learns what goes with what from sft_titles in a minute or two; from conversations alone it stays
 long at the same popular list for everyone. So: SFT on sft_titles, then on sft_train.
-The teacher has read the training conversations and no others, never the one it answers: it adds up what was
-recommended in similar ones (TF-IDF of words and titles), together with the titles named, and at all.
+The teacher (data_prep/retrieval_teacher.py) has read the training conversations only, never the one it answers.
 """
 
 import argparse
 import os
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,32 +27,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scipy import sparse
-from tqdm import tqdm
 
 from convrec.catalog import Catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.metrics import evaluate_row, popularity_baseline, summarise
-from convrec.ranks import Item, format_item, parse_items
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt, validate_rl_table
+from convrec.ranks import Item, parse_items
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, validate_rl_table
+from data_prep.retrieval_teacher import Pair, RetrievalTeacher, conversation_of, conversation_text, truth_of, with_lists
 
-Pair = tuple[str, str]  # title, year as text
-NEIGHBOURS = 50
-SHRINKAGE = 5.0  # conversations that a title's co-occurrences are divided by beside its own: rare titles say little
-# weights of the three parts, each scaled to a largest value of 1 in its row
-SIMILAR, TOGETHER, POPULAR = 1.0, 0.7, 0.5
 _TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)
-_WORD = re.compile(r"[a-z']{2,}")
-
-
-def conversation_of(sample_id: str) -> str:
-    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
-    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
-
-
-def truth_of(row: dict) -> list[Pair]:
-    return [(title, year) for title, year in row["groundtruth_with_release_year"]]
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
@@ -90,10 +72,6 @@ def reduce_rows(rows: list[dict], catalog: Iterable[Pair], num_items: int) -> li
         if truth := [pair for pair in truth_of(row) if pair in known]:
             reduced.append(_row(row, conversation_text(row), row["sample_id"], row["seen_titles"], truth, num_items))
     return reduced
-
-
-def conversation_text(row: dict) -> str:
-    return split_prompt(row["prompt"][0]["content"])[1]
 
 
 def cuts(rows: list[dict], num_items: int) -> list[dict]:
@@ -158,106 +136,6 @@ def _row(
         "groundtruth_with_release_year": [list(pair) for pair in truth],
         "sample_id": sample_id,
     }
-
-
-class RetrievalTeacher:
-    """Ranks the M catalog items for a conversation from R training rows; see the module's docstring.
-
-    score = SIMILAR * sum over the NEIGHBOURS most similar rows of cosine * [item is ground truth]
-          + TOGETHER * sum over titles named of (conversations with title and item) / (those with title + SHRINKAGE)
-          + POPULAR * log(1 + conversations with item),
-    each part divided by its largest value; all counts leave out the conversation that is asked about.
-    """
-
-    def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
-        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
-
-        self.catalog = list(catalog)
-        self.stop_words = ENGLISH_STOP_WORDS
-        item_of = {pair: m for m, pair in enumerate(self.catalog)}
-        names = list(dict.fromkeys(conversation_of(row["sample_id"]) for row in rows))
-        self.conversations = {name: c for c, name in enumerate(names)}
-        self.conversation_R = np.array([self.conversations[conversation_of(row["sample_id"])] for row in rows])
-
-        self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
-        self.features_RF = self.vectorizer.fit_transform(rows)
-        hits = [(r, item_of[pair]) for r, row in enumerate(rows) for pair in set(truth_of(row)) if pair in item_of]
-        self.truth_RM = _ones(hits, (len(rows), len(self.catalog)))
-
-        named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
-        self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
-        entries = [
-            (c, self.titles[title]) for c, some in zip(self.conversation_R, named, strict=True) for title in some
-        ]
-        self.named_CT = _ones(entries, (len(names), len(self.titles))).toarray()
-        self.items_CM = _ones([(self.conversation_R[r], m) for r, m in hits], (len(names), len(self.catalog))).toarray()
-        self.together_TM = self.named_CT.T @ self.items_CM
-
-    def _features(self, row: dict) -> list[str]:
-        titles = row["seen_titles"]
-        text = conversation_text(row)
-        for title in titles:
-            text = text.replace(title, " ")
-        words = [word for word in _WORD.findall(text.lower()) if word not in self.stop_words and word != "user"]
-        return words + [f"title: {title}" for title in titles for _ in range(2)]
-
-    def scores(self, rows: list[dict]) -> np.ndarray:
-        """(rows, M) scores; -inf for titles seen in the conversation."""
-        similar_BR = (self.vectorizer.transform(rows) @ self.features_RF.T).toarray()
-        scores_BM = np.empty((len(rows), len(self.catalog)))
-        for b, row in enumerate(rows):
-            own = self.conversations.get(conversation_of(row["sample_id"]), -1)
-            similar_R = np.where(self.conversation_R == own, 0.0, similar_BR[b])
-            nearest = np.argsort(-similar_R, kind="stable")[:NEIGHBOURS]
-            similar_M = similar_R[nearest] @ self.truth_RM[nearest]
-
-            named_own_T = self.named_CT[own] if own >= 0 else np.zeros(len(self.titles))
-            items_own_M = self.items_CM[own] if own >= 0 else np.zeros(len(self.catalog))
-            together_M = np.zeros(len(self.catalog))
-            for title in row["seen_titles"]:
-                if (t := self.titles.get(title)) is not None:
-                    with_title = self.named_CT[:, t].sum() - named_own_T[t]
-                    together_M += (self.together_TM[t] - named_own_T[t] * items_own_M) / (with_title + SHRINKAGE)
-            popular_M = np.log1p(self.items_CM.sum(axis=0) - items_own_M)
-            parts = ((SIMILAR, similar_M), (TOGETHER, together_M), (POPULAR, popular_M))
-            scores_BM[b] = sum(weight * part / max(part.max(), 1e-9) for weight, part in parts)
-            seen = set(row["seen_titles"])
-            scores_BM[b, [title in seen for title, _ in self.catalog]] = -np.inf
-        return scores_BM
-
-    def lists(
-        self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0
-    ) -> list[list[Pair]]:
-        """`copies` lists for each row, one after the other: unseen catalog items, best first; ties in catalog order.
-
-        With noise, a list is drawn: item after item from softmax(score / noise) of what is left (Gumbel's trick).
-        """
-        rng = np.random.default_rng(seed)
-        result = []
-        with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr) as bar:
-            for start in range(0, len(rows), 256):
-                batch = rows[start : start + 256]
-                scores_BM = np.repeat(self.scores(batch), copies, axis=0)
-                scores_BM += noise * rng.gumbel(size=scores_BM.shape)
-                for order in np.argsort(-scores_BM, axis=1, kind="stable"):
-                    result.append([self.catalog[m] for m in order[:num_items]])
-                bar.update(len(batch))
-        return result
-
-
-def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.csr_matrix:
-    """1 at each of the entries, however often it is there."""
-    places = sorted(set(entries))
-    rows, columns = [row for row, _ in places], [column for _, column in places]
-    return sparse.csr_matrix((np.ones(len(places)), (rows, columns)), shape=shape)
-
-
-def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
-    """Rows of the SFT table."""
-    return [
-        row | {"completion": [{"content": "\n".join(format_item(t, int(y)) for t, y in items), "role": "assistant"}]}
-        for row, items in zip(rows, lists, strict=True)
-    ]
 
 
 def write_reduced(

@@ -11,13 +11,37 @@ from omegaconf import DictConfig
 from convrec.catalog import load_catalog
 from convrec.checkpoints import check_model_path
 from convrec.errors import UserError
+from convrec.judge_schema import validate_judge_table
 from convrec.schema import TableReport, validate_rl_table, validate_sft_table
 from recipes import host
 
 
 def check_rank_grpo(config: DictConfig) -> list[str]:
     """Raise UserError for settings or data that cannot train; return warnings for what can but looks wrong."""
-    rollout, actor, ours = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.convrec
+    _check_rl(config)
+    ours = config.convrec
+    if ours.reward == "exp_gamma" and not (ours.gamma and ours.gamma > 1):
+        raise UserError(f"REWARD=exp_gamma needs convrec.gamma above 1, not {ours.gamma}: add convrec.gamma=2")
+    catalog_file = ours.catalog_file
+    _require_file("CATALOG_FILE", catalog_file)
+    catalog = load_catalog(catalog_file)
+    problems = catalog.problems
+    warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
+    warnings += [f"{catalog_file}: {problem}" for problem in problems[:5]]
+    if len(problems) > 5:
+        warnings.append(f"{catalog_file}: {len(problems) - 5} more such entries")
+    return warnings
+
+
+def check_judge(config: DictConfig, mode: str) -> list[str]:
+    """As `check_rank_grpo`, for a judge."""
+    _check_rl(config)
+    return _check_tables(config, lambda path: validate_judge_table(path, mode))
+
+
+def _check_rl(config: DictConfig) -> None:
+    """What every RL recipe needs of its settings."""
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     prompts = config.data.train_batch_size
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
         raise UserError(
@@ -43,9 +67,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
             f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
             "choose a divisor"
         )
-    if ours.reward == "exp_gamma" and not (ours.gamma and ours.gamma > 1):
-        raise UserError(f"REWARD=exp_gamma needs convrec.gamma above 1, not {ours.gamma}: add convrec.gamma=2")
-    schedule = ours.lr_schedule
+    schedule = config.convrec.lr_schedule
     if schedule and (schedule[0][0] != 0 or [s for s, _ in schedule] != sorted({s for s, _ in schedule})):
         raise UserError(
             f"convrec.lr_schedule={schedule}: give (step, lr) pairs in rising order of step, the first at step 0"
@@ -55,16 +77,6 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
     }
     _check_model(config.actor_rollout_ref.model.path, lengths)
-
-    catalog_file = ours.catalog_file
-    _require_file("CATALOG_FILE", catalog_file)
-    catalog = load_catalog(catalog_file)
-    problems = catalog.problems
-    warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
-    warnings += [f"{catalog_file}: {problem}" for problem in problems[:5]]
-    if len(problems) > 5:
-        warnings.append(f"{catalog_file}: {len(problems) - 5} more such entries")
-    return warnings
 
 
 def check_sft(config: DictConfig) -> list[str]:

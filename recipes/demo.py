@@ -38,7 +38,8 @@ from convrec.report import return_per_rank, series, table_row, text_table, write
 from convrec.runs import latest_step, read_metrics
 from convrec.tiny_model import make_tiny_model, read_texts, read_titles
 from recipes.console import repeating
-from recipes.evaluate import evaluate, examples
+from recipes.evaluate import evaluate
+from recipes.evaluation.examples import examples
 
 HERE = Path(__file__).resolve().parent.parent
 KS = (5, 10, 20)
@@ -239,13 +240,7 @@ def _report(out: Path, summary: dict[str, Any], scored: dict[str, dict[str, Any]
         table=[table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")],
         curves={"validation NDCG@20": metrics["val/ndcg"]} if "val/ndcg" in metrics else {},
         return_per_rank=return_per_rank(metrics),
-        examples=examples(
-            out / "evaluation" / "sft",
-            out / "evaluation" / "rank_grpo",
-            catalog=out / "data" / "catalog.parquet",
-            data=out / "data" / "test.parquet",
-            names=("SFT", "Rank-GRPO"),
-        ),
+        examples=examples({"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}),
     )
 
 

@@ -12,11 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 from convrec.checkpoints import resolve_model
 from convrec.errors import UserError
 from recipes import host
-from recipes.variables import overrides_from_environment
+from recipes.variables import RECIPES, overrides_from_environment
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
-MODEL_KEYS = {"sft": "model.path", "rank_grpo": "actor_rollout_ref.model.path"}
+MODEL_KEYS = dict.fromkeys(RECIPES, "actor_rollout_ref.model.path") | {"sft": "model.path"}
 
 
 def compose(recipe: str, arguments: list[str]) -> DictConfig:
@@ -25,7 +25,7 @@ def compose(recipe: str, arguments: list[str]) -> DictConfig:
     Raises UserError for a variable or an override that cannot be used.
     """
     accelerators = host.num_accelerators()
-    group = {"sft": "sft_host", "rank_grpo": "host"}[recipe]
+    group = "sft_host" if recipe == "sft" else "host"
     overrides = [f"{group}={'gpu' if accelerators else 'cpu'}"]
     if accelerators:
         overrides.append(f"trainer.n_gpus_per_node={accelerators}")

@@ -16,9 +16,11 @@ from pathlib import Path
 import yaml
 
 from convrec.errors import UserError
-from recipes.variables import RECIPES, VARIABLES, overrides_from_environment
+from recipes.variables import JUDGES, RECIPES, VARIABLES, overrides_from_environment
 
 HERE = Path(__file__).resolve().parent.parent
+# the others are recipes.<recipe>
+MODULES = {recipe: ("recipes.judge.train", recipe.removeprefix("judge_")) for recipe in JUDGES}
 PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
 
 
@@ -43,7 +45,8 @@ def submit(recipe: str, arguments: list[str]) -> int:
     runtime_env["working_dir"] = str(HERE)
     runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **job_environment()}
     client = JobSubmissionClient(os.environ["RAY_ADDRESS"])
-    entrypoint = shlex.join(["python", "-m", f"recipes.{recipe}", *arguments])
+    module = MODULES.get(recipe, (f"recipes.{recipe}",))
+    entrypoint = shlex.join(["python", "-m", *module, *arguments])
     job = client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env)
     print(f"submitted {job} to {os.environ['RAY_ADDRESS']}; stop it with: ray job stop {job}", file=sys.stderr)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from convrec.errors import UserError
 
-RECIPES = ("sft", "rank_grpo")
+JUDGES = ("judge_pointwise", "judge_pairwise")
+RECIPES = ("sft", "rank_grpo", *JUDGES)
 
 
 def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> Callable[[str], str]:
@@ -76,10 +77,14 @@ def _both(key_sft: str | tuple[str, ...], key_rl: str | tuple[str, ...]) -> dict
     def as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
         return (key,) if isinstance(key, str) else key
 
-    return {"sft": as_tuple(key_sft), "rank_grpo": as_tuple(key_rl)}
+    return {"sft": as_tuple(key_sft)} | _rl(*as_tuple(key_rl))
 
 
 def _rl(*keys: str) -> dict[str, tuple[str, ...]]:
+    return {"rank_grpo": keys} | dict.fromkeys(JUDGES, keys)
+
+
+def _ranks(*keys: str) -> dict[str, tuple[str, ...]]:
     return {"rank_grpo": keys}
 
 
@@ -105,7 +110,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "VAL_FILE", _both("data.val_files", "data.val_files"), _absolute, "data/reddit_v2/...", "validation parquet"
     ),
-    Variable("CATALOG_FILE", _rl("convrec.catalog_file"), _absolute, "data/reddit_v2/catalog.parquet", "the catalog"),
+    Variable(
+        "CATALOG_FILE", _ranks("convrec.catalog_file"), _absolute, "data/reddit_v2/catalog.parquet", "the catalog"
+    ),
     Variable(
         "SAVE_PATH",
         _both("trainer.default_local_dir", "trainer.default_local_dir"),
@@ -163,18 +170,22 @@ VARIABLES: tuple[Variable, ...] = (
         "KL_LOSS_COEF", _rl("actor_rollout_ref.actor.kl_loss_coef"), _non_negative_float, "0.001", "KL to the start"
     ),
     Variable("MU", _rl("actor_rollout_ref.actor.ppo_epochs"), _positive_int, "1", "updates of a rollout batch"),
-    Variable("REWARD", _rl("convrec.reward"), _one_of(*REWARDS), "exp_inf", "rank return: " + ", ".join(REWARDS)),
+    Variable("REWARD", _ranks("convrec.reward"), _one_of(*REWARDS), "exp_inf", "rank return: " + ", ".join(REWARDS)),
     Variable(
         "ALGORITHM",
-        _rl("algorithm_preset"),
+        _ranks("algorithm_preset"),
         _one_of(*ALGORITHMS),
         "rank_grpo",
         "the method or a baseline: " + ", ".join(ALGORITHMS),
     ),
     Variable(
-        "PRESET", _rl("convrec.preset"), _one_of("paper", "reference"), "paper", "eq. 6, or the public code's behaviour"
+        "PRESET",
+        _ranks("convrec.preset"),
+        _one_of("paper", "reference"),
+        "paper",
+        "eq. 6, or the public code's behaviour",
     ),
-    Variable("NUM_ITEMS", _rl("convrec.num_items"), _positive_int, "20", "items of a list = ranks (N)"),
+    Variable("NUM_ITEMS", _ranks("convrec.num_items"), _positive_int, "20", "items of a list = ranks (N)"),
     Variable("TOTAL_EPOCHS", _both("trainer.total_epochs", "trainer.total_epochs"), _positive_int, "10 / 2", "epochs"),
     Variable(
         "TOTAL_STEPS",
@@ -203,6 +214,23 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
+# pointwise / pairwise, where it is not the default above
+JUDGE_DEFAULTS = {
+    "MODEL_PATH": "Qwen/Qwen3-8B",
+    "TRAIN_FILE": "data/judge/<mode>/train.parquet",
+    "VAL_FILE": "data/judge/<mode>/validation.parquet",
+    "SAVE_PATH": "checkpoints/judge_<mode>/<model>",
+    "SAVE_FREQ": "100",
+    "TEST_FREQ": "100",
+    "TRAIN_BATCH_SIZE": "96 prompts",
+    "ROLLOUT_N": "4",
+    "LR": "1e-6",
+    "TOTAL_EPOCHS": "1 / 30",
+    "MAX_PROMPT_LENGTH": "4096",
+    "MAX_RESPONSE_LENGTH": "2048",
+}
+
+
 def overrides_from_environment(recipe: str, environment: Mapping[str, str]) -> list[str]:
     """Hydra overrides for every variable that is set, in the table's order.
 
@@ -225,10 +253,20 @@ def markdown_table() -> str:
     """The table of README.md: a row a variable, with the recipes it has a meaning for."""
     rows = ["| variable | SFT | RL | default (SFT / RL) | what |", "|---|---|---|---|---|"]
     for variable in VARIABLES:
-        marks = " | ".join("yes" if recipe in variable.keys else "" for recipe in RECIPES)
+        marks = " | ".join("yes" if recipe in variable.keys else "" for recipe in ("sft", "rank_grpo"))
         rows.append(f"| `{variable.name}` | {marks} | {variable.default} | {variable.help} |")
     return "\n".join(rows)
 
 
+def judge_table() -> str:
+    """The table of docs/judges.md: the variables of the judges' recipes."""
+    rows = ["| variable | default (pointwise / pairwise) | what |", "|---|---|---|"]
+    for variable in VARIABLES:
+        if JUDGES[0] in variable.keys:
+            default = JUDGE_DEFAULTS.get(variable.name, variable.default)
+            rows.append(f"| `{variable.name}` | {default} | {variable.help} |")
+    return "\n".join(rows)
+
+
 if __name__ == "__main__":
-    print(markdown_table())
+    print(markdown_table(), judge_table(), sep="\n\n")

@@ -1,6 +1,12 @@
 """Fixtures shared by all tests."""
 
+import json
 import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,3 +21,101 @@ def shared_dir() -> Path:
         if folder and folder.is_dir():
             return folder
     pytest.skip("no ../shared beside the repository and CONVREC_SHARED is not set: recorded goldens not compared")
+
+
+class ChatServer(ThreadingHTTPServer):
+    """An OpenAI-compatible chat endpoint on 127.0.0.1 that answers what `behave` says.
+
+    behave(body, count) -> an answer's text, or (status, headers, text) for anything else; body is the request's, count
+    how many came before. `bodies` and `headers` are those received, `most_at_once` the most that were open together.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, behave: Callable[[dict, int], str | tuple[int, dict[str, str], str]]) -> None:
+        super().__init__(("127.0.0.1", 0), _ChatHandler)
+        self.behave = behave
+        self.bodies: list[dict] = []
+        self.headers: list[Message] = []
+        self.lock = threading.Lock()
+        self.open_now = self.most_at_once = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _ChatHandler(BaseHTTPRequestHandler):
+    server: ChatServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        with server.lock:
+            count = len(server.bodies)
+            server.bodies.append(body)
+            server.headers.append(self.headers)
+            server.open_now += 1
+            server.most_at_once = max(server.most_at_once, server.open_now)
+        try:
+            reply = server.behave(body, count)
+        finally:
+            with server.lock:
+                server.open_now -= 1
+        status, headers, content = reply if isinstance(reply, tuple) else (200, {}, self.completion(body, reply))
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content.encode()))}.items():
+            self.send_header(name, value)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    @staticmethod
+    def completion(body: dict, text: str) -> str:
+        message = {"role": "assistant", "content": text}
+        return json.dumps(
+            {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12},
+            }
+        )
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def chat_server() -> Iterator[Callable[..., ChatServer]]:
+    """Starts such servers; all are ended with the test."""
+    servers = []
+
+    def start(behave: Callable[[dict, int], str | tuple[int, dict[str, str], str]]) -> ChatServer:
+        servers.append(ChatServer(behave))
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="session")
+def sound_model() -> Callable[..., Path]:
+    """Writes what passes for a whole checkpoint: a config, a tokenizer that fits it, one number of weights."""
+
+    def write(folder: Path, weight: float = 0.5) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 2}))
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        content = len(header).to_bytes(8, "little") + header + struct.pack("<f", weight)
+        (folder / "model.safetensors").write_bytes(content)
+        return folder
+
+    return write

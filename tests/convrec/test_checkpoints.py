@@ -1,6 +1,8 @@
 """What a user may name as a model, and the Hugging Face folder it becomes."""
 
 import subprocess
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,22 @@ from convrec import checkpoints
 from convrec.checkpoints import resolve_model
 from convrec.errors import UserError
 
+Model = Callable[..., Path]
+
 
 @pytest.fixture
-def hugging_face(tmp_path: Path) -> Path:
-    return _model(tmp_path / "model")
-
-
-def _model(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").touch()
-    return folder
+def hugging_face(tmp_path: Path, sound_model: Model) -> Path:
+    return sound_model(tmp_path / "model")
 
 
 def _run(folder: Path, *steps: int, complete: int) -> Path:
+    """A run folder whose steps hold verl's shards of one process."""
     for step in steps:
-        (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
+        actor = folder / f"global_step_{step}" / "actor"
+        actor.mkdir(parents=True)
+        (actor / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 1}')
+        with zipfile.ZipFile(actor / "model_world_size_1_rank_0.pt", "w") as shard:
+            shard.writestr("data.pkl", "")
     (folder / "latest_checkpointed_iteration.txt").write_text(str(complete))
     return folder
 
@@ -35,39 +37,39 @@ def test_a_hugging_face_id_and_a_folder_are_themselves(hugging_face: Path) -> No
     assert resolve_model(hugging_face) == str(hugging_face)
 
 
-def test_a_run_folder_is_its_newest_complete_step(tmp_path: Path) -> None:
+def test_a_run_folder_is_its_newest_complete_step(tmp_path: Path, sound_model: Model) -> None:
     run = _run(tmp_path / "run", 100, 200, 300, complete=200)
-    saved = _model(run / "global_step_200" / "actor" / "huggingface")
+    saved = sound_model(run / "global_step_200" / "actor" / "huggingface")
     assert resolve_model(run) == str(saved)
 
 
-def test_a_step_can_be_named(tmp_path: Path) -> None:
+def test_a_step_can_be_named(tmp_path: Path, sound_model: Model) -> None:
     run = _run(tmp_path / "run", 100, 200, complete=200)
-    saved = _model(run / "global_step_100" / "actor" / "huggingface")
+    saved = sound_model(run / "global_step_100" / "actor" / "huggingface")
     assert resolve_model(run / "global_step_100") == str(saved)
 
 
-def test_an_sft_step_has_no_actor_folder(tmp_path: Path) -> None:
-    saved = _model(tmp_path / "run" / "global_step_5" / "huggingface")
+def test_an_sft_step_has_no_actor_folder(tmp_path: Path, sound_model: Model) -> None:
+    saved = sound_model(tmp_path / "run" / "global_step_5" / "huggingface")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("5")
     assert resolve_model(tmp_path / "run") == str(saved)
 
 
-def _merger(calls: list[list[str]], works: bool) -> Any:
+def _merger(calls: list[list[str]], write: Model | None) -> Any:
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess:
         calls.append(command)
-        if works:
-            _model(Path(command[command.index("--target_dir") + 1]))
-        return subprocess.CompletedProcess(command, 0 if works else 1, "", "a line\nshards are missing\n")
+        if write:
+            write(Path(command[command.index("--target_dir") + 1]))
+        return subprocess.CompletedProcess(command, 0 if write else 1, "", "a line\nshards are missing\n")
 
     return run
 
 
-def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model) -> None:
     run = _run(tmp_path / "run", 7, complete=7)
     (run / "global_step_7" / "actor" / "huggingface").mkdir()  # verl writes config and tokenizer there in any case
     calls: list[list[str]] = []
-    monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, works=True))
+    monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, sound_model))
     merged = run / "global_step_7" / "merged"
     assert resolve_model(run) == str(merged)
     assert resolve_model(run) == str(merged)
@@ -77,7 +79,7 @@ def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_merge_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = _run(tmp_path / "run", 7, complete=7)
-    monkeypatch.setattr(checkpoints.subprocess, "run", _merger([], works=False))
+    monkeypatch.setattr(checkpoints.subprocess, "run", _merger([], None))
     with pytest.raises(UserError, match="shards are missing"):
         resolve_model(run)
     assert not (run / "global_step_7" / "merged").exists()

@@ -9,8 +9,6 @@ from convrec.errors import UserError
 from convrec.ranks import parse_items
 from convrec.schema import RL_SCHEMA, prompt_text, split_prompt, validate_catalog, validate_rl_table, validate_sft_table
 from data_prep.retrieval import (
-    RetrievalTeacher,
-    conversation_of,
     cuts,
     hold_out,
     main,
@@ -19,6 +17,7 @@ from data_prep.retrieval import (
     title_prompts,
     write_reduced,
 )
+from data_prep.retrieval_teacher import conversation_of
 
 HORROR = [(f"Ghost {i}", str(1980 + i)) for i in range(6)]
 COMEDY = [(f"Laughs {i}", str(1990 + i)) for i in range(6)]
@@ -112,17 +111,6 @@ def test_a_cut_has_several_different_lists_around_the_best_one(written):
         lists.setdefault(name, []).append((copy, demonstration["completion"][0]["content"]))
     assert all([copy for copy, _ in some] == ["0", "1", "2", "3"] for some in lists.values())
     assert sum(len({text for _, text in some}) > 1 for some in lists.values()) > len(lists) / 2
-    rows, catalog = make_rows("train", 30, 3), HORROR + COMEDY
-    teacher = RetrievalTeacher(rows, catalog)
-    scores = teacher.scores(rows[:1])[0]
-    best = teacher.lists(rows[:1], 4, "x")[0]
-    assert best == [catalog[m] for m in np.argsort(-scores, kind="stable")[:4]]
-    assert teacher.lists(rows[:1], 4, "x", noise=1e-6, seed=1)[0] == best
-    # the first of a list is drawn from softmax(score / noise)
-    firsts = [items[0] for items in teacher.lists(rows[:1], 4, "x", copies=2000, noise=0.5, seed=1)]
-    expected = np.exp(scores / 0.5) / np.exp(scores / 0.5).sum()
-    shares = [firsts.count(pair) / 2000 for pair in catalog]
-    np.testing.assert_allclose(shares, expected, atol=0.04)
 
 
 def test_teacher_beats_popularity_where_words_tell(written):
@@ -190,20 +178,6 @@ def test_title_prompts_name_titles_of_one_conversation():
     assert len({r["sample_id"] for r in found}) == 40
     assert all(set(r["seen_titles"]) <= {"Heat", "Up", "(500) Days of Summer"} for r in found)
     assert title_prompts(rows[1:2], 5, 40, seed=1) == []
-
-
-def test_teacher_never_uses_the_conversation_it_answers():
-    rows = make_rows("train", 30, 3)
-    catalog = HORROR + COMEDY
-    asked = rows[0]
-    others = [other for other in rows if conversation_of(other["sample_id"]) != conversation_of(asked["sample_id"])]
-    changed = [{**r, "groundtruth_with_release_year": [list(COMEDY[0])]} if r in rows[:2] else r for r in rows]
-    first, second = (RetrievalTeacher(table, catalog).scores([asked]) for table in (rows, changed))
-    np.testing.assert_array_equal(first, second)
-    # nor do its own words count, but for the document frequencies of TF-IDF
-    assert RetrievalTeacher(others, catalog).lists([asked], 3, "x") == RetrievalTeacher(rows, catalog).lists(
-        [asked], 3, "x"
-    )
 
 
 def test_hold_out_takes_whole_conversations():

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec import generations
 from convrec.errors import UserError
 from convrec.generation import GenerationRow
 from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from data_prep.sample import write_sample
 from recipes import evaluate as recipe
+from recipes.evaluation.examples import examples
 
 CATALOG = [("Alien", 1979), ("Heat", 1995), ("Toy Story", 1995), ("Jaws", 1975)]
 LISTS = {
@@ -40,12 +43,9 @@ ROWS = [
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
+def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, Path]:
     """A split, a catalog, a training split in which Heat is the most popular, and a folder that passes for a model."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
+    model = sound_model(tmp_path / "model")
     paths = {name: tmp_path / f"{name}.parquet" for name in ("data", "catalog", "train")}
     pq.write_table(pa.Table.from_pylist(ROWS, RL_SCHEMA), paths["data"])
     train = [row("t1", "x", [("Heat", "1995")]), row("t2", "y", [("Heat", "1995"), ("Jaws", "1975")])]
@@ -60,12 +60,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Answers from LISTS in vLLM's place; gathers how many prompts each call was given."""
     calls: list[int] = []
 
-    def fake_generate(model: str, prompts: list[Any], **settings: object) -> list[GenerationRow]:
+    def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **settings: object) -> list[GenerationRow]:
         calls.append(len(prompts))
         texts = [next(text for word, text in LISTS.items() if word in prompt[0]["content"]) for prompt in prompts]
-        return [GenerationRow(i, text, [1, 2], "stop", 9, False) for i, text in enumerate(texts)]
+        rows = [GenerationRow(i, text, [1, 2], "stop", 9, False) for i, text in enumerate(texts)]
+        on_batch(rows)
+        return rows
 
-    monkeypatch.setattr(recipe, "generate", fake_generate)
+    monkeypatch.setattr(generations, "generate", fake_generate)
     return calls
 
 
@@ -113,7 +115,7 @@ def test_further_protocols_are_scored_from_the_same_lists(
 
 
 def test_generations_are_reused_until_weights_or_settings_change(
-    files: dict[str, Path], asked: list[int], tmp_path: Path
+    files: dict[str, Path], asked: list[int], tmp_path: Path, sound_model: Callable[..., Path]
 ) -> None:
     out = tmp_path / "out"
     first = run(files, out, limit=2)
@@ -125,10 +127,13 @@ def test_generations_are_reused_until_weights_or_settings_change(
     assert again["generation"]["generated"] == 0
     run(files, out, max_response_length=77)
     assert asked == [1, 1, 2]
-    (files["model"] / "model.safetensors").write_bytes(b"other weights")
+    sound_model(files["model"], weight=0.25)
     run(files, out, max_response_length=77)
     assert asked == [1, 1, 2, 2]
     assert first["results"]["paper"]["model"]["n"] == 2
+    copy = sound_model(tmp_path / "copy", weight=0.25)  # the contents count, neither place nor time
+    run(files, out, max_response_length=77, model=copy)
+    assert asked == [1, 1, 2, 2]
 
 
 def test_files_hold_what_was_returned(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
@@ -151,13 +156,7 @@ def test_paired_comparison_is_by_row(
     assert metrics["paired"]["recall@1"]["mean"] == pytest.approx(0.0)
     assert "rows paired" in recipe.format_metrics(metrics)
 
-    chosen = recipe.examples(
-        tmp_path / "before",
-        tmp_path / "after",
-        catalog=files["catalog"],
-        data=files["data"],
-        names=("sft", "rank_grpo"),
-    )
+    chosen = examples({"sft": tmp_path / "before", "rank_grpo": tmp_path / "after"})
     assert [example.label.split(" (")[0] for example in chosen] == [
         "the largest gain",
         "in between",
@@ -183,12 +182,19 @@ def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: l
     assert not out.exists()
 
 
-def test_another_datasets_catalog_is_warned_about(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign.parquet"
-    pq.write_table(pa.Table.from_pylist([{"title": "Casablanca", "year": 1942}], CATALOG_SCHEMA), foreign)
-    metrics = run(files, tmp_path / "out", catalog=foreign, train=None)
-    assert any("another dataset's catalog" in warning for warning in metrics["warnings"])
+def test_a_catalog_without_a_tenth_of_the_ground_truth_is_warned_about_and_a_foreign_one_refused(
+    files: dict[str, Path], asked: list[int], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.Table.from_pylist([{"title": "Alien", "year": 1979}], CATALOG_SCHEMA), other)
+    (warning,) = run(files, tmp_path / "out", catalog=other, train=None)["warnings"]
+    assert "2 of 3 ground truths" in warning  # Heat, twice
     assert run(files, tmp_path / "out2")["warnings"] == []
+    asked.clear()
+    pq.write_table(pa.Table.from_pylist([{"title": "Casablanca", "year": 1942}], CATALOG_SCHEMA), other)
+    with pytest.raises(UserError, match=r"3 of 3 ground truths .* another data set's catalog"):
+        run(files, tmp_path / "out3", catalog=other, train=None)
+    assert asked == []
 
 
 def test_the_command_prints_user_errors_without_a_traceback(

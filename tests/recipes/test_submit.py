@@ -82,6 +82,13 @@ def test_the_jobs_status_is_the_commands(
     assert "RAY_ADDRESS" not in environment
 
 
+def test_a_judges_job_runs_its_module() -> None:
+    assert submit.MODULES == {
+        "judge_pointwise": ("recipes.judge.train", "pointwise"),
+        "judge_pairwise": ("recipes.judge.train", "pairwise"),
+    }
+
+
 def test_an_unknown_recipe_is_told_the_known_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from recipes import host, settings
-from recipes.variables import RECIPES, TRACKERS, VARIABLES, markdown_table, overrides_from_environment
+from recipes.variables import (
+    JUDGE_DEFAULTS,
+    JUDGES,
+    RECIPES,
+    TRACKERS,
+    VARIABLES,
+    judge_table,
+    markdown_table,
+    overrides_from_environment,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -168,7 +177,45 @@ def test_every_config_file_is_composed_by_these_tests() -> None:
     shipped = {path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
     hosts = {f"{group}/{on}.yaml" for group in ("host", "sft_host") for on in ("cpu", "gpu")}
     algorithms = {f"algorithm_preset/{name}.yaml" for name in ("rank_grpo", "grpo", "gspo")}
-    assert shipped == {"rank_grpo.yaml", "sft.yaml"} | hosts | algorithms
+    judges = {"judge.yaml", *(f"{recipe}.yaml" for recipe in JUDGES)}
+    assert shipped == {"rank_grpo.yaml", "sft.yaml", "rl.yaml"} | judges | hosts | algorithms
+
+
+@pytest.mark.parametrize("on", ["cpu", "gpu"])
+@pytest.mark.parametrize("recipe", JUDGES)
+def test_judge_config_composes(on: str, recipe: str) -> None:
+    config = _shipped(recipe, f"host={on}")
+    OmegaConf.resolve(config)
+    actor = config.actor_rollout_ref.actor
+    assert config.trainer.v1.trainer_mode == "scalar_grpo"
+    assert config.trainer.device == ("cpu" if on == "cpu" else "cuda")
+    assert config.algorithm.adv_estimator == "grpo"
+    assert actor.policy_loss.loss_mode == "vanilla"  # verl's own
+    assert actor.fsdp_config.model_dtype == "fp32"
+    assert config.reward.custom_reward_function.path == f"pkg://reward.{recipe}"
+
+
+@pytest.mark.parametrize(("recipe", "epochs"), [("judge_pointwise", 1), ("judge_pairwise", 30)])
+def test_full_scale_judges(defaults: dict[str, DictConfig], recipe: str, epochs: int) -> None:
+    config = defaults[recipe]
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
+    assert (config.data.train_batch_size, rollout.n) == (96, 4)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (4096, 2048)
+    assert (actor.optim.lr, actor.optim.get("lr_scheduler_type")) == (1e-6, "constant")
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.001, "low_var_kl")
+    assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, 96)
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
+    assert config.trainer.total_epochs == epochs
+    assert config.data.apply_chat_template_kwargs == {"enable_thinking": True}
+    assert config.trainer.default_local_dir == os.path.abspath(f"checkpoints/{recipe}/Qwen3-8B")
+
+
+def test_the_judges_documentation_has_the_codes_table() -> None:
+    assert JUDGE_DEFAULTS.keys() <= {variable.name for variable in VARIABLES if JUDGES[0] in variable.keys}
+    assert judge_table() in (ROOT / "docs" / "judges.md").read_text(encoding="utf-8"), (
+        "paste the output of: python -m recipes.variables"
+    )
 
 
 def test_full_scale_rl_is_the_papers(defaults: dict[str, DictConfig]) -> None:

@@ -1,0 +1,142 @@
+"""Whether a checkpoint's files are whole and belong together, and a fingerprint of their contents. Reads headers only.
+
+A copy that ran out of disk, a run killed while saving, a tokenizer of another model: all load late or, worse, load and
+answer nonsense. Everything here is found before vLLM starts.
+"""
+
+import hashlib
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from convrec.errors import UserError
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# whatever changes an answer: weights, config, tokenizer, chat template
+ANSWERING = (*WEIGHTS, "*.json", "*.model", "*.jinja", "*.txt")
+_SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+SMALLEST_TOKENIZER = 0.5  # of the model's vocabulary; padding to a multiple of 64 or 128 leaves far more
+
+
+def has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in WEIGHTS) if folder.is_dir() else False
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of the contents of every file that changes an answer: equal for a copy, another for other weights."""
+    digest = hashlib.sha256()
+    files = {path for pattern in ANSWERING for path in folder.glob(pattern)}
+    for path in sorted(files):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def check_hugging_face(folder: Path) -> None:
+    """Raise UserError, naming the file, for weights that are missing or cut off or a tokenizer of another model."""
+    config = _read_json(folder / "config.json")
+    weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    for index in folder.glob("*.index.json"):
+        parts = set(_read_json(index).get("weight_map", {}).values())
+        if absent := sorted(part for part in parts if not (folder / part).exists()):
+            raise UserError(
+                f"{folder}: {len(absent)} of the {len(parts)} weight files that {index.name} lists are missing "
+                f"({absent[0]}): the checkpoint is incomplete; copy or download it again, or name another step"
+            )
+    if not weights:
+        raise UserError(
+            f"{folder}: a config.json but no weights ({', '.join(WEIGHTS)}): the checkpoint is incomplete; copy or "
+            "download it again, or name another step"
+        )
+    for path in weights:
+        if path.suffix == ".safetensors":
+            _check_safetensors(path)
+        else:
+            _check_zip(path)
+    _check_tokenizer(folder, config)
+
+
+def check_shards(folder: Path) -> None:
+    """Raise UserError when verl's FSDP shards in the folder are not all there and whole."""
+    config = folder / "fsdp_config.json"
+    shards = {int(found[2]): path for path in folder.glob("*.pt") if (found := _SHARD.fullmatch(path.name))}
+    if not shards:
+        raise UserError(
+            f"{folder}: no model shards (model_world_size_N_rank_R.pt) and no Hugging Face weights: it was not saved "
+            "or was removed to keep only newer ones; name another step of the run"
+        )
+    if not config.exists():
+        raise UserError(f"{folder}: no fsdp_config.json: the checkpoint is half written; name another step of the run")
+    world_size = int(_read_json(config).get("world_size", len(shards)))
+    if absent := [rank for rank in range(world_size) if rank not in shards]:
+        raise UserError(
+            f"{folder}: model_world_size_{world_size}_rank_{absent[0]}.pt is missing ({len(absent)} of {world_size} "
+            "shards are): the checkpoint is half written; name another step of the run"
+        )
+    for path in shards.values():
+        _check_zip(path)
+
+
+# ---- parts
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent}: no {path.name}: not a model folder, or one that is half written") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{path}: not readable as JSON: the checkpoint is half written; copy it again") from None
+
+
+def _check_safetensors(path: Path) -> None:
+    """The header says where the last tensor ends; that is the size of the file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        try:
+            if header_size + 8 > size:
+                raise ValueError
+            header = json.loads(file.read(header_size))
+            end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, KeyError, TypeError):
+            raise UserError(_cut_off(path, "its header cannot be read")) from None
+    if size != 8 + header_size + end:
+        raise UserError(_cut_off(path, f"{size:,} bytes, its header promises {8 + header_size + end:,}"))
+
+
+def _check_zip(path: Path) -> None:
+    if not zipfile.is_zipfile(path):  # torch.save writes a zip, whose directory comes last
+        raise UserError(_cut_off(path, f"{path.stat().st_size:,} bytes without an end"))
+
+
+def _cut_off(path: Path, what: str) -> str:
+    return f"{path}: {what}: the file is cut off, the checkpoint half written; copy it again or name another step"
+
+
+def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
+    """Ids the embedding does not have, or far too few of them: the tokenizer is another model's."""
+    file = folder / "tokenizer.json"
+    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise UserError(f"{folder}: no tokenizer beside the weights; copy the model's tokenizer files there")
+    if not file.exists() or not rows:
+        return
+    found = _read_json(file)
+    vocabulary = (found.get("model") or {}).get("vocab") or {}
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
+    ids += [token["id"] for token in found.get("added_tokens") or []]
+    size = max(ids, default=-1) + 1
+    if size > rows:
+        raise UserError(
+            f"{file}: ids up to {size - 1}, but the model's embedding has {rows} rows (config.json, vocab_size): "
+            "another model's tokenizer; put the model's own there"
+        )
+    if size < SMALLEST_TOKENIZER * rows:
+        raise UserError(
+            f"{file}: {size} ids for an embedding of {rows} rows (config.json, vocab_size): another model's "
+            "tokenizer; put the model's own there"
+        )

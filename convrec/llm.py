@@ -1,0 +1,286 @@
+"""An asynchronous client of any OpenAI-compatible chat endpoint (teacher, judge), with every answer kept on disk.
+
+The address comes from the environment: LLM_BASE_URL (`https://host/v1`), LLM_MODEL and, where the server wants one,
+LLM_API_KEY. A role has an endpoint of its own when its ROLE_BASE_URL is set (TEACHER_BASE_URL, JUDGE_BASE_URL, ...);
+then ROLE_MODEL and ROLE_API_KEY go with it and nothing of LLM_* is used, so that no key is sent to another host.
+
+    llm = LLM(endpoint("teacher"), cache="data/answers", concurrency=16)
+    answers = llm.ask_all(prompts, label="teacher", temperature=0.0, max_tokens=512)
+    print(llm.usage)
+
+The `openai` library retries: exponential back-off with jitter, Retry-After up to two minutes, 408, 409, 429, 5xx, lost
+connections. What is added: a bound on requests in flight, a pause of all of them when one is told to wait, equal
+requests asked once, and the cache. It is keyed by what determines an answer (model, messages, sampling parameters; not
+the address), so give a model that you trained again another name.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from convrec.errors import UserError
+
+Messages = list[dict[str, str]]
+
+LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: the library gives such a request up
+REFUSED_IN_A_ROW = 10  # requests the server calls malformed before the run stops: then it is not the conversation
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a model answers. The key is in no repr, log line, cache entry or error message."""
+
+    base_url: str
+    model: str
+    api_key: str = field(default="", repr=False)
+
+
+def endpoint(role: str = "llm") -> Endpoint:
+    """The endpoint of a role from the environment; raises UserError naming the variable to set."""
+    own = f"{role.upper()}_BASE_URL"
+    prefix = role.upper() if os.environ.get(own, "").strip() else "LLM"
+    url, model, key = (os.environ.get(f"{prefix}_{name}", "").strip() for name in ("BASE_URL", "MODEL", "API_KEY"))
+    if not url:
+        wanted = "LLM_BASE_URL" if own == "LLM_BASE_URL" else f"LLM_BASE_URL or {own}"
+        raise UserError(
+            f"{wanted} is not set: give the {role}'s OpenAI-compatible address, like http://127.0.0.1:8000/v1"
+        )
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{prefix}_BASE_URL={parts._replace(netloc=parts.hostname or '').geturl()}: an http(s) address")
+    if parts.username or parts.password:
+        raise UserError(f"{prefix}_BASE_URL holds a user name or password: put the key into {prefix}_API_KEY")
+    if not model:
+        raise UserError(f"{prefix}_MODEL is not set: the name under which {url} serves the {role}")
+    return Endpoint(url, model, key)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """text is empty where the model said nothing or the server refused the request (then `error` says why)."""
+
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    error: str = ""
+
+
+@dataclass
+class Usage:
+    """What one client did. Tokens and cost are those paid for now: cached answers cost nothing."""
+
+    asked: int = 0
+    cached: int = 0
+    refused: int = 0
+    rate_limited: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.asked} asked, {self.cached} from the cache, {self.prompt_tokens} + {self.completion_tokens} tokens"
+        )
+        text += f", {self.cost:.4f} paid" if self.cost is not None else ""
+        text += f", {self.rate_limited} rate limits" if self.rate_limited else ""
+        return text + (f", {self.refused} refused" if self.refused else "")
+
+
+class AnswerCache:
+    """One JSON file an answer, named by the SHA-256 of its request. Files appear whole (written aside and renamed), so
+    readers, writers and a crash cannot hurt each other; a file that is damaged all the same counts as absent."""
+
+    def __init__(self, folder: str | os.PathLike) -> None:
+        self.folder = Path(folder)
+
+    def path(self, request: dict[str, Any]) -> Path:
+        text = json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return self.folder / key[:2] / f"{key}.json"
+
+    def get(self, request: dict[str, Any]) -> Answer | None:
+        try:
+            return Answer(**json.loads(self.path(request).read_bytes())["answer"])
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
+
+    def put(self, request: dict[str, Any], answer: Answer) -> None:
+        path = self.path(request)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        partial.write_text(json.dumps({"request": request, "answer": asdict(answer)}), encoding="utf-8")
+        partial.replace(path)
+
+
+class LLM:
+    """Asks one endpoint. Not for use from several threads at once; several processes may share a cache."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        cache: str | os.PathLike,
+        *,
+        concurrency: int = 16,
+        max_retries: int = 8,
+        timeout: float = 600.0,
+        price: tuple[float, float] | None = None,
+    ) -> None:
+        """
+        Args:
+            cache: folder of the answers.
+            concurrency: requests in flight at once.
+            max_retries: of one request, before the run stops.
+            timeout: seconds for one answer.
+            price: of a million prompt tokens and a million completion tokens, in any currency.
+        """
+        if concurrency < 1 or max_retries < 0 or timeout <= 0:
+            raise UserError(
+                f"concurrency {concurrency}, retries {max_retries}, timeout {timeout}: at least 1, 0 and above 0"
+            )
+        self.endpoint, self.cache = endpoint, AnswerCache(cache)
+        self.concurrency, self.max_retries, self.timeout, self.price = concurrency, max_retries, timeout, price
+        self.usage = Usage(cost=None if price is None else 0.0)
+        self._not_before = 0.0  # of the monotonic clock: no request goes out before it
+        self._refused_in_a_row = 0
+
+    def ask_all(self, prompts: Iterable[str | Messages], *, label: str = "asking", **sampling: Any) -> list[Answer]:
+        """One answer a prompt, in order; `sampling` are the endpoint's own parameters (temperature, max_tokens, ...).
+
+        Prompts are drawn as they are needed. A request that the server calls malformed or too long gives an empty
+        answer with `error`, which is not cached. Raises UserError when the server cannot be reached, refuses the key,
+        the model or everything, or does not answer in spite of the retries; answers got so far are kept and not asked
+        again.
+        """
+        return asyncio.run(self._ask_all(prompts, label, sampling))
+
+    async def _ask_all(self, prompts: Iterable[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        answers: dict[int, Answer] = {}
+        in_flight: dict[Path, asyncio.Future[Answer]] = {}
+        total = len(prompts) if isinstance(prompts, Sequence) else None
+        queue = enumerate(prompts)
+        http = DefaultAsyncHttpxClient(event_hooks={"request": [self._hold], "response": [self._note_limit]})
+
+        async def work(client: AsyncOpenAI, bar: tqdm) -> None:
+            for index, prompt in queue:  # one iterator for all workers
+                answers[index] = await self._answer(client, prompt, sampling, in_flight)
+                bar.set_postfix_str(str(self.usage), refresh=False)
+                bar.update()
+
+        client = AsyncOpenAI(
+            base_url=self.endpoint.base_url,
+            api_key=self.endpoint.api_key or "none",  # the library wants one; local servers do not look
+            max_retries=self.max_retries,
+            timeout=self.timeout,
+            http_client=http,
+        )
+        async with client:
+            with tqdm(total=total, desc=label, unit="answer", disable=None) as bar:
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(self.concurrency):
+                            group.create_task(work(client, bar))
+                except ExceptionGroup as errors:
+                    raise errors.exceptions[0] from None
+        return [answers[index] for index in range(len(answers))]
+
+    async def _answer(
+        self,
+        client: Any,
+        prompt: str | Messages,
+        sampling: dict[str, Any],
+        in_flight: dict[Path, asyncio.Future[Answer]],
+    ) -> Answer:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        request = {"model": self.endpoint.model, "messages": messages, "sampling": sampling}
+        path = self.cache.path(request)
+        if (pending := in_flight.get(path)) is not None:
+            self.usage.cached += 1
+            return await asyncio.shield(pending)
+        if (kept := self.cache.get(request)) is not None:
+            self.usage.cached += 1
+            return kept
+        in_flight[path] = asyncio.get_running_loop().create_future()
+        try:
+            answer = await self._ask(client, messages, sampling)
+            if not answer.error:
+                self.cache.put(request, answer)
+            in_flight[path].set_result(answer)
+        finally:
+            in_flight.pop(path).cancel()  # nothing to do once it has its result
+        return answer
+
+    async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
+        import openai
+
+        self.usage.asked += 1
+        try:
+            reply = await client.chat.completions.create(model=self.endpoint.model, messages=messages, **sampling)
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            self.usage.refused += 1
+            self._refused_in_a_row += 1
+            if self._refused_in_a_row >= REFUSED_IN_A_ROW:
+                raise UserError(self._say(f"refused {REFUSED_IN_A_ROW} requests in a row", error)) from None
+            return Answer("", error=self._say("refused the request", error))
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise UserError(self._say("does not take the key; see the *_API_KEY variable", error)) from None
+        except openai.NotFoundError as error:
+            raise UserError(self._say("does not know the address or the model", error)) from None
+        except (openai.APIConnectionError, openai.APIStatusError, openai.APIResponseValidationError) as error:
+            what = (
+                f"gave no answer in spite of {self.max_retries} retries; what was answered is kept, run again to go on"
+            )
+            raise UserError(self._say(what, error)) from None
+        self._refused_in_a_row = 0
+        if not getattr(reply, "choices", None):
+            raise UserError(
+                f"{self.endpoint.base_url} answered without `choices`: is it an OpenAI-compatible chat endpoint?"
+            )
+        choice, used = reply.choices[0], reply.usage
+        answer = Answer(
+            text=choice.message.content or "",
+            finish_reason=choice.finish_reason or "",
+            prompt_tokens=used.prompt_tokens if used else 0,
+            completion_tokens=used.completion_tokens if used else 0,
+        )
+        self.usage.prompt_tokens += answer.prompt_tokens
+        self.usage.completion_tokens += answer.completion_tokens
+        if self.price is not None and self.usage.cost is not None:
+            prompt_price, completion_price = self.price
+            self.usage.cost += (prompt_price * answer.prompt_tokens + completion_price * answer.completion_tokens) / 1e6
+        return answer
+
+    def _say(self, what: str, error: Exception) -> str:
+        text = f"{self.endpoint.base_url} ({self.endpoint.model}) {what}: {type(error).__name__}: {error}"
+        key = self.endpoint.api_key
+        return text.replace(key, "***") if key else text
+
+    # ---- hooks of every HTTP exchange, the library's retries included
+
+    async def _hold(self, request: Any) -> None:
+        while (wait := self._not_before - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+
+    async def _note_limit(self, response: Any) -> None:
+        """A 429, or a 503 with Retry-After, is meant for all requests: hold them as long as the server asks."""
+        if response.status_code == 429:
+            self.usage.rate_limited += 1
+        if response.status_code in (429, 503):
+            try:
+                seconds = float(response.headers.get("retry-after", ""))
+            except ValueError:  # none, or a date, which the library reads for the one request
+                return
+            if 0 < seconds <= LONGEST_PAUSE:
+                self._not_before = max(self._not_before, time.monotonic() + seconds)

@@ -1,0 +1,129 @@
+"""What every trainer of ours adds to verl's: worker, platform, start-up checks, validation metrics. Nothing but wiring.
+
+`scalar_grpo` is verl's own GRPO with that and no more: one reward a response, verl's estimator and loss (the judges).
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from convrec import platform_cpu, registration
+from convrec.worker import ConvRecWorker
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
+SCALAR = "scalar_grpo"
+
+
+class ConvRecMixin:
+    """Over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
+
+    config: DictConfig
+
+    # ---- wiring into verl's set-up ----
+
+    def __init__(self, config: DictConfig) -> None:
+        registration.register()
+        if platform_cpu.is_cpu_host():
+            platform_cpu.register_rollout()
+        super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_SECONDS
+        self.settings = config.convrec
+        self.rollout_is_checked = False
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(ConvRecWorker)
+
+    def _load_checkpoint(self) -> None:
+        registration.check(self.actor_rollout_wg.registrations())
+        self._prepare_workers()
+        if self.settings.lr_schedule:
+            self.actor_rollout_wg.set_lr_schedule([(int(step), float(lr)) for step, lr in self.settings.lr_schedule])
+        super()._load_checkpoint()
+
+    def _prepare_workers(self) -> None:
+        """For what a method gives its workers, once they are known to run this code."""
+
+    # ---- one step ----
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The first batch of a start also compares rollout and actor."""
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if not self.rollout_is_checked:
+            self._check_rollout(batch)
+            self.rollout_is_checked = True
+        return batch
+
+    def _check_rollout(self, batch: KVBatchMeta) -> None:
+        """Stop when vLLM's log-probs of its own samples are not the actor's: then the rollout is not the policy."""
+        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data = data.to_padded_tensor()
+        difference = (data["old_log_probs"] - data["rollout_log_probs"]).abs()[data["response_mask"].bool()]
+        mean, largest, bound = difference.mean().item(), difference.max().item(), self.settings.rollout_check_bound
+        logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
+        if not mean <= bound:
+            raise RuntimeError(
+                f"the rollout does not sample from the policy: mean |log p_vllm - log p_actor| of the first batch is "
+                f"{mean:.3g} (max {largest:.3g}), above convrec.rollout_check_bound={bound:g}. The weights did not "
+                "reach vLLM, or the two run in different precision (rollout.dtype, mixed_precision, quantization)."
+            )
+
+    # ---- validation ----
+
+    def _val_metrics_update(
+        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list], *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        """verl's metrics of the scalar keys (lists break them), and `val/<name>`: the mean over all rows."""
+        scalars = {
+            key: values
+            for key, values in reward_extra_infos_dict.items()
+            if all(isinstance(value, (int, float)) for value in values)
+        }
+        metrics = super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs)
+        return metrics | {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
+
+
+def scalar_infos(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """What the reward function returned for each response, the numbers of it: {name: one a response}."""
+    names = [key for key, value in infos[0].items() if isinstance(value, (int, float))]
+    return {name: [float(info[name]) for info in infos] for name in names}
+
+
+@register_trainer(SCALAR)
+class ScalarGRPOTrainer(ConvRecMixin, PPOTrainerSync):
+    """verl's GRPO in its "sync" mode; logs the mean of each number the reward function returns as `reward/<name>`."""
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl branches on the mode's name; to it this is its synchronous trainer."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["uid", "extra_fields"])
+        real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        extra, uid = list(data["extra_fields"]), list(data["uid"])
+        infos = scalar_infos([extra[place]["reward_extra_info"] for place in real])
+        metrics.update({f"reward/{name}": float(np.mean(values)) for name, values in infos.items()})
+        earned: dict[Any, set[float]] = {}
+        for place, score in zip(real, infos["score"], strict=True):
+            earned.setdefault(uid[place], set()).add(score)
+        # groups whose rollouts all earn the same train nothing
+        metrics["reward/zero_std"] = float(np.mean([len(scores) == 1 for scores in earned.values()]))
+        return super()._compute_advantage(batch, metrics)

@@ -1,0 +1,164 @@
+"""A teacher without a language model: it ranks catalog items by what was recommended in similar training conversations,
+together with the titles named, and at all. It has read the training conversations and no others, and never the one it
+answers. `Cooccurrence`, its second part, is also what `data_prep.build --judge cooccurrence` rates with.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy import sparse
+from tqdm import tqdm
+
+from convrec.ranks import format_item
+from convrec.schema import split_prompt
+
+Pair = tuple[str, str]  # title, year as text
+NEIGHBOURS = 50
+SHRINKAGE = 5.0  # conversations that a title's co-occurrences are divided by beside its own: rare titles say little
+# weights of the three parts, each scaled to a largest value of 1 in its row
+SIMILAR, TOGETHER, POPULAR = 1.0, 0.7, 0.5
+_WORD = re.compile(r"[a-z']{2,}")
+
+
+def conversation_of(sample_id: str) -> str:
+    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
+    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
+
+
+def truth_of(row: dict) -> list[Pair]:
+    return [(title, year) for title, year in row["groundtruth_with_release_year"]]
+
+
+def conversation_text(row: dict) -> str:
+    return split_prompt(row["prompt"][0]["content"])[1]
+
+
+class Cooccurrence:
+    """Counts, over C training conversations, of T titles named (or recommended) and M catalog items recommended."""
+
+    def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
+        names = list(dict.fromkeys(conversation_of(row["sample_id"]) for row in rows))
+        self.conversations = {name: c for c, name in enumerate(names)}
+        conversation_R = [self.conversations[conversation_of(row["sample_id"])] for row in rows]
+        named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
+        self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
+        entries = [(c, self.titles[title]) for c, some in zip(conversation_R, named, strict=True) for title in some]
+        self.named_CT = _ones(entries, (len(names), len(self.titles)))
+        items = [(conversation_R[r], m) for r, m in _truth_entries(rows, catalog)]
+        self.items_CM = _ones(items, (len(names), len(catalog)))
+        self.together_TM = (self.named_CT.T @ self.items_CM).tocsr()
+        self.named_T = np.asarray(self.named_CT.sum(axis=0)).ravel()
+        self.items_M = np.asarray(self.items_CM.sum(axis=0)).ravel()
+
+    def own_items(self, row: dict) -> np.ndarray:
+        """(M,) what the row's own conversation adds to the counts; zeros for one that was not read."""
+        own = self.conversations.get(conversation_of(row["sample_id"]))
+        return np.zeros(self.items_CM.shape[1]) if own is None else self.items_CM[own].toarray().ravel()
+
+    def mentions(self, row: dict) -> np.ndarray:
+        """(M,) other conversations with each item."""
+        return self.items_M - self.own_items(row)
+
+    def together(self, row: dict) -> np.ndarray:
+        """(M,) sum over the titles named in the row of (other conversations with title and item) / (other ones with the
+        title + SHRINKAGE)."""
+        own, items_own_M = self.conversations.get(conversation_of(row["sample_id"])), self.own_items(row)
+        together_M = np.zeros(self.items_CM.shape[1])
+        for title in row["seen_titles"]:
+            if (t := self.titles.get(title)) is not None:
+                named_own = 0.0 if own is None else self.named_CT[own, t]
+                counts_M = self.together_TM[t].toarray().ravel() - named_own * items_own_M
+                together_M += counts_M / (self.named_T[t] - named_own + SHRINKAGE)
+        return together_M
+
+
+class RetrievalTeacher:
+    """Ranks the M catalog items for a conversation from R training rows; see the module's docstring.
+
+    score = SIMILAR * sum over the NEIGHBOURS most similar rows of cosine * [item is ground truth]
+          + TOGETHER * sum over titles named of (conversations with title and item) / (those with title + SHRINKAGE)
+          + POPULAR * log(1 + conversations with item),
+    each part divided by its largest value; all counts leave out the conversation that is asked about.
+    """
+
+    def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
+
+        self.catalog = list(catalog)
+        self.stop_words = ENGLISH_STOP_WORDS
+        names = list(dict.fromkeys(conversation_of(row["sample_id"]) for row in rows))
+        self.conversations = {name: c for c, name in enumerate(names)}
+        self.conversation_R = np.array([self.conversations[conversation_of(row["sample_id"])] for row in rows])
+
+        self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
+        self.features_RF = self.vectorizer.fit_transform(rows)
+        self.truth_RM = _ones(_truth_entries(rows, self.catalog), (len(rows), len(self.catalog)))
+        self.cooccurrence = Cooccurrence(rows, self.catalog)
+
+    def _features(self, row: dict) -> list[str]:
+        titles = row["seen_titles"]
+        text = conversation_text(row)
+        for title in titles:
+            text = text.replace(title, " ")
+        words = [word for word in _WORD.findall(text.lower()) if word not in self.stop_words and word != "user"]
+        return words + [f"title: {title}" for title in titles for _ in range(2)]
+
+    def scores(self, rows: list[dict]) -> np.ndarray:
+        """(rows, M) scores; -inf for titles seen in the conversation."""
+        similar_BR = (self.vectorizer.transform(rows) @ self.features_RF.T).toarray()
+        scores_BM = np.empty((len(rows), len(self.catalog)))
+        for b, row in enumerate(rows):
+            own = self.conversations.get(conversation_of(row["sample_id"]), -1)
+            similar_R = np.where(self.conversation_R == own, 0.0, similar_BR[b])
+            nearest = np.argsort(-similar_R, kind="stable")[:NEIGHBOURS]
+            similar_M = similar_R[nearest] @ self.truth_RM[nearest]
+
+            together_M = self.cooccurrence.together(row)
+            popular_M = np.log1p(self.cooccurrence.mentions(row))
+            parts = ((SIMILAR, similar_M), (TOGETHER, together_M), (POPULAR, popular_M))
+            scores_BM[b] = sum(weight * part / max(part.max(), 1e-9) for weight, part in parts)
+            seen = set(row["seen_titles"])
+            scores_BM[b, [title in seen for title, _ in self.catalog]] = -np.inf
+        return scores_BM
+
+    def lists(
+        self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0
+    ) -> list[list[Pair]]:
+        """`copies` lists for each row, one after the other: unseen catalog items, best first; ties in catalog order.
+
+        With noise, a list is drawn: item after item from softmax(score / noise) of what is left (Gumbel's trick).
+        """
+        rng = np.random.default_rng(seed)
+        result = []
+        with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr) as bar:
+            for start in range(0, len(rows), 256):
+                batch = rows[start : start + 256]
+                scores_BM = np.repeat(self.scores(batch), copies, axis=0)
+                scores_BM += noise * rng.gumbel(size=scores_BM.shape)
+                for order in np.argsort(-scores_BM, axis=1, kind="stable"):
+                    result.append([self.catalog[m] for m in order[:num_items]])
+                bar.update(len(batch))
+        return result
+
+
+def _truth_entries(rows: list[dict], catalog: Sequence[Pair]) -> list[tuple[int, int]]:
+    """(row, catalog item) of every ground truth that the catalog holds."""
+    item_of = {pair: m for m, pair in enumerate(catalog)}
+    return [(r, item_of[pair]) for r, row in enumerate(rows) for pair in set(truth_of(row)) if pair in item_of]
+
+
+def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.csr_matrix:
+    """1 at each of the entries, however often it is there."""
+    places = sorted(set(entries))
+    rows, columns = [row for row, _ in places], [column for _, column in places]
+    return sparse.csr_matrix((np.ones(len(places)), (rows, columns)), shape=shape)
+
+
+def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
+    """Rows of the SFT table."""
+    return [
+        row | {"completion": [{"content": "\n".join(format_item(t, int(y)) for t, y in items), "role": "assistant"}]}
+        for row, items in zip(rows, lists, strict=True)
+    ]

@@ -1,0 +1,118 @@
+"""Baselines scored as a model is: popularity, retrieval from similar training conversations, a model behind an API."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convrec.generation import Messages
+from convrec.generations import Answer, stored_answers
+from convrec.llm import LLM, endpoint
+from convrec.metrics import popularity_baseline
+from convrec.ranks import Item
+from convrec.schema import split_prompt
+from recipes.evaluation.split import TRUTH, Split, as_items
+
+BASELINES = ("popularity", "retrieval")
+NEIGHBOURS = 50
+API = "api:"  # --model api:NAME
+
+
+def baseline_lists(
+    name: str, split: Split, train_rows: Sequence[dict[str, Any]], num_items: int
+) -> list[list[Item | None]]:
+    """A list for every row of the split. Raises ValueError for a name that is not in BASELINES."""
+    if name == "popularity":
+        popular: list[Item | None] = list(popularity_baseline(train_rows, split.catalog, num_items))
+        return [popular] * len(split.rows)
+    if name == "retrieval":
+        return retrieve(split, train_rows, num_items)
+    raise ValueError(f"unknown baseline {name!r}: one of {', '.join(BASELINES)}")
+
+
+def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> list[list[Item | None]]:
+    """For every row: what the NEIGHBOURS most similar training conversations wanted.
+
+    An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; of equal scores
+    the more popular item comes first. Titles seen in the conversation are left out, as a recommender that reads can;
+    so are items that no training row wants.
+    """
+    from scipy import sparse
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    found = [
+        (r, index)
+        for r, row in enumerate(train_rows)
+        for title, raw_year in row[TRUTH] or []
+        if (year := split.catalog.year_of(raw_year)) is not None
+        and (index := split.matcher.identify(title, year).index) >= 0
+    ]
+    shape = (len(train_rows), len(split.catalog.titles))
+    rows, items = zip(*sorted(set(found)), strict=True) if found else ((), ())
+    truth_RM = sparse.csr_matrix((np.ones(len(rows)), (rows, items)), shape=shape)
+    popularity_M = np.asarray(truth_RM.sum(axis=0)).ravel()
+    tie_break_M = popularity_M / (1e6 * (1 + popularity_M.max(initial=0)))
+
+    vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words="english")
+    train_RF = vectorizer.fit_transform(_conversation(row) for row in train_rows)
+    by_prompt: dict[str, np.ndarray] = {}
+    for name, place in {name: place for place, name in enumerate(split.prompt_ids)}.items():
+        cosine_R = (vectorizer.transform([_conversation(split.rows[place])]) @ train_RF.T).toarray().ravel()
+        nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
+        by_prompt[name] = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
+
+    seen_of = _seen_indices(split)
+    lists = []
+    for place, name in enumerate(split.prompt_ids):
+        scores_M = by_prompt[name].copy()
+        scores_M[seen_of(split.rows[place]["seen_titles"])] = -np.inf
+        order = np.argsort(-scores_M, kind="stable")[:num_items]
+        lists.append(as_items(split.catalog, [index for index in order if scores_M[index] > 0]))
+    return lists
+
+
+def _conversation(row: Mapping[str, Any]) -> str:
+    return split_prompt(row["prompt"][0]["content"])[1]
+
+
+def _seen_indices(split: Split) -> Callable[[Sequence[str] | None], list[int]]:
+    """Titles seen (without year) -> catalog rows with that title."""
+    rows_of: dict[str, list[int]] = {}
+    for index, title in enumerate(split.catalog.titles):
+        rows_of.setdefault(title.casefold(), []).append(index)
+    return lambda titles: [index for title in titles or () for index in rows_of.get(title.casefold(), ())]
+
+
+def api_answers(
+    name: str, prompts: Mapping[str, Messages], path: Path, *, max_tokens: int, temperature: float, **_: object
+) -> tuple[dict[str, Answer], int]:
+    """prompt_id -> zero-shot answer of a model behind an OpenAI-compatible endpoint, and how many are new.
+
+    The address and key are the environment's (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is `name` where it
+    is not empty. Answers got before an interruption are kept in `path`'s folder.
+    """
+    if name:
+        os.environ.setdefault("LLM_MODEL", name)
+    served = endpoint("llm")
+    served = replace(served, model=name or served.model)
+
+    def answer(missing: list[Messages], keep: Callable[[list[tuple[int, Answer]]], None]) -> None:
+        client = LLM(served, cache=path.parent / "api_answers")
+        answers = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
+        keep([(place, _record(reply)) for place, reply in enumerate(answers)])
+
+    what = {"model": served.model, "max_tokens": max_tokens, "temperature": temperature}
+    return stored_answers(what, prompts, path, answer)
+
+
+def _record(reply: Any) -> Answer:
+    return {
+        "text": reply.text,
+        "token_ids": [],
+        "finish_reason": reply.finish_reason or "error",
+        "prompt_tokens": reply.prompt_tokens,
+        "prompt_truncated": False,
+    }

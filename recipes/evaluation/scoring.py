@@ -1,0 +1,109 @@
+"""Responses scored against a split: rows, their summary, files of them, and the comparison of two evaluations."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.errors import UserError
+from convrec.generations import Answer, write_table
+from convrec.metrics import evaluate_row, paired, summarise
+from convrec.ranks import Item
+from recipes.evaluation.split import Split
+
+Scored = list[dict[str, Any]]
+
+
+def score(split: Split, responses: Sequence[Sequence[Item | None]], protocol: str, ks: Sequence[int]) -> Scored:
+    """metrics.evaluate_row of every row, with `repeats`: catalog items that the list names again."""
+    scored = []
+    for place, items in enumerate(responses):
+        seen = split.rows[place]["seen_titles"]
+        result = evaluate_row(items, split.truth(place), seen, split.matcher, protocol, ks)
+        result["repeats"] = len(result["catalog_rows"]) - len(set(result["catalog_rows"]))
+        scored.append(result)
+    return scored
+
+
+def summary(scored: Scored, split: Split, ks: Sequence[int], seed: int, num_items: int) -> dict[str, Any]:
+    """metrics.summarise with repeats_per_list, lists_with_repeats, and what the list-length errors are."""
+    kept = [row for row in scored if row["num_truth"]]
+    return summarise(scored, ks, split.prompt_ids, seed, num_items) | {
+        "repeats_per_list": sum(row["repeats"] for row in kept) / len(kept),
+        "lists_with_repeats": sum(row["repeats"] > 0 for row in kept),
+        "short_lists": sum(row["num_items"] < num_items for row in kept),
+        "long_lists": sum(row["num_items"] > num_items for row in kept),
+        "items_per_list": sum(row["num_items"] for row in kept) / len(kept),
+    }
+
+
+def read_other(folder: Path, protocol: str, ks: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """sample_id -> row of an earlier evaluation. Raises UserError when it is none or was scored otherwise."""
+    for name in ("metrics.json", "rows.parquet"):
+        if not (folder / name).exists():
+            raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
+    settings = json.loads((folder / "metrics.json").read_text())["settings"]
+    if settings["protocols"][0] != protocol or not set(ks) <= set(settings["ks"]):
+        raise UserError(
+            f"--against {folder}: it was scored with protocol {settings['protocols'][0]} at {settings['ks']}, "
+            f"this with {protocol} at {list(ks)}; evaluate both alike"
+        )
+    return {row["sample_id"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
+
+
+def compare(
+    other: Mapping[str, Mapping[str, Any]], split: Split, scored: Scored, ks: Sequence[int], seed: int
+) -> dict[str, Any]:
+    """This evaluation minus the other on the rows both have: {metric: {"mean", "se", "p"}, "n"}."""
+    places = [
+        place
+        for place, row in enumerate(split.rows)
+        if scored[place]["num_truth"] and other.get(row["sample_id"], {}).get("prompt_id") == split.prompt_ids[place]
+    ]
+    if not places:
+        raise UserError("--against: no row of that evaluation is in this split; compare evaluations of the same data")
+    names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
+    before = [{name: other[split.rows[place]["sample_id"]][name] for name in names} for place in places]
+    after = [{name: scored[place][name] for name in names} for place in places]
+    found = paired(before, after, ks, [split.prompt_ids[place] for place in places], seed)
+    return {"n": len(places)} | {name: {key: found[name][key] for key in ("mean", "se", "p")} for name in names}
+
+
+def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:
+    """rows.parquet: metrics of the first protocol under their names, of further ones with theirs in front."""
+    first, *others = scored
+    table = []
+    for place, row in enumerate(split.rows):
+        answer = answers[split.prompt_ids[place]]
+        record = {
+            "sample_id": row["sample_id"],
+            "prompt_id": split.prompt_ids[place],
+            "text": answer["text"],
+            "finish_reason": answer["finish_reason"],
+        }
+        record |= {name: value for name, value in scored[first][place].items() if name != "catalog_rows"}
+        for protocol in others:
+            values = scored[protocol][place].items()
+            record |= {f"{protocol}/{name}": value for name, value in values if "@" in name}
+        table.append(record)
+    write_table(path, pa.Table.from_pylist(table))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all; a number that does not exist (a standard error of one conversation) is null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(_without_nan(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

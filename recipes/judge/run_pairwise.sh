@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# GRPO training of a pairwise judge. Variables: docs/judges.md; arguments: Hydra overrides. Exit status: the run's.
+#   TRAIN_FILE=... VAL_FILE=... MODEL_PATH=... bash recipes/judge/run_pairwise.sh [key=value ...]
+# With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+PYTHON=${PYTHON:-$([ -x "$HERE/.venv/bin/python" ] && echo "$HERE/.venv/bin/python" || echo python)}
+export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"
+case "${RAY_ADDRESS:-}" in
+  http://* | https://*) exec "$PYTHON" -m recipes.submit judge_pairwise "$@" ;;
+  *) exec "$PYTHON" -m recipes.judge.train pairwise "$@" ;;
+esac

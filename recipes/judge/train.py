@@ -1,0 +1,31 @@
+"""GRPO training of a judge: settings -> checks -> Ray -> verl's trainer. Run by recipes/judge/run_*.sh.
+
+python -m recipes.judge.train {pointwise|pairwise} [hydra overrides]
+"""
+
+import sys
+
+from convrec.judge_prompt import MODES
+from recipes import checks, runner
+from recipes.rank_grpo import PARTS, train
+
+SHOWN = {
+    "pointwise": {"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
+    "pairwise": {"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] not in MODES:
+        print(f"usage: python -m recipes.judge.train {{{','.join(MODES)}}} [hydra overrides]", file=sys.stderr)
+        return 2
+    mode, *overrides = arguments
+    title = f"GRPO of a {mode} judge"
+    return runner.run(
+        f"judge_{mode}", title, PARTS, overrides, lambda config: checks.check_judge(config, mode), train, SHOWN[mode]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

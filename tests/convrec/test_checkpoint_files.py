@@ -1,0 +1,108 @@
+"""Every kind of damage to a checkpoint has its own message, and the fingerprint is of contents."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from convrec.checkpoint_files import check_hugging_face, check_shards, fingerprint
+from convrec.errors import UserError
+
+
+@pytest.fixture
+def model(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
+    return sound_model(tmp_path / "model")
+
+
+def test_a_whole_checkpoint_passes(model: Path) -> None:
+    check_hugging_face(model)
+
+
+def cut_the_end(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def cut_the_header(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:20])
+
+
+def remove_the_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def list_a_second_file(model: Path) -> None:
+    index = {"weight_map": {"w": "model.safetensors", "v": "model-00002-of-00002.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def cut_a_bin(model: Path) -> None:
+    (model / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and no directory")
+
+
+def cut_the_config(model: Path) -> None:
+    (model / "config.json").write_text('{"vocab_')
+
+
+def remove_the_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+
+
+def add_a_token_without_embedding(model: Path) -> None:
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<|new|>"}]}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def take_a_much_larger_models_config(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({"vocab_size": 5}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_the_end, r"model\.safetensors: .* bytes, its header promises .* half written"),
+        (cut_the_header, r"model\.safetensors: its header cannot be read"),
+        (remove_the_weights, "no weights"),
+        (list_a_second_file, r"1 of the 2 weight files .*model-00002-of-00002\.safetensors"),
+        (cut_a_bin, r"pytorch_model\.bin: .* without an end"),
+        (cut_the_config, r"config\.json: not readable as JSON"),
+        (remove_the_tokenizer, "no tokenizer beside the weights"),
+        (add_a_token_without_embedding, r"ids up to 2, but the model's embedding has 2 rows"),
+        (take_a_much_larger_models_config, "2 ids for an embedding of 5 rows .* another model's tokenizer"),
+    ],
+)
+def test_damage_is_named(model: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(model)
+    with pytest.raises(UserError, match=message):
+        check_hugging_face(model)
+
+
+def test_shards_must_all_be_there_and_whole(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no model shards"):
+        check_shards(tmp_path)
+    for rank in range(2):
+        with zipfile.ZipFile(tmp_path / f"model_world_size_2_rank_{rank}.pt", "w") as shard:
+            shard.writestr("data.pkl", "x")
+    with pytest.raises(UserError, match=r"no fsdp_config\.json"):
+        check_shards(tmp_path)
+    (tmp_path / "fsdp_config.json").write_text('{"world_size": 2}')
+    check_shards(tmp_path)
+    second = tmp_path / "model_world_size_2_rank_1.pt"
+    second.write_bytes(second.read_bytes()[:10])
+    with pytest.raises(UserError, match=r"rank_1\.pt: 10 bytes without an end"):
+        check_shards(tmp_path)
+    second.unlink()
+    with pytest.raises(UserError, match=r"rank_1\.pt is missing \(1 of 2 shards are\)"):
+        check_shards(tmp_path)
+
+
+def test_the_fingerprint_is_of_contents(model: Path, tmp_path: Path, sound_model: Callable[..., Path]) -> None:
+    assert fingerprint(sound_model(tmp_path / "copy")) == fingerprint(model)
+    (tmp_path / "copy" / "training.log").write_text("says nothing about answers")
+    assert fingerprint(tmp_path / "copy") == fingerprint(model)
+    assert fingerprint(sound_model(tmp_path / "other", weight=0.25)) != fingerprint(model)
+    (tmp_path / "copy" / "chat_template.jinja").write_text("another prompt")
+    assert fingerprint(tmp_path / "copy") != fingerprint(model)

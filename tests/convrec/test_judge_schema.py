@@ -1,0 +1,140 @@
+"""Judge rows: what is valid, what an error names, and the prompt that is made of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.judge_prompt import MODES, judge_prompt, query_text, verdict_text
+from convrec.judge_schema import (
+    judge_schema,
+    label_of,
+    make_row,
+    prompt_of,
+    read_judge_table,
+    responses_of,
+    row_problem,
+    validate_judge_table,
+)
+from convrec.judge_verdict import preference_verdict, score_verdict
+
+USER = [{"role": "user", "content": "A horror film?"}]
+RATED = make_row(USER, ["Alien."], 4, "test")
+COMPARED = make_row(USER, ["Alien.", "Up."], "A", "test", "asked for horror")
+
+
+def write(path: Path, rows: list[dict[str, Any]], mode: str) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows, judge_schema(mode)), path)
+    return path
+
+
+@pytest.mark.parametrize(("mode", "row"), [("pointwise", RATED), ("pairwise", COMPARED)])
+def test_rows_come_back_as_they_were_written(mode: str, row: dict[str, Any], tmp_path: Path) -> None:
+    (back,) = read_judge_table(write(tmp_path / "a.parquet", [row], mode), mode)
+    assert back == row
+
+
+def test_the_documented_columns_alone_are_enough(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([COMPARED], judge_schema("pairwise")).select(["source", "output", "input"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    (row,) = read_judge_table(tmp_path / "a.parquet", "pairwise")
+    assert (label_of(row, "pairwise"), responses_of(row)) == ("A", ["Alien.", "Up."])
+
+
+def test_the_prompt_holds_task_principles_query_responses_and_form() -> None:
+    (message,) = prompt_of(COMPARED, "pairwise")
+    assert message["role"] == "user"
+    text = message["content"]
+    parts = ["two responses", "Principles:\n1. ", "\n4. ", "Query:\nA horror film?", "Response A:\nAlien."]
+    parts += ["Response B:\nUp.", "<think>your reasons</think><better>A or B</better>"]
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    (message,) = prompt_of(RATED, "pointwise")
+    assert "Response:\nAlien." in message["content"]
+    assert message["content"].endswith("<think>your reasons</think><score>0-4</score>")
+
+
+def test_swapped_is_the_prompt_of_the_swapped_row() -> None:
+    assert prompt_of(COMPARED, "pairwise", swapped=True) == judge_prompt("pairwise", USER, ["Up.", "Alien."])
+
+
+def test_the_forms_asked_for_are_no_verdicts_and_demonstrations_are() -> None:
+    for mode, verdict in zip(MODES, (score_verdict, preference_verdict), strict=True):
+        (message,) = prompt_of(RATED if mode == "pointwise" else COMPARED, mode)
+        assert verdict(message["content"]) is None  # copying the form earns nothing
+    assert score_verdict(verdict_text("pointwise", 3, "<score>1</score>")) == 3
+    assert preference_verdict(verdict_text("pairwise", "B")) == "B"
+
+
+def test_a_conversation_is_told_with_its_speakers() -> None:
+    talk = [*USER, {"role": "assistant", "content": "Alien. "}, {"role": "user", "content": "Seen it."}]
+    assert query_text(talk) == "USER: A horror film?\nASSISTANT: Alien.\nUSER: Seen it."
+    assert query_text(USER) == "A horror film?"
+
+
+def changed(row: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {**row, **values}
+
+
+ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
+
+
+@pytest.mark.parametrize(
+    ("row", "mode", "said"),
+    [
+        (changed(RATED, input=None), "pointwise", "`input` is no list of messages"),
+        (changed(RATED, input=[]), "pointwise", "`input` is no list of messages"),
+        (changed(RATED, input="A horror film?"), "pointwise", "`input` is no list of messages"),
+        (changed(RATED, input=[{"role": "user"}]), "pointwise", "`input` holds something else"),
+        (changed(RATED, input=[{"role": "user", "content": " "}]), "pointwise", "`input` holds something else"),
+        (changed(RATED, input=[{"role": "assistant", "content": "x"}]), "pointwise", "not the user's"),
+        (changed(RATED, output=[]), "pointwise", "exactly 1 answer"),
+        (RATED, "pairwise", "exactly 2 answers"),
+        (changed(RATED, output=[{"answer": None}]), "pointwise", "`output` holds something else"),
+        (changed(RATED, output=[{"answer": {**ANSWER, "label": None}}]), "pointwise", "from 0 to 4"),
+        (make_row(USER, ["x"], 5, ""), "pointwise", "from 0 to 4"),
+        (make_row(USER, ["x"], True, ""), "pointwise", "from 0 to 4"),
+        (make_row(USER, ["x", "y"], "tie", ""), "pairwise", "a tie"),
+        (make_row(USER, ["x", "y"], "a", ""), "pairwise", 'preference: "A" or "B"'),
+        (make_row(USER, ["x", "y"], 1, ""), "pairwise", 'preference: "A" or "B"'),
+    ],
+)
+def test_what_is_wrong_with_a_row(row: dict[str, Any], mode: str, said: str) -> None:
+    problem = row_problem(row, mode)
+    assert problem is not None
+    assert said in problem[0]
+
+
+def test_labels_that_disagree_are_no_preference() -> None:
+    row = make_row(USER, ["x", "y"], "A", "")
+    row["output"][1]["answer"] = {**row["output"][1]["answer"], "label": {"preference": "B"}}
+    assert row_problem(row, "pairwise") is not None
+
+
+def test_an_error_names_file_rows_and_mend(tmp_path: Path) -> None:
+    tie = make_row(USER, ["x", "y"], "tie", "")
+    path = write(tmp_path / "a.parquet", [tie, COMPARED, *[tie] * 6], "pairwise")
+    with pytest.raises(UserError, match=r"a\.parquet: rows 0, 2, 3, 4, 5 and 2 more: the preference is a tie; .*judge"):
+        read_judge_table(path, "pairwise")
+
+
+def test_files_that_are_no_judge_table(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.parquet: no such file; .*data_prep\.judge"):
+        read_judge_table(tmp_path / "none.parquet", "pairwise")
+    (tmp_path / "text.parquet").write_text("no parquet")
+    with pytest.raises(UserError, match=r"text\.parquet: not readable as parquet"):
+        read_judge_table(tmp_path / "text.parquet", "pairwise")
+    pq.write_table(pa.table({"input": ["x"]}), tmp_path / "other.parquet")
+    with pytest.raises(UserError, match=r"no column output, source; it has input"):
+        read_judge_table(tmp_path / "other.parquet", "pairwise")
+    with pytest.raises(UserError, match="no rows"):
+        read_judge_table(write(tmp_path / "empty.parquet", [], "pairwise"), "pairwise")
+
+
+def test_a_table_with_one_label_is_warned_about(tmp_path: Path) -> None:
+    balanced = [make_row(USER, ["x", "y"], label, "") for label in "AB" * 10]
+    assert validate_judge_table(write(tmp_path / "a.parquet", balanced, "pairwise"), "pairwise") == (20, 0, [])
+    (warning,) = validate_judge_table(write(tmp_path / "b.parquet", [COMPARED] * 20, "pairwise"), "pairwise").warnings
+    assert "A in 100% of the rows" in warning

@@ -1,0 +1,222 @@
+"""The client against a real HTTP server: what is sent, retried, paid for, kept and hidden."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.llm import LLM, REFUSED_IN_A_ROW, Answer, AnswerCache, Endpoint, endpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-very-secret"
+
+
+def client(server, cache, **settings):
+    return LLM(Endpoint(server.url, "tiny", KEY), cache, **settings)
+
+
+def echo(body, count):
+    return "re: " + body["messages"][-1]["content"]
+
+
+def error(status, **headers):
+    return (
+        status,
+        {name.replace("_", "-"): value for name, value in headers.items()},
+        json.dumps({"error": {"message": "no"}}),
+    )
+
+
+def test_answers_come_in_order_and_are_paid_for_once(chat_server, tmp_path):
+    server = chat_server(echo)
+    first = client(server, tmp_path, price=(1.0, 10.0))
+    prompts = ["a", "b", "a", [{"role": "system", "content": "s"}, {"role": "user", "content": "c"}]]
+    answers = first.ask_all(iter(prompts), temperature=0.0, max_tokens=5)
+    assert [answer.text for answer in answers] == ["re: a", "re: b", "re: a", "re: c"]
+    assert len(server.bodies) == 3  # `a` is one request
+    assert server.bodies[0]["temperature"] == 0.0
+    assert server.bodies[0]["max_tokens"] == 5
+    # 3 answers of 10 + 2 tokens at 1 and 10 a million: (30 * 1 + 6 * 10) / 1e6
+    assert (first.usage.asked, first.usage.cached, first.usage.prompt_tokens) == (3, 1, 30)
+    assert first.usage.cost == pytest.approx(90e-6)
+
+    second = client(server, tmp_path)
+    assert second.ask_all(prompts, temperature=0.0, max_tokens=5) == answers
+    assert len(server.bodies) == 3
+    assert (second.usage.asked, second.usage.cached, second.usage.prompt_tokens) == (0, 4, 0)
+    second.ask_all(["a"], temperature=1.0, max_tokens=5)  # other sampling, another answer
+    assert len(server.bodies) == 4
+
+
+def test_rate_limits_errors_and_lost_connections_are_retried(chat_server, tmp_path):
+    def behave(body, count):
+        return {0: error(429, Retry_After="0.2"), 1: error(500), 2: error(503)}.get(count) or echo(body, count)
+
+    server = chat_server(behave)
+    llm = client(server, tmp_path, concurrency=1)
+    start = time.monotonic()
+    assert [answer.text for answer in llm.ask_all(["a"])] == ["re: a"]
+    assert time.monotonic() - start >= 0.2
+    assert len(server.bodies) == 4
+    assert llm.usage.rate_limited == 1
+
+
+def test_one_retry_after_holds_every_request(chat_server, tmp_path):
+    times = {}
+
+    def behave(body, count):
+        name = body["messages"][0]["content"]
+        times.setdefault(name, time.monotonic())
+        if name == "limited" and count < 2:
+            return error(429, Retry_After="0.6")
+        time.sleep(0.2)
+        return echo(body, count)
+
+    # `other` is out already; its worker is free after 0.2 s and must not send `later` before the 0.6 s are over
+    client(chat_server(behave), tmp_path, concurrency=2).ask_all(["limited", "other", "later"])
+    assert times["later"] - times["limited"] >= 0.55
+
+
+def test_no_more_in_flight_than_asked_for(chat_server, tmp_path):
+    def slow(body, count):
+        time.sleep(0.02)
+        return echo(body, count)
+
+    server = chat_server(slow)
+    client(server, tmp_path, concurrency=3).ask_all([str(i) for i in range(12)])
+    assert server.most_at_once == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(401, "API_KEY"), (403, "API_KEY"), (404, "model"), (500, "run again"), (429, "run again")],
+)
+def test_what_ends_a_run_is_said_without_the_key_and_keeps_the_answers(chat_server, tmp_path, status, says):
+    def behave(body, count):
+        content = json.dumps({"error": {"message": f"wrong key {KEY}"}})
+        return echo(body, count) if body["messages"][0]["content"] == "good" else (status, {}, content)
+
+    server = chat_server(behave)
+    with pytest.raises(UserError, match=says) as caught:
+        client(server, tmp_path, concurrency=1, max_retries=1).ask_all(["good", "bad"])
+    assert KEY not in str(caught.value)
+    assert "***" in str(caught.value)
+    asked = len(server.bodies)
+    assert client(server, tmp_path).ask_all(["good"])[0].text == "re: good"
+    assert len(server.bodies) == asked
+
+
+def test_an_unreachable_server_is_an_error_with_its_address(chat_server, tmp_path):
+    llm = LLM(Endpoint("http://127.0.0.1:9/v1", "tiny"), tmp_path, max_retries=0)
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9"):
+        llm.ask_all(["a"])
+
+
+def test_a_server_of_another_kind_is_named(chat_server, tmp_path):
+    server = chat_server(lambda body, count: (200, {}, "{}"))
+    with pytest.raises(UserError, match="choices"):
+        client(server, tmp_path).ask_all(["a"])
+
+
+def test_a_refused_request_is_an_empty_answer_until_all_are_refused(chat_server, tmp_path):
+    def behave(body, count):
+        return error(400) if body["messages"][0]["content"] == "long" else echo(body, count)
+
+    server = chat_server(behave)
+    llm = client(server, tmp_path, concurrency=1)
+    refused, good = llm.ask_all(["long", "good"])
+    assert (refused.text, good.text, llm.usage.refused) == ("", "re: good", 1)
+    assert "400" in refused.error
+    assert client(server, tmp_path).ask_all(["long"])[0].error  # asked again: not cached
+    everything = chat_server(lambda body, count: error(400))
+    with pytest.raises(UserError, match="in a row"):
+        client(everything, tmp_path / "other", concurrency=1).ask_all(map(str, range(30)))
+    assert len(everything.bodies) == REFUSED_IN_A_ROW
+
+
+def test_the_key_travels_in_the_header_only(chat_server, tmp_path):
+    server = chat_server(echo)
+    llm = client(server, tmp_path)
+    llm.ask_all(["a"])
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in repr(llm.endpoint)
+    assert all(KEY not in path.read_text() for path in tmp_path.rglob("*.json"))
+
+
+def test_the_cache_forgives_damage_and_keeps_requests_apart(tmp_path):
+    cache = AnswerCache(tmp_path)
+    one, other = ({"model": "m", "messages": [{"content": text}], "sampling": {}} for text in ("a", "b"))
+    cache.put(one, Answer("first"))
+    cache.put(one, Answer("again"))
+    assert cache.get(one) == Answer("again")
+    assert cache.get(other) is None
+    for damage in ("", "{", "[]", '{"answer": {"txt": 1}}'):
+        cache.path(one).write_text(damage)
+        assert cache.get(one) is None
+    cache.put(one, Answer("\ud83d odd"))  # half a surrogate pair
+    assert cache.get(one) == Answer("\ud83d odd")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [cache.path(one).name]
+
+
+def test_a_killed_run_is_resumed_without_paying_twice(chat_server, tmp_path):
+    half = threading.Event()
+
+    def behave(body, count):
+        if count >= 10:
+            half.set()
+            time.sleep(0 if done else 30)
+        return echo(body, count)
+
+    done: list[bool] = []
+    server = chat_server(behave)
+    code = (
+        "import sys; from convrec.llm import *\n"
+        "LLM(endpoint(), sys.argv[1], concurrency=2).ask_all([str(i) for i in range(20)])"
+    )
+    environment = os.environ | {"LLM_BASE_URL": server.url, "LLM_MODEL": "tiny", "LLM_API_KEY": KEY}
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=environment)
+    try:
+        assert half.wait(30)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    done.append(True)
+    before = [body["messages"][0]["content"] for body in server.bodies]
+    answers = client(server, tmp_path).ask_all([str(i) for i in range(20)])
+    assert [answer.text for answer in answers] == [f"re: {i}" for i in range(20)]
+    after = [body["messages"][0]["content"] for body in server.bodies[len(before) :]]
+    # of the first run's requests only those that were under way (two at most) are asked again
+    assert len(set(before) & set(after)) <= 2
+    assert len(before) >= 11
+
+
+def test_endpoints_come_from_the_environment(monkeypatch):
+    for name in ("LLM", "JUDGE"):
+        for part in ("BASE_URL", "MODEL", "API_KEY"):
+            monkeypatch.delenv(f"{name}_{part}", raising=False)
+    with pytest.raises(UserError, match="LLM_BASE_URL or JUDGE_BASE_URL"):
+        endpoint("judge")
+    monkeypatch.setenv("LLM_BASE_URL", "https://one.example/v1")
+    with pytest.raises(UserError, match="LLM_MODEL"):
+        endpoint("judge")
+    monkeypatch.setenv("LLM_MODEL", "big")
+    monkeypatch.setenv("LLM_API_KEY", KEY)
+    assert endpoint("judge") == Endpoint("https://one.example/v1", "big", KEY)
+    monkeypatch.setenv("JUDGE_BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("JUDGE_MODEL", "small")
+    assert endpoint("judge") == Endpoint("http://127.0.0.1:1/v1", "small", "")  # the key stays with its host
+    for bad in ("127.0.0.1:1", "ftp://x", "http://"):
+        monkeypatch.setenv("JUDGE_BASE_URL", bad)
+        with pytest.raises(UserError, match="JUDGE_BASE_URL"):
+            endpoint("judge")
+    monkeypatch.setenv("JUDGE_BASE_URL", "http://me:hunter2@host/v1")
+    with pytest.raises(UserError, match="JUDGE_API_KEY") as caught:
+        endpoint("judge")
+    assert "hunter2" not in str(caught.value)

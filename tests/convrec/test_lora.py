@@ -1,0 +1,87 @@
+"""A LoRA checkpoint as verl's FSDP workers write it, at world size 2, becomes one model: base + (alpha / r) B A."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from convrec.checkpoints import resolve_model
+from convrec.errors import UserError
+from convrec.tiny_model import make_tiny_model
+
+RANK, ALPHA = 4, 8
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora") / "base"
+    return make_tiny_model(
+        folder, ["USER: Alien (1979)\n"] * 40, vocab_size=600, hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1
+    )
+
+
+def save_shards(state: dict[str, torch.Tensor], folder: Path, world_size: int) -> None:
+    """The parameters cut along their first dimension into DTensors, as FSDP2 saves them, each process its own file."""
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for rank in range(world_size):
+        torch.distributed.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
+            shards = {
+                name: DTensor.from_local(
+                    value.chunk(world_size)[rank].clone(), mesh, [Shard(0)], run_check=False, shape=value.shape,
+                    stride=value.stride(),
+                )
+                for name, value in state.items()
+            }  # fmt: skip
+            torch.save(shards, folder / f"model_world_size_{world_size}_rank_{rank}.pt")
+        finally:
+            torch.distributed.destroy_process_group()
+    (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": world_size}))
+
+
+def test_lora_shards_of_two_processes_are_merged(base: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    adapted = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear"))
+    torch.manual_seed(0)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            # multiples of 1/8 up to 1/2: the merger's bfloat16 holds them exactly
+            parameter.data = torch.randint(-4, 5, parameter.shape) / 8.0
+    state = adapted.state_dict()
+
+    actor = tmp_path / "run" / "global_step_3" / "actor"
+    actor.mkdir(parents=True)
+    save_shards(state, actor, world_size=2)
+    (actor / "lora_train_meta.json").write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA, "task_type": "CAUSAL_LM"}))
+    model.config.save_pretrained(actor / "huggingface")
+    AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
+    # what verl's `hf_model` writes for LoRA: the adapter's names, which nothing loads
+    (actor / "huggingface" / "model.safetensors").write_bytes(b"not for use")
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3")
+    (tmp_path / "run" / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {base}}}}}\n")
+
+    merged = AutoModelForCausalLM.from_pretrained(resolve_model(tmp_path / "run"), dtype=torch.float32).state_dict()
+    moved = 0
+    for name, value in before.items():
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        expected = value
+        if f"{key}.lora_A.default.weight" in state:
+            update = state[f"{key}.lora_B.default.weight"] @ state[f"{key}.lora_A.default.weight"]
+            expected = value + ALPHA / RANK * update
+            moved += 1
+        torch.testing.assert_close(merged[name], expected, rtol=0, atol=1e-5)
+    assert moved == 7  # q, k, v, o, gate, up, down of the one layer
+
+
+def test_an_adapter_without_a_base_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="names no base_model_name_or_path"):
+        resolve_model(tmp_path)

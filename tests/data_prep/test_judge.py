@@ -1,0 +1,279 @@
+"""Preferences and ratings in every form become judge rows; ties, order, length, splits; one error a kind of damage."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.chat import encode, render_prompt
+from convrec.errors import UserError
+from convrec.judge_prompt import query_text
+from convrec.judge_schema import label_of, make_row, prompt_of, read_judge_table, responses_of
+from convrec.judge_verdict import preference_verdict, score_verdict
+from convrec.schema import validate_sft_table
+from convrec.tiny_model import train_tokenizer
+from data_prep import judge, judge_demonstrations
+from data_prep.judge import balance_order, convert, swapped
+from data_prep.judge_sample import preferences, ratings, write_sample
+
+USER = [{"role": "user", "content": "Why?"}]
+GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+ALL = {"validation_share": 0.0, "test_share": 0.0}
+
+
+def jsonl(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def train_rows(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> list[dict[str, Any]]:
+    convert(mode, [jsonl(tmp_path / "in.jsonl", records)], tmp_path / "out", **ALL, **options)
+    return read_judge_table(tmp_path / "out" / "train.parquet", mode)
+
+
+FORMS = {
+    "texts": {"prompt": "Why?", "chosen": "good", "rejected": "bad"},
+    "messages": {"prompt": USER, "chosen": [GOOD], "rejected": [BAD]},
+    "whole conversations": {"chosen": [*USER, GOOD], "rejected": [*USER, BAD]},
+    "text prompt beside conversations": {"prompt": "Why?", "chosen": [*USER, GOOD], "rejected": [*USER, BAD]},
+    "A and B": {"prompt": "Why?", "response_a": "good", "response_b": "bad", "preferred": "A"},
+    "B and A": {"prompt": "Why?", "response_a": "bad", "response_b": "good", "preferred": "B"},
+    "schema": make_row(USER, ["good", "bad"], "A", "mine"),
+    "schema, B": make_row(USER, ["bad", "good"], "B", "mine"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_preference(form: str, tmp_path: Path) -> None:
+    (row,) = train_rows(tmp_path, "pairwise", [FORMS[form]])
+    assert row["input"] == USER
+    assert responses_of(row)["AB".index(label_of(row, "pairwise"))] == "good"
+    assert set(responses_of(row)) == {"good", "bad"}
+    assert row["source"] == ("mine" if "schema" in form else "in")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "schema" not in form])
+def test_a_preference_gives_two_pointwise_rows(form: str, tmp_path: Path) -> None:
+    rows = train_rows(tmp_path, "pointwise", [FORMS[form]], scores=(3, 1))
+    assert [(responses_of(row), label_of(row, "pointwise")) for row in rows] == [(["good"], 3), (["bad"], 1)]
+
+
+def test_ratings_and_the_schema_are_pointwise_rows(tmp_path: Path) -> None:
+    rated = {"prompt": "Why?", "response": "good", "helpfulness": 2, "source": "survey", "reason": "so-so"}
+    rows = train_rows(tmp_path, "pointwise", [rated, make_row(USER, ["bad"], 0, "mine")])
+    assert [(label_of(row, "pointwise"), row["source"], row["reason"]) for row in rows] == [
+        (2, "survey", "so-so"),
+        (0, "mine", None),
+    ]
+
+
+def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([{"chosen": [*USER, GOOD], "rejected": [*USER, BAD]}]), tmp_path / "p.parquet")
+    summary = convert("pairwise", [tmp_path / "p.parquet"], tmp_path / "out", **ALL)
+    assert summary["rows"] == {"train": 1, "validation": 0, "test": 0}
+
+
+@pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
+def test_ties_are_left_out_and_counted(mode: str, tmp_path: Path) -> None:
+    ties = [{**FORMS["A and B"], "preferred": "tie"}, {"prompt": "Why?", "chosen": "same", "rejected": "same "}]
+    if mode == "pairwise":
+        ties.append(make_row(USER, ["x", "y"], "tie", "mine"))
+    records = [*ties, FORMS["texts"]]
+    summary = convert(mode, [jsonl(tmp_path / "in.jsonl", records)], tmp_path / "out", **ALL)
+    assert summary["ties_left_out"] == len(ties)
+    assert summary["rows"]["train"] == (1 if mode == "pairwise" else 2)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
+
+
+@pytest.mark.parametrize("order", ["A", "B"])
+def test_each_side_wins_half_whatever_the_files_order(order: str, tmp_path: Path) -> None:
+    texts = ("good", "bad") if order == "A" else ("bad", "good")
+    records = [
+        {"prompt": f"Why {n}?", "response_a": texts[0], "response_b": texts[1], "preferred": order} for n in range(101)
+    ]
+    rows = train_rows(tmp_path, "pairwise", records, seed=7)
+    labels = [label_of(row, "pairwise") for row in rows]
+    assert (labels.count("A"), labels.count("B")) == (51, 50)
+    assert labels != sorted(labels)
+    assert all(responses_of(row)["AB".index(label)] == "good" for row, label in zip(rows, labels, strict=True))
+
+
+def test_the_seed_decides_the_order_and_swapping_twice_is_nothing() -> None:
+    rows = [make_row(USER, [f"a{n}", f"b{n}"], "A", "") for n in range(40)]
+    assert balance_order(rows, 1) == balance_order(rows, 1)
+    assert balance_order(rows, 1) != balance_order(rows, 2)
+    assert swapped(rows[0]) == make_row(USER, ["b0", "a0"], "B", "")
+    assert swapped(swapped(rows[0])) == rows[0]
+
+
+def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path) -> None:
+    records = [{"prompt": f"Why {n % 60}?", "chosen": f"good {n}", "rejected": "bad"} for n in range(180)]
+    parts = []
+    for count in (120, 180):
+        folder = tmp_path / f"out{count}"
+        convert("pairwise", [jsonl(tmp_path / "in.jsonl", records[:count])], folder, test_share=0.2)
+        parts.append(
+            {
+                name: {query_text(row["input"]) for row in read_judge_table(folder / f"{name}.parquet", "pairwise")}
+                for name in judge.SPLITS
+            }
+        )
+    assert parts[0] == parts[1]
+    train, validation, test = parts[0].values()
+    assert not train & validation
+    assert not (train | validation) & test
+    assert 3 <= len(test) <= 25
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(["some words about films"] * 40, vocab_size=400).save_pretrained(folder)
+    return folder
+
+
+def test_prompts_are_measured_as_the_model_sees_them(tokenizer_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    records = [{"prompt": "Why?", "chosen": "good" * n, "rejected": "bad"} for n in (1, 30)]
+    short = make_row(USER, ["good", "bad"], "A", "")
+    length = len(encode(tokenizer, render_prompt(tokenizer, prompt_of(short, "pairwise"))))
+    for limit, rows, left_out in ((length, 1, 1), (length + 500, 2, 0)):
+        out = tmp_path / f"out{limit}"
+        summary = convert(
+            "pairwise",
+            [jsonl(tmp_path / "in.jsonl", records)],
+            out,
+            model=str(tokenizer_folder),
+            max_prompt_length=limit,
+            **ALL,
+        )
+        assert (summary["rows"]["train"], summary["too_long_left_out"]) == (rows, left_out)
+    with pytest.raises(UserError, match="no row is left"):
+        convert(
+            "pairwise",
+            [tmp_path / "in.jsonl"],
+            tmp_path / "none",
+            model=str(tokenizer_folder),
+            max_prompt_length=length - 1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("record", "mode", "said"),
+    [
+        ([1], "pairwise", "not an object"),
+        ({"prompt": "Why?"}, "pairwise", "none of the known forms; give prompt with chosen and rejected"),
+        ({"prompt": "Why?", "response": "x", "helpfulness": 3}, "pairwise", "none of the known forms"),
+        ({"prompt": "Why?", "response": "x", "helpfulness": 4.5}, "pointwise", "`helpfulness` is not a whole number"),
+        ({"prompt": "Why?", "response": " ", "helpfulness": 4}, "pointwise", "`response` has no text"),
+        ({"prompt": "Why?", "chosen": None, "rejected": "x"}, "pairwise", "`chosen` has no text"),
+        ({"prompt": "Why?", "chosen": "x", "rejected": ""}, "pairwise", "`rejected` has no text"),
+        ({"chosen": "x", "rejected": "y"}, "pairwise", "`prompt` is neither a text nor messages"),
+        ({"prompt": "Why?", "chosen": [*USER], "rejected": [BAD]}, "pairwise", "does not end in the assistant's"),
+        (
+            {"chosen": [*USER, GOOD], "rejected": [{"role": "user", "content": "How?"}, BAD]},
+            "pairwise",
+            "differ before the response",
+        ),
+        ({"prompt": [GOOD], "chosen": "x", "rejected": "y"}, "pairwise", "does not end in the user's message"),
+        ({**FORMS["A and B"], "preferred": "C"}, "pairwise", '`preferred` is not "A", "B" or "tie"'),
+        (make_row(USER, ["x"], 9, ""), "pointwise", "whole number from 0 to 4"),
+    ],
+)
+def test_a_broken_record_is_named_with_file_line_and_mend(record: Any, mode: str, said: str, tmp_path: Path) -> None:
+    good = FORMS["texts"]
+    path = jsonl(tmp_path / "in.jsonl", [good, record])
+    with pytest.raises(UserError) as error:
+        convert(mode, [path], tmp_path / "out")
+    assert str(error.value).startswith(f"--input {path}: line 2: ")
+    assert said in str(error.value)
+    assert "; " in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"prompt": \n')
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    good = jsonl(tmp_path / "in.jsonl", [FORMS["texts"]])
+    (tmp_path / "there").mkdir()
+    for arguments, said in (
+        (["--input", str(tmp_path / "none.jsonl"), "--out", "x"], "none.jsonl: no such file"),
+        (["--input", str(tmp_path / "broken.jsonl"), "--out", "x"], "line 1 is no JSON"),
+        (["--input", str(tmp_path / "broken.parquet"), "--out", "x"], "not readable as parquet"),
+        (["--input", str(good), "--out", str(tmp_path / "there")], "exists and is not overwritten"),
+        (["--input", str(good), "--out", "x", "--test-share", "0.95"], "together less than 1"),
+        (["--input", str(good), "--out", "x", "--model", str(tmp_path / "there")], "its tokenizer cannot be loaded"),
+    ):
+        assert judge.main(["--mode", "pairwise", *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+# ---- demonstrations
+
+
+@pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
+def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: str, tmp_path: Path) -> None:
+    record = FORMS["texts"] if mode == "pairwise" else {"prompt": "Why?", "response": "x", "helpfulness": 3}
+    rows = train_rows(tmp_path, mode, [record | {"reason": "because"}] * 3)
+    data, out = tmp_path / "out" / "train.parquet", tmp_path / "sft.parquet"
+    assert judge_demonstrations.main(["--mode", mode, "--data", str(data), "--out", str(out)]) == 0
+    assert validate_sft_table(out) == (3, 0, [])
+    verdict = preference_verdict if mode == "pairwise" else score_verdict
+    for row, demonstration in zip(rows, pq.read_table(out).to_pylist(), strict=True):
+        # arrow orders a struct's fields by its schema
+        assert demonstration["prompt"] == prompt_of(row, mode)
+        text = demonstration["completion"][0]["content"]
+        assert text.startswith("<think>\nbecause\n</think>\n\n")
+        assert verdict(text) == label_of(row, mode)
+
+
+def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = train_rows(tmp_path, "pairwise", [FORMS["texts"] | {"prompt": f"Why {n}?"} for n in range(4)])
+    data, answers, out = tmp_path / "out" / "train.parquet", tmp_path / "rows.parquet", tmp_path / "sft.parquet"
+    right = [f"<think>{n}</think><better>{label_of(row, 'pairwise')}</better>" for n, row in enumerate(rows)]
+    texts = [right[0], "no verdict", "<think><better>A</better>", right[3]]
+    pq.write_table(pa.table({"row": [0, 1, 2, 3], "text": texts}), answers)
+    arguments = ["--mode", "pairwise", "--data", str(data), "--answers", str(answers)]
+    assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 0
+    assert [row["completion"][0]["content"] for row in pq.read_table(out).to_pylist()] == [right[0], right[3]]
+    assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 2  # never overwritten
+    pq.write_table(pa.table({"row": [9], "text": ["x"]}), answers)
+    assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "other.parquet")]) == 2
+    assert "more rows than --data" in capsys.readouterr().err
+
+
+# ---- the generated sample
+
+
+def test_the_samples_labels_follow_from_its_texts() -> None:
+    for record in preferences(200, seed=1):
+        genre = record["reason"].removeprefix("asked for ")
+        assert genre in record["prompt"]
+        assert genre in record["chosen"]
+        assert genre not in record["rejected"].split(", ")[-1]
+    scores = set()
+    for record in ratings(200, seed=1):
+        genre = record["reason"].removeprefix("asked for ")
+        claim = record["response"].split(", ")[-1]
+        named, fits = claim.removesuffix(" film."), genre in claim
+        expected = {(True, False): 4, (True, True): 3, (False, True): 1}.get((fits, " and " in named))
+        if expected is None:
+            expected = 2 if claim == "a film." else 0
+        assert record["helpfulness"] == expected
+        scores.add(expected)
+    assert scores == {0, 1, 2, 3, 4}
+
+
+def test_the_sample_is_the_same_each_time_and_never_overwritten(tmp_path: Path) -> None:
+    first, second = (write_sample(tmp_path / name, count=60) for name in ("a", "b"))
+    for file in ("pairwise/train.parquet", "pointwise/train.parquet", "pairwise.jsonl"):
+        assert (first / file).read_bytes() == (second / file).read_bytes()
+    with pytest.raises(UserError, match="not overwritten"):
+        write_sample(first)
+    assert not [name for name in os.listdir(tmp_path) if "partial" in name]
