@@ -14,10 +14,9 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from convrec.chat import Message, encode, fits, render_prompt
 from convrec.errors import UserError
-from convrec.schema import PROMPT_COLUMNS, SFT_COLUMNS, truncate_prompt
-
-Message = dict[str, str]
+from convrec.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, is_demonstration_table, truncate_prompt
 
 
 def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed: int | None) -> pa.Table:
@@ -29,26 +28,16 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
     return table
 
 
-def render_prompt(tokenizer: Any, messages: list[Message], **template_kwargs: Any) -> str:
-    """The chat template's text up to where the assistant begins."""
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_kwargs)
-
-
-def encode(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
     """The one user message, shortened until its rendering has at most `max_tokens` tokens."""
     (message,) = messages
     text = message["content"]
 
-    def fits(candidate: str) -> bool:
+    def short_enough(candidate: str) -> bool:
         rendered = render_prompt(tokenizer, [{**message, "content": candidate}], **template_kwargs)
-        # a byte-level token is at least one byte, so most rows need no tokenizing here
-        return len(rendered.encode()) <= max_tokens or len(encode(tokenizer, rendered)) <= max_tokens
+        return fits(tokenizer, rendered, max_tokens)
 
-    return messages if fits(text) else [{**message, "content": truncate_prompt(text, fits)}]
+    return messages if short_enough(text) else [{**message, "content": truncate_prompt(text, short_enough)}]
 
 
 class ConvRecDataset(RLHFDataset):
@@ -74,7 +63,10 @@ class ConvRecDataset(RLHFDataset):
 
 
 class DemonstrationDataset(Dataset):
-    """Rows of `schema.SFT_COLUMNS` as verl's SFT trainer reads them; the loss is on the completion only."""
+    """Rows of `schema.DEMONSTRATION_COLUMNS` as verl's SFT trainer reads them; the loss is on the completion only.
+
+    A conversation that is too long is shortened. A judge's prompt cannot be: its row is left out.
+    """
 
     def __init__(
         self,
@@ -85,10 +77,12 @@ class DemonstrationDataset(Dataset):
         max_samples: int = -1,
     ) -> None:
         files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
-        self.table = read_rows(files, SFT_COLUMNS, max_samples, config.get("seed"))
+        self.table = read_rows(files, DEMONSTRATION_COLUMNS, max_samples, config.get("seed"))
         self.tokenizer = tokenizer
         self.max_length = config.max_length
         self.template_kwargs = dict(config.get("apply_chat_template_kwargs") or {})
+        if all(map(is_demonstration_table, files)):
+            self.table = self._short_enough(files)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -108,6 +102,22 @@ class DemonstrationDataset(Dataset):
         loss_mask = torch.zeros_like(input_ids)
         loss_mask[len(prompt_ids) :] = 1
         return {"input_ids": input_ids, "position_ids": torch.arange(len(input_ids)), "loss_mask": loss_mask}
+
+    def _short_enough(self, files: list[str]) -> pa.Table:
+        """The rows of which prompt and completion fit `max_length` together."""
+
+        def whole(row: dict[str, Any]) -> str:
+            start = render_prompt(self.tokenizer, row["prompt"], **self.template_kwargs)
+            return start + self._completion_text(row["prompt"], row["completion"])
+
+        keep = [fits(self.tokenizer, whole(row), self.max_length) for row in self.table.to_pylist()]
+        if not any(keep):
+            raise UserError(
+                f"{', '.join(files)}: every demonstration has more than {self.max_length} tokens: raise MAX_LENGTH"
+            )
+        if not all(keep):
+            print(f"{keep.count(False)} of {len(keep)} demonstrations over MAX_LENGTH={self.max_length} left out")
+        return self.table.filter(pa.array(keep))
 
     def _completion_text(self, prompt: list[Message], completion: list[Message]) -> str:
         """What the template puts after the generation prompt, up to and including the end-of-turn token."""

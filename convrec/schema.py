@@ -1,7 +1,8 @@
 """Parquet columns, the released prompt, its truncation, and validation with row numbers.
 
 RL table:  prompt (one user message), seen_titles, groundtruth_with_release_year ([title, "YYYY"] pairs), sample_id.
-SFT table: the same and completion (one assistant message).
+SFT table: the same and completion (one assistant message). Demonstrations that have no ground truth (a judge's) have
+           prompt, completion and sample_id alone.
 Catalog:   title, year, and whatever else (`mentions`).
 """
 
@@ -26,9 +27,10 @@ RL_SCHEMA = pa.schema(
     ]
 )
 SFT_SCHEMA = RL_SCHEMA.append(pa.field("completion", MESSAGES))
+DEMONSTRATION_SCHEMA = pa.schema([SFT_SCHEMA.field(name) for name in ("prompt", "completion", "sample_id")])
 CATALOG_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32())])
 PROMPT_COLUMNS = tuple(RL_SCHEMA.names)
-SFT_COLUMNS = tuple(SFT_SCHEMA.names)
+DEMONSTRATION_COLUMNS = tuple(DEMONSTRATION_SCHEMA.names)
 
 # Verbatim from the Reddit-v2 release; the line breaks and the trailing space are part of it.
 INSTRUCTION_TEMPLATE = (
@@ -127,8 +129,21 @@ def validate_rl_table(path: str | os.PathLike, *, allow_empty_ground_truth: bool
 
 
 def validate_sft_table(path: str | os.PathLike) -> TableReport:
-    """Check an SFT table: the RL columns and one non-empty assistant message. Ground truth may be empty here."""
+    """Check an SFT table: the RL columns and one non-empty assistant message. Ground truth may be empty here, and a
+    table of other demonstrations, without titles, has neither `seen_titles` nor ground truth.
+    """
+    if is_demonstration_table(path):
+        return _validate_demonstrations(path)
     return _validate_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True)
+
+
+def is_demonstration_table(path: str | os.PathLike) -> bool:
+    """Whether a table has prompts and completions, but none of the columns about titles."""
+    try:
+        names = set(pq.read_schema(path).names)
+    except (FileNotFoundError, pa.ArrowInvalid, OSError):
+        return False  # validation says what is wrong
+    return set(DEMONSTRATION_COLUMNS) <= names and not names & {"seen_titles", "groundtruth_with_release_year"}
 
 
 def validate_catalog(path: str | os.PathLike) -> TableReport:
@@ -195,6 +210,18 @@ def _validate_conversations(path: str | os.PathLike, schema: pa.Schema, allow_em
     found.raise_if_any()
     _require_rows(path, rows)
     return TableReport(rows, empty, _summary(path, "a ground-truth year that is no year", bad_years))
+
+
+def _validate_demonstrations(path: str | os.PathLike) -> TableReport:
+    found = _Findings(path)
+    rows = 0
+    for batch in _read_batches(path, DEMONSTRATION_SCHEMA):
+        _check_message(found, rows, batch["prompt"], "prompt", "user")
+        _check_message(found, rows, batch["completion"], "completion", "assistant")
+        rows += batch.num_rows
+    found.raise_if_any()
+    _require_rows(path, rows)
+    return TableReport(rows, 0, [])
 
 
 class _Findings:

@@ -1,0 +1,95 @@
+"""Judge rows -> demonstrations for SFT: the judge's prompt and an answer with the right verdict.
+
+    python -m data_prep.judge_demonstrations --mode pairwise --data data/j/train.parquet --out data/j/sft.parquet
+
+The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `python -m
+recipes.evaluate judge` wrote for another model on the same rows, the demonstrations are that model's own answers, where
+their verdict is right; the other rows are left out (rejection sampling).
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.errors import UserError
+from convrec.judge_prompt import MODES, verdict_text
+from convrec.judge_schema import label_of, prompt_of, read_judge_table
+from convrec.judge_verdict import preference_verdict, score_verdict
+from convrec.schema import DEMONSTRATION_SCHEMA
+
+
+def demonstrations(
+    rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None
+) -> list[dict[str, Any]]:
+    """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
+    verdict = score_verdict if mode == "pointwise" else preference_verdict
+    found = []
+    for number, row in enumerate(rows):
+        label = label_of(row, mode)
+        if answers is None:
+            text = verdict_text(mode, label, row.get("reason") or "")
+        elif verdict(answers.get(number, "")) == label:
+            text = answers[number]
+        else:
+            continue
+        found.append(
+            {
+                "prompt": prompt_of(row, mode),
+                "completion": [{"role": "assistant", "content": text}],
+                "sample_id": f"{row['source'] or 'judge'}-{number}",
+            }
+        )
+    return found
+
+
+def read_answers(path: str | Path, num_rows: int) -> dict[int, str]:
+    try:
+        table = pq.read_table(path, columns=["row", "text"])
+    except (FileNotFoundError, pa.ArrowInvalid, OSError, KeyError) as error:
+        raise UserError(f"--answers {path}: no rows.parquet of an evaluation of a judge ({error})") from error
+    answers = dict(zip(table["row"].to_pylist(), table["text"].to_pylist(), strict=True))
+    if answers and max(answers) >= num_rows:
+        raise UserError(f"--answers {path}: it has answers for more rows than --data: evaluate on the same file")
+    return answers
+
+
+def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | None = None) -> tuple[int, int]:
+    """Write OUT; returns (demonstrations, rows of --data). Raises UserError for bad input or when OUT exists."""
+    out = Path(out)
+    if out.exists():
+        raise UserError(f"--out {out} exists and is not overwritten: choose another name or move it away")
+    rows = read_judge_table(data, mode)
+    found = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None)
+    if not found:
+        raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    pq.write_table(pa.Table.from_pylist(found, DEMONSTRATION_SCHEMA), partial)
+    partial.replace(out)
+    return len(found), len(rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.judge_demonstrations", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--mode", required=True, choices=MODES)
+    parser.add_argument("--data", required=True, help="judge rows (parquet)")
+    parser.add_argument("--out", required=True, help="parquet to write; must not exist")
+    parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")
+    try:
+        written, rows = build(**vars(parser.parse_args(argv)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{written} demonstrations of {rows} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

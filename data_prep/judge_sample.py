@@ -1,0 +1,115 @@
+"""Judge data with a rule that can be learned: does a recommended film have the genre that the user asks for?
+
+    python -m data_prep.judge_sample --out data/judge_sample
+
+Writes OUT/pairwise and OUT/pointwise through the converter of data_prep.judge (train, validation, test), from generated
+preferences and ratings. The films are real; the label follows from the text alone:
+
+pairwise   one response names the genre asked for, the other does not; the first is better.
+pointwise  4: the genre asked for; 3: it and another; 2: no genre at all; 1: two others; 0: another.
+
+`reason` is a short thought for demonstrations: the genre that was asked for.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from convrec.errors import UserError
+from data_prep.films import load_films
+from data_prep.judge import convert
+
+NUM_GENRES = 8  # the most frequent of the film table
+QUERIES = ("I want a {genre} film tonight.", "Please name a {genre} film.", "Any {genre} film that you like?")
+OTHERS = ("Not {other} again.", "I have seen {title}.", "It is for two.", "Something I do not know.")
+REASON = "asked for {genre}"
+
+
+class _Writer:
+    """Queries and responses about the film table, drawn from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.films = load_films().films
+        counts = Counter(genre for film in self.films for genre in film.genres)
+        self.genres = sorted(counts, key=lambda name: (-counts[name], name))[:NUM_GENRES]
+
+    def query(self, genre: str) -> str:
+        other = self.rng.choice([name for name in self.genres if name != genre])
+        rest = self.rng.choice(OTHERS).format(other=other, title=self.rng.choice(self.films).title)
+        parts = [self.rng.choice(QUERIES).format(genre=genre), rest]
+        return " ".join(parts if self.rng.random() < 0.5 else parts[::-1])
+
+    def response(self, *named: str) -> str:
+        fitting = [film for film in self.films if not named or named[0] in film.genres]
+        genre = f"a {' and '.join(self.rng.sample(named, len(named)))} film" if named else "a film"
+        return f"Try {self.rng.choice(fitting).title}, {genre}."
+
+
+def preferences(count: int, seed: int) -> list[dict[str, Any]]:
+    writer = _Writer(seed)
+    records = []
+    for _ in range(count):
+        genre, other = writer.rng.sample(writer.genres, 2)
+        chosen, rejected = writer.response(genre), writer.response(other)
+        reason = REASON.format(genre=genre)
+        records.append({"prompt": writer.query(genre), "chosen": chosen, "rejected": rejected, "reason": reason})
+    return records
+
+
+def ratings(count: int, seed: int) -> list[dict[str, Any]]:
+    """As many of each score."""
+    writer = _Writer(seed)
+    records = []
+    for place in range(count):
+        genre, one, two = writer.rng.sample(writer.genres, 3)
+        score = place % 5
+        response = writer.response(*((one,), (one, two), (), (genre, one), (genre,))[score])
+        reason = REASON.format(genre=genre)
+        records.append({"prompt": writer.query(genre), "response": response, "helpfulness": score, "reason": reason})
+    return records
+
+
+def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) -> Path:
+    """`count` preferences and as many ratings, converted, into OUT, which appears whole or not at all."""
+    folder = Path(out)
+    if folder.exists():
+        raise UserError(f"--out {folder} exists and is not overwritten: choose another folder or move it away")
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for mode, records in (("pairwise", preferences(count, seed)), ("pointwise", ratings(count, seed))):
+            raw = partial / f"{mode}.jsonl"
+            raw.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+            convert(mode, [raw], partial / mode, seed=seed)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.judge_sample", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--out", required=True, help="folder to write; must not exist")
+    parser.add_argument("--count", type=int, default=2000, help="preferences, and as many ratings")
+    parser.add_argument("--seed", type=int, default=3407)
+    options = parser.parse_args(argv)
+    try:
+        print(f"wrote {write_sample(options.out, options.count, options.seed)}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The rewards of both judges: every rule by hand, hostile answers, and the recorded cookbook."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.errors import UserError
+from reward import judge_pairwise, judge_pointwise
+
+
+def pointwise(text: str, truth: object = 4) -> float:
+    return judge_pointwise.compute_score("d", text, {"helpfulness": truth})["score"]
+
+
+def pairwise(text: str, truth: str = "A") -> float:
+    return judge_pairwise.compute_score("d", text, {"preference": truth})["score"]
+
+
+# rows: the true score; columns: the predicted one. 0 and 1 want exactly that score, the rest 1 - |difference| / 4
+REWARDS = {
+    0: [1, 0, 0, 0, 0],
+    1: [0, 1, 0, 0, 0],
+    2: [1 - 2 / 4, 1 - 1 / 4, 1, 1 - 1 / 4, 1 - 2 / 4],
+    3: [1 - 3 / 4, 1 - 2 / 4, 1 - 1 / 4, 1, 1 - 1 / 4],
+    4: [1 - 4 / 4, 1 - 3 / 4, 1 - 2 / 4, 1 - 1 / 4, 1],
+}
+
+
+@pytest.mark.parametrize("truth", range(5))
+def test_pointwise_reward_of_every_score(truth: int) -> None:
+    assert [pointwise(f"<think>.</think><score>{p}</score>", truth) for p in range(5)] == REWARDS[truth]
+
+
+@pytest.mark.parametrize("truth", range(5))
+@pytest.mark.parametrize("text", ["no tag", "", "<score>10</score>", "<score>-1</score>", "<score>3.9</score>"])
+def test_an_answer_without_a_score_in_range_earns_nothing_whatever_the_truth(text: str, truth: int) -> None:
+    assert pointwise(text, truth) == 0  # a missing verdict is not a 0
+
+
+def test_pairwise_reward_is_equality() -> None:
+    assert [pairwise(f"<better>{p}</better>", t) for t in "AB" for p in "AB"] == [1, 0, 0, 1]
+    assert pairwise("nothing", "A") == pairwise("<better>A or B</better>", "B") == 0
+    assert pairwise("<better>A</better>", "tie") == pairwise("<better>A or B</better>", "tie") == 0
+
+
+def test_every_answer_has_the_same_keys_and_they_are_numbers() -> None:
+    """verl collates the keys of a batch, and its validation metrics take numbers only."""
+    assert judge_pointwise.compute_score("d", "<score>3</score>", {"helpfulness": 4}) == {
+        "score": 0.75,
+        "exact_match": 0,
+        "no_verdict": 0,
+        "predicted_helpfulness": 3,
+        "true_helpfulness": 4,
+    }
+    assert judge_pointwise.compute_score("d", "?", {"helpfulness": 0}) == {
+        "score": 0.0,
+        "exact_match": 0,
+        "no_verdict": 1,
+        "predicted_helpfulness": -1,
+        "true_helpfulness": 0,
+    }
+    assert judge_pairwise.compute_score("d", "<better>A</better>", {"preference": "B"}) == {
+        "score": 0.0,
+        "accuracy": 0,
+        "no_verdict": 0,
+        "prefers_a": 1,
+        "true_a": 0,
+    }
+    assert judge_pairwise.compute_score("d", "?", {"preference": "A"}) == {
+        "score": 0.0,
+        "accuracy": 0,
+        "no_verdict": 1,
+        "prefers_a": 0,
+        "true_a": 1,
+    }
+
+
+@pytest.mark.parametrize("truth", [{"helpfulness": 3}, 3, "3", 3.0, np.int64(3), '{"helpfulness": 3}'])
+def test_forms_of_a_true_score(truth: object) -> None:
+    assert judge_pointwise.true_score(truth) == 3
+
+
+@pytest.mark.parametrize(
+    "truth", [None, {}, {"helpfulness": None}, "", "abc", 2.9, 5, -1, True, [3], float("nan"), {"preference": "A"}]
+)
+def test_a_true_score_that_is_none_is_the_datas_fault(truth: object) -> None:
+    with pytest.raises(UserError, match=r"expected \{\"helpfulness\": 0-4\}.*data_prep\.judge"):
+        judge_pointwise.true_score(truth)
+
+
+@pytest.mark.parametrize("truth", [{"preference": "B"}, "B", '{"preference": "B"}'])
+def test_forms_of_a_true_preference(truth: object) -> None:
+    assert judge_pairwise.true_preference(truth) == "B"
+
+
+@pytest.mark.parametrize("truth", [None, {}, {"preference": None}, "", "b", "{A", 1, {"helpfulness": 3}])
+def test_a_true_preference_that_is_none_is_the_datas_fault(truth: object) -> None:
+    with pytest.raises(UserError, match=r"expected \{\"preference\".*data_prep\.judge"):
+        judge_pairwise.true_preference(truth)
+
+
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<score>", "</score>", "<better>", "</better>", "0", "4", "10", "A", "B"]
+)
+HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=30).map("".join)
+
+
+@given(HOSTILE, st.integers(0, 4), st.sampled_from("AB"))
+def test_rewards_are_in_range_and_a_missing_verdict_earns_nothing(text: str, score: int, letter: str) -> None:
+    for result in (
+        judge_pointwise.compute_score("d", text, {"helpfulness": score}),
+        judge_pairwise.compute_score("d", text, {"preference": letter}),
+    ):
+        assert 0 <= result["score"] <= 1
+        assert result["score"] == 0 or not result["no_verdict"]
+
+
+# ---- the cookbook, as recorded. Where it is wrong: the answer or truth, and why.
+
+WRONG_POINTWISE = {
+    ("no tag", '{"helpfulness": 0}'): "a missing verdict is no score of 0",
+    ("no tag", '{"helpfulness": 2}'): "a missing verdict is no score of 0",
+    ("no tag", '{"helpfulness": 3}'): "a missing verdict is no score of 0",
+    ("<score>-1</score>", '{"helpfulness": 1}'): "-1 is out of range, not a 1 with a sign to skip",
+    ("<score>3.9</score>", '{"helpfulness": 3}'): "3.9 is no score of the scale, and it is not 3",
+    ("<score>10</score>", '{"helpfulness": 0}'): "10 is out of range, not 0",
+    ("<think>unclosed <score>4</score>", '{"helpfulness": 4}'): "a tag inside the thinking is no verdict",
+    ("<score>2</score><score>4</score>", '{"helpfulness": 4}'): "the last verdict counts, not the first",
+    ("<score>4</score>", "{}"): "a row without a label is broken data, not a label of 0",
+    ("<score>1</score>", '{"helpfulness": null}'): "a row without a label is broken data",
+    ("<score>4</score>", "2.9"): "a label of 2.9 is broken data, not 2",
+    ("<score>0</score>", '"abc"'): "a label of words is broken data, not 0",
+}
+WRONG_PAIRWISE = {
+    ("<better>both</better>", '{"preference": "B"}'): "`both` is no choice, though it holds a b",
+    ("<better>EQUAL</better>", '{"preference": "A"}'): "`EQUAL` is no choice, though it holds an a",
+    ("<better>A or B</better>", '{"preference": "tie"}'): "no choice earns nothing; ties are left out of the data",
+    ("text\nResponse B is better", '{"preference": "B"}'): "no tag, no verdict",
+    ("Response A is worse than response B", '{"preference": "A"}'): "no tag, and it says the opposite",
+    ("<think><better>A</better>", '{"preference": "A"}'): "a tag inside the thinking is no verdict",
+    ("<better>A</better>", '""'): "a row without a label is broken data, not a tie",
+    ("<better>A</better>", "{}"): "a row without a label is broken data, not a tie",
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "module", "wrong"),
+    [("pointwise", judge_pointwise, WRONG_POINTWISE), ("pairwise", judge_pairwise, WRONG_PAIRWISE)],
+)
+def test_the_cookbooks_results_where_they_are_right(
+    mode: str, module: Any, wrong: dict[tuple[str, str], str], shared_dir: Path
+) -> None:
+    """All recorded cases agree but the ones listed with their reason, and every listed one really differs."""
+    cases = json.loads((shared_dir / "golden" / "judge_reward_cases.json").read_text())[mode]
+    differing = set()
+    for case in cases:
+        try:
+            ours = module.compute_score("d", case["solution"], case["ground_truth"])["score"]
+        except UserError:
+            ours = "refused"
+        if ours != case["result"]["score"]:
+            differing.add((case["solution"], json.dumps(case["ground_truth"])))
+    assert differing == set(wrong)
