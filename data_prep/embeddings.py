@@ -1,11 +1,12 @@
 """Texts -> unit vectors, for cosine similarities.
 
-tfidf-svd                     TF-IDF of words and pairs of words with truncated SVD, fitted on the texts at hand: needs no
-                              download and knows no more than which words occur together. For runs without a model.
-sentence-transformers:MODEL   a sentence-transformers model by name or folder; needs the extra `embeddings`.
+tfidf-svd                     TF-IDF of words and of item names (`title (year)` is one term) with truncated SVD, fitted
+                              on the texts at hand. Needs no download, and knows only what occurs together
+sentence-transformers:MODEL   a sentence-transformers model by name or folder; needs the extra `embeddings`
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from convrec.errors import UserError
 TFIDF_SVD = "tfidf-svd"
 SENTENCE_TRANSFORMERS = "sentence-transformers:"
 MAX_FEATURES = 50_000
+_WORD = re.compile(r"[^\W\d_][^\W\d_'’]+")
+_YEAR = re.compile(r" \(\d{4}\)")
 
 
 class Embedder(Protocol):
@@ -33,33 +36,51 @@ def check_embedding(name: str) -> None:
     _sentence_transformer_class()
 
 
-def make_embedder(name: str, texts: Sequence[str], dimensions: int, seed: int) -> Embedder:
-    """`texts`, `dimensions` and `seed` are for tfidf-svd: what it is fitted on, and how."""
+def make_embedder(
+    name: str, texts: Sequence[str], names: Collection[str] = (), dimensions: int = 256, seed: int = 0
+) -> Embedder:
+    """All but the name is for tfidf-svd: the texts it is fitted on, the items' names, and how."""
     check_embedding(name)
     if name == TFIDF_SVD:
-        return TfidfSvd(texts, dimensions, seed)
+        return TfidfSvd(texts, names, dimensions, seed)
     return SentenceTransformerEmbedder(name.removeprefix(SENTENCE_TRANSFORMERS))
 
 
 class TfidfSvd:
-    def __init__(self, texts: Sequence[str], dimensions: int, seed: int) -> None:
-        """Fit on `texts`; at most `dimensions` of them are kept, fewer where there are fewer words or texts."""
+    def __init__(self, texts: Sequence[str], names: Collection[str], dimensions: int, seed: int) -> None:
+        """Fit on `texts`; at most `dimensions` dimensions, fewer where there are fewer terms or texts."""
         from sklearn.decomposition import TruncatedSVD
-        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
 
+        self.names = {name.lower() for name in names}
+        self.longest_name = max((len(name.split()) for name in self.names), default=0)
+        self.ignored = ENGLISH_STOP_WORDS | {"user", "system"}  # who speaks says nothing
         self.vectorizer = TfidfVectorizer(
-            stop_words="english", ngram_range=(1, 2), sublinear_tf=True, max_features=MAX_FEATURES, dtype=np.float32
+            analyzer=self.terms, sublinear_tf=True, max_features=MAX_FEATURES, dtype=np.float32
         )
         try:
-            words = self.vectorizer.fit_transform(texts)
+            weights = self.vectorizer.fit_transform(texts)
         except ValueError as error:  # scikit-learn's "empty vocabulary"
             raise UserError(f"--embedding {TFIDF_SVD}: the texts have no words ({error})") from None
-        kept = min(dimensions, *(size - 1 for size in words.shape))
-        self.svd = TruncatedSVD(kept, random_state=seed).fit(words) if kept > 0 else None
+        kept = min(dimensions, *(size - 1 for size in weights.shape))
+        self.svd = TruncatedSVD(kept, random_state=seed).fit(weights) if kept > 0 else None
+
+    def terms(self, text: str) -> list[str]:
+        """Lower-case words without stop words and years, and every item name that stands in the text."""
+        text = text.lower()
+        return [word for word in _WORD.findall(text) if word not in self.ignored] + self._named(text)
+
+    def _named(self, text: str) -> list[str]:
+        found = []
+        for year in _YEAR.finditer(text):
+            words = text[max(0, year.start() - 200) : year.start()].split()[-self.longest_name :]
+            endings = (" ".join(words[start:]) + year[0] for start in range(len(words)))
+            found += [name for name in endings if name in self.names][:1]  # the longest one
+        return found
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        words = self.vectorizer.transform(texts)
-        return unit_rows(words.toarray() if self.svd is None else self.svd.transform(words))
+        weights = self.vectorizer.transform(texts)
+        return unit_rows(weights.toarray() if self.svd is None else self.svd.transform(weights))
 
 
 class SentenceTransformerEmbedder:

@@ -1,7 +1,7 @@
 """Reflect: a judge rates each conversation's candidates on -2..2 and s += gamma * rating (SPEC 6); unrated ones get 0.
 
 list           one question a conversation, answered with `title (year)####rating` lines, as in the paper
-pointwise      one question a candidate to a judge trained with this project: <think>..</think><score>0-4</score>, and
+pointwise      one question a candidate to a judge that this project trained, in the words of its training;
                rating = score - 2; asked for the `judged` best candidates only
 cooccurrence   no model: how often the candidate was recommended in training conversations that name the same titles,
                against what its popularity explains. A counting rule, not a judgement of the conversation
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from convrec.judge_prompt import judge_prompt
+from convrec.judge_verdict import score_verdict
 from convrec.matching import Matcher, fold
 from convrec.ranks import format_item, parse_item, split_lines
 from convrec.schema import RL_SCHEMA
@@ -37,9 +39,9 @@ SCHEMA = pa.schema(
 )
 LOWEST, HIGHEST = -2.0, 2.0
 LIST_PROMPT = (
-    "Below are a conversation between a user and a recommender system, and candidate items. Rate how well each candidate "
-    "answers what the user asks for: 2 excellent, 1 good, 0 neutral or not known, -1 poor, -2 bad. Reply with one line a "
-    "candidate and nothing else, each in the form: title (year)####rating\n"
+    "Below are a conversation between a user and a recommender system, and candidate items. Rate how well each "
+    "candidate answers what the user asks for: 2 excellent, 1 good, 0 neutral or not known, -1 poor, -2 bad. Reply "
+    "with one line a candidate and nothing else, each in the form: title (year)####rating\n"
     "Conversation:\n{conversation}\n"
     "Candidates:\n{candidates}"
 )
@@ -47,20 +49,9 @@ LIST_CORRECTION = (
     "That is not the form. Reply with one line for every candidate and nothing else: its title and year as given, "
     "then #### and a whole number from -2 to 2, like: Heat (1995)####1"
 )
-POINTWISE_PROMPT = (
-    "Rate how helpful the response is to the user of the conversation.\n"
-    "Principles:\n"
-    "1. It fits what the user asks for: genre, mood, era, people and the titles that the user liked.\n"
-    "2. It avoids what the user dislikes or has seen already.\n"
-    "[Query]\n{conversation}\n"
-    "[Response]\nI recommend {item}.\n"
-    "Think first, then give a score from 0 (not helpful) to 4 (very helpful), in this form: "
-    "<think>your reasons</think><score>a whole number from 0 to 4</score>"
-)
 POINTWISE_CORRECTION = "There is no score. Reply in the form <think>...</think><score>0, 1, 2, 3 or 4</score>."
 
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
-_SCORE = re.compile(r"<score>\s*(\d)\s*</score>", re.IGNORECASE)
 
 
 def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dict[int, float]:
@@ -92,16 +83,10 @@ def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dic
     return ratings
 
 
-def parse_score(text: str) -> float | None:
-    """The rating -2..2 of a pointwise verdict: the last well-formed tag after the last </think>; None for none.
-
-    A verdict inside the thinking never counts; thinking that does not end has none.
-    """
-    head, ended, answer = text.rpartition("</think>")
-    if not ended and "<think>" in text.lower():
-        return None
-    scores = _SCORE.findall(answer)
-    return float(scores[-1]) - 2.0 if scores and int(scores[-1]) <= 4 else None
+def pointwise_rating(text: str) -> float | None:
+    """-2..2 from a verdict 0-4; None where the answer has none."""
+    score = score_verdict(text)
+    return None if score is None else score - 2.0
 
 
 def add_ratings(scores: Sequence[float], ratings: Sequence[float], gamma: float) -> list[float]:
@@ -117,12 +102,9 @@ Judge = Callable[[Block], list[list[float]]]
 def list_judge(matcher: Matcher, asker: Asker) -> Judge:
     def rate(block: Block) -> list[list[float]]:
         prompts = [
-            _question(
-                LIST_PROMPT,
-                conversation=conversation_of_row(row),
-                candidates="\n".join(_name(matcher, m) for m in candidates),
-            )
+            [{"role": "user", "content": LIST_PROMPT.format(conversation=conversation_of_row(row), candidates=listed)}]
             for row, candidates in block
+            for listed in ["\n".join(_name(matcher, m) for m in candidates)]
         ]
 
         def is_good(index: int, text: str) -> bool:
@@ -144,16 +126,16 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
 def pointwise_judge(matcher: Matcher, asker: Asker, judged: int) -> Judge:
     def rate(block: Block) -> list[list[float]]:
         prompts = [
-            _question(POINTWISE_PROMPT, conversation=conversation_of_row(row), item=_name(matcher, m))
+            judge_prompt("pointwise", [{"role": "user", "content": conversation_of_row(row)}], [_name(matcher, m)])
             for row, candidates in block
             for m in candidates[:judged]
         ]
         answers = iter(
-            asker.ask(prompts, lambda _, text: parse_score(text) is not None, POINTWISE_CORRECTION, "judge")
+            asker.ask(prompts, lambda _, text: pointwise_rating(text) is not None, POINTWISE_CORRECTION, "judge")
         )
         ratings = []
         for _, candidates in block:
-            found = [parse_score(next(answers)[-1]) or 0.0 for _ in candidates[:judged]]
+            found = [pointwise_rating(next(answers)[-1]) or 0.0 for _ in candidates[:judged]]
             ratings.append(found + [0.0] * (len(candidates) - len(found)))
         return ratings
 
@@ -175,7 +157,9 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict], shrinkage: floa
             observed_M, conversations = counts.pairs(row)
             expected_M = counts.mentions(row) * conversations / max(len(counts.conversations), 1)
             lift = (observed_M[candidates] + shrinkage) / (expected_M[candidates] + shrinkage)
-            ratings.append(np.select([lift >= 2, lift >= 1.25, lift < 0.85, lift < 0.95], [2.0, 1.0, -2.0, -1.0]).tolist())
+            ratings.append(
+                np.select([lift >= 2, lift >= 1.25, lift < 0.85, lift < 0.95], [2.0, 1.0, -2.0, -1.0]).tolist()
+            )
         return ratings
 
     return rate
@@ -234,10 +218,6 @@ def _blocks(folder: Path, size: int) -> Iterator[tuple[list[dict], list[dict]]]:
     yield from zip(
         read_blocks(folder / ROWS, size, RL_SCHEMA.names), read_blocks(folder / remap.FILE, size), strict=True
     )
-
-
-def _question(template: str, **parts: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": template.format(**parts)}]
 
 
 def _name(matcher: Matcher, row: int) -> str:

@@ -1,11 +1,13 @@
-"""Remap: a teacher's list onto the catalog, s = p (S + I) + lambda c (SPEC 6; B conversations, I items, M in the catalog).
+"""Remap: a teacher's list onto the catalog, s = p (S + I) + lambda c.
+
+B conversations, I items, of which the first M are the catalog's:
 
 p_BI       1/sqrt(k) for the teacher's item at rank k (its first mention; a line that is no item keeps its rank)
 S_IM       cosine of item and catalog item; I is 1 where the teacher's item is that catalog item
 c_BM       cosine of conversation and catalog item
 
-With unit vectors E, p S + lambda c = (p E + lambda e_conversation) E_catalog^T: one product a block of conversations, and
-only the `candidates` best unseen items of each are kept. Neither S nor the scores of all conversations ever exist.
+With unit vectors E, p S + lambda c = (p E + lambda e_conversation) E_catalog^T: one product a block of conversations,
+and only the `candidates` best unseen items of each are kept. Neither S nor the scores of all conversations ever exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 from convrec.matching import Matcher
+from convrec.ranks import format_item
 from data_prep.embeddings import Embedder, make_embedder
 from data_prep.rows import ROWS, catalog_matcher, conversation_of_row
 from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks
@@ -36,7 +39,7 @@ FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at mos
 
 
 def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
-    """(B, I): 1/sqrt(k) at the item of rank k, k from 1. An entry is an item or -1 for none; the first mention counts."""
+    """(B, I): 1/sqrt(k) at the item of rank k, from 1. An entry is an item or -1 for none; first mentions count."""
     rows, columns, values = [], [], []
     for b, items in enumerate(teacher):
         first: dict[int, int] = {}
@@ -87,7 +90,9 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
     embedder, items_ID = None, np.zeros((len(metadata), 1), np.float32)
     if is_full:
         texts = metadata + training_texts(folder)
-        embedder = make_embedder(settings["embedding"], texts, settings["dimensions"], settings["seed"])
+        catalog = zip(matcher.catalog.titles, matcher.catalog.years, strict=True)
+        names = [format_item(title, year) for title, year in catalog if year is not None]
+        embedder = make_embedder(settings["embedding"], texts, names, settings["dimensions"], settings["seed"])
         items_ID = embedder.encode(metadata)
     kept = 0
     with (

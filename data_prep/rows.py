@@ -85,5 +85,7 @@ def train_file(folder: Path) -> Path:
     assert record is not None  # every stage reads `rows`
     path = Path(record["summary"]["sources"]["train"])
     if not path.exists() or file_id(path) != record["settings"]["train"]:
-        raise UserError(f"{path}: not the file that the stage `rows` read; put it back, or give --redo rows and the new one")
+        raise UserError(
+            f"{path}: not the file that the stage `rows` read; put it back, or give --redo rows and the new one"
+        )
     return path

@@ -1,8 +1,8 @@
 """Stages that leave parquet in one folder: each is run when its settings or what it reads changed, and not otherwise.
 
-OUT/NAME.json says how the stage's files came about: {"id", "settings", "inputs", "files", "summary"}. `inputs` holds the
-ids of the stages it read, and an id is the SHA-256 of (name, settings, inputs): a change anywhere upstream shows. The
-record is written last, so a stage that was interrupted has none and is run again.
+OUT/NAME.json says how the stage's files came about: {"id", "settings", "inputs", "files", "summary"}. An id is the
+SHA-256 of the stage's files and `inputs` holds the ids of the stages it read, so a change upstream shows where it matters.
+The record is written last: a stage that was interrupted has none and is run again.
 """
 
 import hashlib
@@ -43,19 +43,20 @@ def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) 
         if record is None:
             raise UserError(f"{folder}: the stage `{name}` is not there yet; `{stage.name}` reads it: run it first")
         inputs[name] = record["id"]
-    identity = _sha256(json.dumps([stage.name, settings, inputs], sort_keys=True).encode())
     record = read_record(folder, stage.name)
     if record is not None and all((folder / file).exists() for file in stage.files):
-        if record["id"] == identity:
+        if (record["settings"], record["inputs"]) == (settings, inputs):
             return record["summary"], False
         if not redo:
             raise UserError(
-                f"{folder}: the stage `{stage.name}` was run with something else: {_difference(record, settings, inputs)}. "
-                "Give --redo to run it again, or another --out"
+                f"{folder}: the stage `{stage.name}` was run with something else: "
+                f"{_difference(record, settings, inputs)}. Give --redo to run it again, or another --out"
             )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stage.name}.json").unlink(missing_ok=True)
     summary = stage.run(folder, settings)
+    identity = " ".join(file_id(folder / file) for file in stage.files)
+    identity = hashlib.sha256(identity.encode()).hexdigest()
     record = {"id": identity, "settings": settings, "inputs": inputs, "files": list(stage.files), "summary": summary}
     with written_whole(folder / f"{stage.name}.json") as partial:
         partial.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -73,16 +74,12 @@ def read_record(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _difference(record: Mapping[str, Any], settings: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    changes = [f"the stage `{name}` has been run again since" for name in inputs if inputs[name] != record["inputs"].get(name)]
+    changes = [f"the stage `{name}` has changed since" for name in inputs if inputs[name] != record["inputs"].get(name)]
     for name in sorted({*settings, *record["settings"]}):
         old, new = record["settings"].get(name), settings.get(name)
         if old != new:
             changes.append(f"{name} was {old!r} and is {new!r}")
     return "; ".join(changes)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def file_id(path: str | os.PathLike) -> str:

@@ -26,8 +26,8 @@ SCHEMA = pa.schema(
 # The catalog's rows first, then the items outside of it that the teacher named.
 ITEMS_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("in_catalog", pa.bool_())])
 CORRECTION = (
-    "That is not the list. Reply with exactly {num_items} lines and nothing else, one recommendation a line, best first, "
-    "each in the form: title (release year)"
+    "That is not the list. Reply with exactly {num_items} lines and nothing else, one recommendation a line, best "
+    "first, each in the form: title (release year)"
 )
 
 
