@@ -1,8 +1,8 @@
 """Stages that leave parquet in one folder: each is run when its settings or what it reads changed, and not otherwise.
 
 OUT/NAME.json says how the stage's files came about: {"id", "settings", "inputs", "files", "summary"}. An id is the
-SHA-256 of the stage's files and `inputs` holds the ids of the stages it read, so a change upstream shows where it matters.
-The record is written last: a stage that was interrupted has none and is run again.
+SHA-256 of the stage's files and `inputs` holds the ids of the stages it read, so that a change upstream shows. The
+record is written last: a stage that was interrupted has none and is run again.
 """
 
 import hashlib
