@@ -31,6 +31,7 @@ from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from convrec import platform_cpu, registration
 from convrec.advantages import assign_units, rank_advantages
+from convrec.dataset import ConvRecDataset
 from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
 from convrec.rank_metrics import rank_metrics
 from convrec.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
@@ -111,6 +112,11 @@ class RankGRPOMixin:
         super()._init_tokenizer()
         self.vocab_table = build_vocab_table(self.tokenizer, self.settings.delimiter)
         self.stop_token_ids = _stop_token_ids(self.tokenizer, self.config.actor_rollout_ref.model.path)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if isinstance(self.val_dataset, ConvRecDataset):
+            self.val_dataset.use_for_validation()
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -265,6 +271,11 @@ class RankGRPOMixin:
             for key, values in reward_extra_infos_dict.items()
             if all(isinstance(value, (int, float)) for value in values)
         }
+        if "num_rows" in scalars:  # an answer was scored for several rows at once: it counts as often
+            copies = [(place, copy) for place, rows in enumerate(scalars.pop("num_rows")) for copy in range(int(rows))]
+            data_sources = [data_sources[place] for place, _ in copies]
+            sample_uids = [f"{sample_uids[place]}/{copy}" for place, copy in copies]
+            scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
         metrics = super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs)
         return metrics | {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
 
