@@ -188,3 +188,13 @@ def test_items_without_years_earn_by_title(tmp_path):
     scored = score("1. Blue Lamp\n2. Oak Desk\n**", str(tmp_path / "catalog.parquet"), truth, num_items=3)
     assert scored["rank_returns"] == [0, 1, 0]
     assert (scored["recall"], scored["catalog_hit_ratio"], scored["unparsable"]) == (1, 2 / 3, 1)
+
+
+def test_rows_of_one_conversation_are_scored_at_once_in_validation(catalog_path):
+    other = {"groundtruth": [["Heat", "1995"]], "seen": []}
+    text = "Heat (1995)\nThe Matrix (1999)\nUp (2009)\nJaws (1975)\nAlien (1979)"
+    apart = [score(text, catalog_path, truth, {"validate": True}) for truth in (TRUTH, other)]
+    together = score(text, catalog_path, {"rows": [TRUTH, other]}, {"validate": True})
+    assert together.pop("num_rows") == 2
+    assert together == pytest.approx({name: (apart[0][name] + apart[1][name]) / 2 for name in apart[0]})
+    assert together["recall"] == 1.0
