@@ -6,7 +6,8 @@ How a row comes about (data_prep/films.py has the utility):
 - a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
 - the ground truth is 1-5 films drawn from softmax(utility / GROUND_TRUTH_TEMPERATURE) without the films named;
 - the demonstration is the list of an imperfect teacher, who never sees the ground truth: tastes count less for it, it
-  has fixed wrong opinions about films, and it is noisy. RL can mend the first two, sampling less the third.
+  has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can mend the
+  first two, sampling less the third.
 """
 
 import argparse
@@ -61,11 +62,15 @@ def draw_films(
 
 
 def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
-    """The imperfect teacher's `num_items` rows, best first, none of the films named."""
+    """The imperfect teacher's `num_items` rows, best first, none of the films named.
+
+    Noise decides what is in the list, not where: from lists in a steady order a tiny model soon learns not to repeat.
+    """
     opinion_F = np.random.default_rng(TEACHER_SEED).normal(0, TEACHER_OPINION, len(table.films))
     noise_F = rng.normal(0, TEACHER_NOISE, len(table.films))
-    score_F = TEACHER_TASTE * table.affinity(taste) + table.log_popularity_F + opinion_F + noise_F
-    return _first_unseen(table, np.argsort(-score_F), num_items, taste.named)
+    score_F = TEACHER_TASTE * table.affinity(taste) + table.log_popularity_F + opinion_F
+    chosen = _first_unseen(table, np.argsort(-(score_F + noise_F)), num_items, taste.named)
+    return sorted(chosen, key=lambda row: -score_F[row])
 
 
 def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int]:
