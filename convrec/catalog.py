@@ -17,7 +17,7 @@ def parse_year(value: object) -> int | None:
         value = value.strip()
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if number.is_integer() else None
 

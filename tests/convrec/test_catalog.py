@@ -100,7 +100,7 @@ def test_a_missing_file_or_column_is_a_user_error(tmp_path):
 @pytest.mark.parametrize(
     ("value", "year"),
     [(1995, 1995), ("1995", 1995), (" 1995 ", 1995), ("1995.0", 1995), (1995.0, 1995), ("n/a", None), (None, None),
-     ("1995.5", None), ("nan", None), ("inf", None)],
+     ("1995.5", None), ("nan", None), ("inf", None), (10**400, None)],
 )  # fmt: skip
 def test_years_are_read_from_any_type(value, year):
     assert parse_year(value) == year
