@@ -17,7 +17,7 @@ def parse_year(value: object) -> int | None:
         value = value.strip()
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if number.is_integer() else None
 
@@ -69,6 +69,10 @@ class Catalog:
         return parse_year(value) if self.dated else NO_YEAR
 
 
+# What the unpickler raises for damaged bytes.
+_NOT_A_PICKLE = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+
+
 class _NoGlobals(pickle.Unpickler):
     """Plain lists, tuples, sets, strings and numbers only: a pickle that names any class or function is refused."""
 
@@ -116,7 +120,7 @@ def _load_pickle(path: Path) -> Catalog:
             content = _NoGlobals(file).load()
         except UserError as error:
             raise UserError(f"catalog {path}: {error}") from None
-        except (pickle.UnpicklingError, EOFError, ValueError, IndexError) as error:
+        except _NOT_A_PICKLE as error:
             raise UserError(f"catalog {path}: not a pickle ({error})") from error
     if not isinstance(content, list | tuple | set | frozenset):
         raise UserError(f"catalog {path}: a list of (title, year) was expected, not {type(content).__name__}")

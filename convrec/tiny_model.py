@@ -170,7 +170,7 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
     """
     import pyarrow.parquet as pq
 
-    from convrec.ranks import format_item
+    from convrec.ranks import NO_YEAR, format_item
 
     texts: list[str] = []
     for file in _parquet_files(paths):
@@ -181,7 +181,7 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
             texts += [message["content"] for messages in table[column].to_pylist() for message in messages]
         if {"title", "year"} <= set(table.column_names):
             films = zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True)
-            texts.append("\n".join(format_item(title, year) for title, year in films))
+            texts.append("\n".join(format_item(title, year or NO_YEAR) for title, year in films))
     if not texts:
         raise UserError(
             f"{', '.join(map(str, paths))}: no prompt, completion or title column in any parquet file there"

@@ -136,6 +136,7 @@ def _first_reading(
 
 
 def conversation_name(row: Row) -> int:
+    """What tells conversations apart, in 64 bits: the id, where the line has one, else the text."""
     return hash64(row.conversation_id if row.conversation_id is not None else row.conversation)
 
 

@@ -65,7 +65,7 @@ def _read_jsonl(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any
         except UnicodeEncodeError:
             damage.add(path, line, "half of a surrogate pair (\\ud800 to \\udfff), which is no character; take it out")
             continue
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             damage.add(path, line, f"no JSON ({error}); write one object a line, line breaks in texts as \\n")
             continue
         if isinstance(record, dict):

@@ -105,7 +105,7 @@ def read_conversation(turns: Any) -> str:
 def _read_turn(turn: Any, place: int, mend: str) -> tuple[str, str]:
     if not isinstance(turn, dict) or set(turn) != {"role", "content"}:
         raise BadLine(f"turn {place} of the conversation is not {{role, content}}; {mend}")
-    if turn["role"] not in SPEAKERS:
+    if turn["role"] not in tuple(SPEAKERS):  # a tuple also takes what has no hash
         raise BadLine(f"turn {place} has the role {turn['role']!r}; write user, or assistant for the recommender")
     if not isinstance(turn["content"], str) or not turn["content"].strip():
         raise BadLine(f"turn {place} has no text; leave it out")
@@ -176,10 +176,10 @@ def read_time(value: Any) -> float:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadLine(f"time is a {type(value).__name__}; write 2022-10-31T18:05:00Z or seconds since 1970")
-    seconds = float(value)
+    seconds = float(value) if isinstance(value, str) else value
     if not 0 <= seconds < 1e11:
         raise BadLine(f"time is {value!r}; seconds since 1970 are wanted (milliseconds: divide by 1,000)")
-    return seconds
+    return float(seconds)
 
 
 def _read_name(record: Mapping[str, Any], key: str) -> str | None:

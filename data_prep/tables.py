@@ -31,7 +31,8 @@ class SampleIds:
         self.occurrences: Counter[int] = Counter()
 
     def __call__(self, prompt: str, truth: Sequence[Pair], conversation: str | None = None) -> str:
-        start = f"{conversation or f'{hash64(prompt):016x}'}_t{hash64(json.dumps([prompt, truth])) % 10**8:08d}"
+        context = hash64(prompt)
+        start = f"{conversation or f'{context:016x}'}_t{hash64(json.dumps([context, truth])) % 10**8:08d}"
         key = hash64(start)
         self.occurrences[key] += 1
         return f"{start}{self.occurrences[key]}"

@@ -74,6 +74,8 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, capsys):
         ("c.csv", b"", "unknown format"),
         ("c.pkl", b"not a pickle", "not a pickle"),
         ("c.parquet", b"not parquet", "not a parquet file"),
+        ("c.pkl", b"}a.", "not a pickle"),  # damaged bytes: append to a dict, unhashable in a set
+        ("c.pkl", b"\x80\x04\x8f(}\x90.", "not a pickle"),
         ("c.pkl", pickle.dumps({"Heat": 1995}), "list of"),
         ("c.pkl", pickle.dumps([("Heat", 1995, 1)]), "entry 0"),
         ("c.pkl", pickle.dumps([("Heat", "n/a")]), "no entry"),
@@ -98,7 +100,7 @@ def test_a_missing_file_or_column_is_a_user_error(tmp_path):
 @pytest.mark.parametrize(
     ("value", "year"),
     [(1995, 1995), ("1995", 1995), (" 1995 ", 1995), ("1995.0", 1995), (1995.0, 1995), ("n/a", None), (None, None),
-     ("1995.5", None), ("nan", None), ("inf", None)],
+     ("1995.5", None), ("nan", None), ("inf", None), (10**400, None)],
 )  # fmt: skip
 def test_years_are_read_from_any_type(value, year):
     assert parse_year(value) == year

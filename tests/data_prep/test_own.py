@@ -1,5 +1,6 @@
 """Data of one's own: what is read, what is written, and what is said about damage."""
 
+import contextlib
 import json
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from convrec.metrics import evaluate_row
 from convrec.ranks import parse_items
 from convrec.schema import prompt_text, validate_catalog, validate_rl_table, validate_sft_table
 from data_prep.own import convert_own, main
-from data_prep.own_rows import read_conversation, read_time
+from data_prep.own_files import BadLine
+from data_prep.own_rows import KEYS, read_conversation, read_row, read_time
 from data_prep.retrieval import conversation_of
 from data_prep.splits import SplitRule
 from reward.catalog_match import compute_score
@@ -402,6 +404,25 @@ def test_the_command(files, tmp_path, capsys):
         main(argv)
     assert left.value.code == 2
     assert "already there" in capsys.readouterr().err
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["title", "year", "role", "content"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_values), st.booleans())
+def test_no_json_makes_the_reader_fail(changes, dated):
+    sound = {"conversation": TURNS, "ground_truth": ["M (1931)"]}
+    with contextlib.suppress(BadLine):
+        row = read_row(sound | changes, dated)
+        assert row.conversation.endswith("\n")
+        assert all(title.strip() and (year != "") == dated for title, year in row.truth)
 
 
 contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
