@@ -15,6 +15,7 @@ VERL_AND_RAY = {
     "convrec/dataset.py",
     "convrec/platform_cpu.py",
     "convrec/registration.py",
+    "convrec/tracking.py",
     "convrec/trainer.py",
     "convrec/verl_plugin.py",
     "convrec/vllm_cpu.py",
