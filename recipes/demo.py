@@ -33,8 +33,10 @@ from typing import Any
 
 import psutil
 
+from convrec.charts import Chart
+from convrec.curves import return_per_rank, series
 from convrec.errors import UserError
-from convrec.report import return_per_rank, series, table_row, text_table, write_report
+from convrec.report import table_row, text_table, write_report
 from convrec.runs import latest_step, read_metrics
 from convrec.tiny_model import make_tiny_model, read_texts, read_titles
 from recipes.console import repeating
@@ -236,10 +238,14 @@ def _report(out: Path, summary: dict[str, Any], scored: dict[str, dict[str, Any]
     return write_report(
         out / "report.html",
         title="Rank-GRPO demo",
-        settings=settings | summary["versions"],
+        settings={"demo": settings | summary["versions"]},
         table=[table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")],
-        curves={"validation NDCG@20": metrics["val/ndcg"]} if "val/ndcg" in metrics else {},
-        return_per_rank=return_per_rank(metrics),
+        charts=[
+            Chart(
+                "Return per rank", "mean return", return_per_rank(metrics), ordered=True, smooth=True, from_zero=True
+            ),
+            Chart("Validation NDCG@20", "NDCG", {"validation": metrics.get("val/ndcg", {})}),
+        ],
         examples=examples({"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}),
     )
 

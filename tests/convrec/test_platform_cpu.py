@@ -36,6 +36,7 @@ PINS = {
     # trainer: overridden, most with a call of super()
     "PPOTrainer.__init__": ("6f938d77859b66ae", "trainer.RankGRPOMixin.__init__ (replay_buffer)"),
     "PPOTrainer._init_tokenizer": ("c4c19f471702b827", "trainer.RankGRPOMixin._init_tokenizer"),
+    "PPOTrainer._init_dataloader": ("?", "trainer.RankGRPOMixin._init_dataloader (val_dataset)"),
     "PPOTrainer._init_resource_pool_mgr": (
         "9eaa3bab711e4deb",
         "trainer.RankGRPOMixin._init_resource_pool_mgr (role_worker_mapping)",
