@@ -183,6 +183,16 @@ class Matcher:
             rows.append(row)
         return result
 
+    def seen_rows(self, seen: Iterable[str]) -> list[int]:
+        """The catalog rows that `match` calls seen when these titles are; not for mode `reference`."""
+        keys = {self._seen_key(title) for title in seen}
+        found = {
+            row
+            for key in keys
+            for row in (self._by_folded.get(key[1:], ()) if key[:1] == FOLDED else self._by_title.get(key, ()))
+        }
+        return sorted(found)
+
     def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
         """Remove the ground truth with this key and the nearest year within the tolerance; 1 when there was one."""
         distances = [

@@ -5,7 +5,7 @@ answers. `Cooccurrence`, its second part, is also what `data_prep.build --judge 
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from scipy import sparse
@@ -64,14 +64,27 @@ class Cooccurrence:
     def together(self, row: dict) -> np.ndarray:
         """(M,) sum over the titles named in the row of (other conversations with title and item) / (other ones with the
         title + SHRINKAGE)."""
-        own, items_own_M = self.conversations.get(conversation_of(row["sample_id"])), self.own_items(row)
         together_M = np.zeros(self.items_CM.shape[1])
+        for counts_M, conversations in self._by_title(row):
+            together_M += counts_M / (conversations + SHRINKAGE)
+        return together_M
+
+    def pairs(self, row: dict) -> tuple[np.ndarray, float]:
+        """(M,) pairs of another conversation and a title named in the row, in which the title is named and the item
+        recommended; and all pairs, whatever is recommended."""
+        counts_M, conversations = np.zeros(self.items_CM.shape[1]), 0.0
+        for title_counts_M, title_conversations in self._by_title(row):
+            counts_M += title_counts_M
+            conversations += title_conversations
+        return counts_M, conversations
+
+    def _by_title(self, row: dict) -> Iterator[tuple[np.ndarray, float]]:
+        """For each title named that was met before: conversations with it and each item, conversations with it."""
+        own, items_own_M = self.conversations.get(conversation_of(row["sample_id"])), self.own_items(row)
         for title in row["seen_titles"]:
             if (t := self.titles.get(title)) is not None:
                 named_own = 0.0 if own is None else self.named_CT[own, t]
-                counts_M = self.together_TM[t].toarray().ravel() - named_own * items_own_M
-                together_M += counts_M / (self.named_T[t] - named_own + SHRINKAGE)
-        return together_M
+                yield self.together_TM[t].toarray().ravel() - named_own * items_own_M, self.named_T[t] - named_own
 
 
 class RetrievalTeacher:

@@ -1,0 +1,210 @@
+"""Remap-Reflect-Adjust: SFT demonstrations for a catalog, stage by stage.
+
+    python -m data_prep.build all --train data/reddit_v2/train.parquet --validation data/reddit_v2/validation.parquet \\
+        --catalog data/reddit_v2/catalog.parquet --out data/demonstrations
+
+Stages, each with its parquet in --out and a record STAGE.json of settings and summary:
+
+    rows            rows.parquet, catalog.parquet           the conversations: a share of train, all of validation
+    teacher         teacher.parquet, items.parquet          a list for each, and every item that is met
+    metadata        metadata.parquet                        words for each item
+    remap           remap.parquet                           the best candidates with s
+    reflect         reflect.parquet                         their ratings, and s + gamma * rating
+    adjust          adjusted.parquet, adjust_weights.parquet  w s + b, and w, b and what they moved
+    demonstrations  sft_train.parquet, sft_validation.parquet  what run_sft.sh reads
+
+A stage whose settings and inputs are those of its record is left alone. Changed ones are refused, or run again with
+--redo.
+Models are asked at OpenAI-compatible addresses: TEACHER_BASE_URL, TEACHER_MODEL, TEACHER_API_KEY and JUDGE_... or, for
+both, LLM_... (convrec/llm.py); answers are kept in --cache, so that nothing is paid for twice.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from convrec.errors import UserError
+from convrec.llm import LLM, endpoint
+from data_prep import adjust, demonstrations, metadata, reflect, remap, rows, teacher
+from data_prep.asking import Asker
+from data_prep.embeddings import TFIDF_SVD, check_embedding
+from data_prep.stages import Stage, file_id, read_record, run_stage
+
+STAGES = ("rows", "teacher", "metadata", "remap", "reflect", "adjust", "demonstrations")
+MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": 1024}
+
+
+def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
+    """A stage as the command line wants it: (what to run, the settings that its result depends on).
+
+    Raises UserError for what can be seen to be wrong before anything is computed.
+    """
+    if name == "rows":
+        return _plan_rows(given)
+    num_items = _num_items(Path(given.out), name)
+    if name == "teacher":
+        asker, asked = _asker(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
+        settings = {"teacher": given.teacher, "num_items": num_items} | asked
+        return Stage(name, ["rows"], [teacher.FILE, teacher.ITEMS], partial(teacher.run, asker=asker)), settings
+    if name == "metadata":
+        asker, asked = _asker(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
+        run = partial(metadata.run, asker=asker)
+        return Stage(name, ["rows", "teacher"], [metadata.FILE], run), {"metadata": given.metadata} | asked
+    if name == "remap":
+        if given.remap == "full":
+            check_embedding(given.embedding)
+        if given.candidates < num_items:
+            raise UserError(f"--candidates {given.candidates}: give at least --num-items ({num_items})")
+        settings = {
+            key: getattr(given, key)
+            for key in ("remap", "embedding", "dimensions", "candidates", "conversation_weight", "seed")
+        }
+        return Stage(name, ["rows", "teacher", "metadata"], [remap.FILE], remap.run), settings
+    if name == "reflect":
+        is_model = given.judge in ("list", "pointwise")
+        asker, asked = _asker(given, "judge", given.judge) if is_model else (None, {})
+        judged = min(given.judged or given.candidates, given.candidates)
+        settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
+        return Stage(name, ["rows", "remap"], [reflect.FILE], partial(reflect.run, asker=asker)), settings
+    if name == "adjust":
+        settings = {
+            key: getattr(given, key)
+            for key in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "held_out", "seed")
+        }
+        files = [adjust.FILE, adjust.WEIGHTS]
+        return Stage(name, ["rows", "remap", "reflect"], files, adjust.run), settings
+    assert name == "demonstrations"
+    files = list(demonstrations.FILES.values())
+    return Stage(name, ["rows", "adjust"], files, demonstrations.run), {"num_items": num_items, "check": True}
+
+
+def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
+    sources = {name: getattr(given, name) for name in ("train", "validation", "catalog")}
+    record = read_record(Path(given.out), "rows")
+    for name, path in sources.items():
+        if path is None and record is not None:  # the files of the first time
+            path = sources[name] = record["summary"]["sources"][name]
+        if path is None:
+            raise UserError(f"--{name} is not given: the file to read")
+        if not Path(path).is_file():
+            raise UserError(f"--{name} {path}: no such file")
+    settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
+    settings |= {name: file_id(path) for name, path in sources.items()}
+    return Stage("rows", [], [rows.ROWS, rows.CATALOG], partial(rows.run, sources=sources)), settings
+
+
+def _num_items(folder: Path, name: str) -> int:
+    record = read_record(folder, "rows")
+    if record is None:
+        raise UserError(f"{folder}: the stage `rows` is not there yet; `{name}` reads it: run it first, or `all`")
+    return record["settings"]["num_items"]
+
+
+def _asker(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
+    where = endpoint(role)
+    sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
+    cache = given.cache or Path(given.out) / "answers"
+    llm = LLM(where, cache, concurrency=given.concurrency, max_retries=given.retries, price=given.price)
+    return Asker(llm, sampling), {"model": where.model, "sampling": sampling}
+
+
+def build(given: argparse.Namespace) -> None:
+    """Run what the command line asks for and print a summary of each stage."""
+    folder = Path(given.out)
+    for name in STAGES if given.stage == "all" else [given.stage]:
+        stage, settings = plan(name, given)
+        summary, is_new = run_stage(stage, folder, settings, given.redo)
+        print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
+        for direction in ("up", "down") if name == "adjust" else ():
+            for line in summary["moved"][direction]:
+                print(f"    {direction:>4}  {line}")
+
+
+def _shown(summary: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in summary.items() if name not in ("moved", "sources")}
+
+
+def _sampling(text: str) -> dict[str, Any]:
+    value = json.loads(text)  # a ValueError becomes argparse's message
+    if not isinstance(value, dict):
+        raise ValueError("an object")
+    return value
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.build",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("stage", choices=(*STAGES, "all"))
+    add("--out", required=True, help="folder of the stages")
+    add("--redo", action="store_true", help="run a stage again whose settings or inputs changed")
+    add("--seed", type=int, default=3407, help="%(default)s")
+    add("--train", help="rows: training split (parquet, columns of the README)")
+    add("--validation", help="rows: validation split")
+    add("--catalog", help="rows: catalog.parquet; its text columns describe the items")
+    add("--share", type=float, default=0.25, help="rows: share of the training split (%(default)s)")
+    add("--num-items", type=int, default=20, help="rows: items of a list, as the prompts ask (%(default)s)")
+    add("--teacher", choices=("llm", "retrieval"), default="llm", help="teacher (%(default)s)")
+    add("--metadata", choices=("llm", "columns"), default="columns", help="metadata: who describes items (%(default)s)")
+    add(
+        "--remap", choices=("full", "none"), default="full", help="remap; none: the teacher's items alone (%(default)s)"
+    )
+    add("--embedding", default=TFIDF_SVD, help="remap: %(default)s, or sentence-transformers:MODEL")
+    add("--dimensions", type=int, default=256, help="remap: of tfidf-svd (%(default)s)")
+    add("--candidates", type=int, default=100, help="remap: candidates a conversation, N_r (%(default)s)")
+    add("--conversation-weight", type=float, default=1.0, help="remap: lambda (%(default)s)")
+    judges = ("list", "pointwise", "cooccurrence", "none")
+    add("--judge", choices=judges, default="list", help="reflect (%(default)s); see data_prep/reflect.py")
+    add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
+    add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
+    add("--penalty", type=float, default=0.01, help="adjust: on |w - 1|^2 and |b|^2 (%(default)s)")
+    add("--learning-rate", type=float, default=0.02, help="adjust (%(default)s)")
+    add("--batch-size", type=int, default=512, help="adjust: conversations (%(default)s)")
+    add("--max-epochs", type=int, default=200, help="adjust; 0: w = 1 and b = 0 (%(default)s)")
+    add("--patience", type=int, default=10, help="adjust: epochs without a better held-out likelihood (%(default)s)")
+    add("--held-out", type=float, default=0.1, help="adjust: share of conversations to stop by (%(default)s)")
+    add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
+    add("--retries", type=int, default=8, help="models: of one request (%(default)s)")
+    add("--cache", help="models: folder of the answers (OUT/answers)")
+    add("--sampling", type=_sampling, default={}, help="models: sampling parameters as JSON, like '{\"top_p\": 0.9}'")
+    add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
+    given = parser.parse_args(argv)
+    given.price = tuple(given.price) if given.price else None
+    _check_numbers(given)
+    return given
+
+
+def _check_numbers(given: argparse.Namespace) -> None:
+    rules = {
+        "share": (0 < given.share <= 1, "above 0, at most 1"),
+        "num_items": (1 <= given.num_items <= 100, "1 to 100"),
+        "dimensions": (given.dimensions >= 1, "at least 1"),
+        "candidates": (given.candidates >= 1, "at least 1"),
+        "judged": (given.judged is None or given.judged >= 1, "at least 1"),
+        "penalty": (given.penalty >= 0, "at least 0"),
+        "learning_rate": (given.learning_rate > 0, "above 0"),
+        "batch_size": (given.batch_size >= 1, "at least 1"),
+        "max_epochs": (given.max_epochs >= 0, "at least 0"),
+        "patience": (given.patience >= 1, "at least 1"),
+        "held_out": (0 <= given.held_out < 1, "at least 0, below 1"),
+    }
+    for name, (holds, wanted) in rules.items():
+        if not holds:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(given, name)}: give {wanted}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        build(parse(argv))
+    except UserError as error:
+        raise SystemExit(f"python -m data_prep.build: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The last stage: the top N of each conversation as a list, in the SFT table's columns, and how good the lists are."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from convrec.metrics import evaluate_row, summarise
+from convrec.ranks import Item, format_item
+from convrec.schema import RL_SCHEMA, SFT_SCHEMA
+from data_prep import adjust
+from data_prep.rows import ROWS, catalog_matcher
+from data_prep.stages import Summary, parquet_writer, read_blocks
+
+FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
+BLOCK = 4096
+
+
+def run(folder: Path, settings: dict[str, Any]) -> Summary:
+    """settings: num_items, check (whether to score the lists). Rows with fewer candidates than a list are left out."""
+    matcher, n = catalog_matcher(folder), settings["num_items"]
+    names = list(zip(matcher.catalog.titles, matcher.catalog.years, strict=True))
+    written, short = dict.fromkeys(FILES, 0), 0
+    scored: dict[str, list[tuple[str, dict]]] = {split: [] for split in FILES}
+    columns = [*RL_SCHEMA.names, "split"]
+    with (
+        parquet_writer(folder / FILES["train"], SFT_SCHEMA) as train,
+        parquet_writer(folder / FILES["validation"], SFT_SCHEMA) as validation,
+    ):
+        writers = {"train": train, "validation": validation}
+        for rows, kept in zip(
+            read_blocks(folder / ROWS, BLOCK, columns), read_blocks(folder / adjust.FILE, BLOCK), strict=True
+        ):
+            found: dict[str, list[dict]] = {split: [] for split in FILES}
+            for row, entry in zip(rows, kept, strict=True):
+                split, items = row.pop("split"), [names[m] for m in entry["candidates"][:n]]
+                if len(items) < n:
+                    short += 1
+                    continue
+                text = "\n".join(format_item(title, year) for title, year in items)
+                found[split].append(row | {"completion": [{"content": text, "role": "assistant"}]})
+                if settings["check"] and row["groundtruth_with_release_year"]:
+                    answer = [Item(title, year) for title, year in items]
+                    truth = row["groundtruth_with_release_year"]
+                    metrics = evaluate_row(answer, truth, row["seen_titles"], matcher, ks=_ks(n))
+                    scored[split].append((row["prompt"][0]["content"], metrics))
+            for split, some in found.items():
+                writers[split].write_table(pa.Table.from_pylist(some, SFT_SCHEMA))
+                written[split] += len(some)
+    summary: Summary = {**written, "too_few_candidates": short}
+    for split, results in scored.items():
+        if results:
+            result = summarise([m for _, m in results], _ks(n), [c for c, _ in results], num_items=n)
+            summary[f"{split}_metrics"] = {
+                name: [round(value["mean"], 4), round(value["se"], 4)] if isinstance(value, dict) else value
+                for name, value in result.items()
+            }
+    return summary
+
+
+def _ks(num_items: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, num_items // 2), num_items}))

@@ -1,0 +1,111 @@
+"""Texts -> unit vectors, for cosine similarities.
+
+tfidf-svd                     TF-IDF of words and of item names (`title (year)` is one term) with truncated SVD, fitted
+                              on the texts at hand. Needs no download, and knows only what occurs together
+sentence-transformers:MODEL   a sentence-transformers model by name or folder; needs the extra `embeddings`
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from convrec.errors import UserError
+
+TFIDF_SVD = "tfidf-svd"
+SENTENCE_TRANSFORMERS = "sentence-transformers:"
+MAX_FEATURES = 50_000
+_WORD = re.compile(r"[^\W\d_][^\W\d_'’]+")
+_YEAR = re.compile(r" \(\d{4}\)")
+
+
+class Embedder(Protocol):
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, D) float32; every row has norm 1, or 0 where the text has nothing that is known."""
+        ...
+
+
+def check_embedding(name: str) -> None:
+    """Raise UserError for a name that is none, or whose library is not installed."""
+    if name == TFIDF_SVD:
+        return
+    model = name.removeprefix(SENTENCE_TRANSFORMERS)
+    if model == name or not model:
+        raise UserError(f"--embedding {name}: give {TFIDF_SVD} or {SENTENCE_TRANSFORMERS}MODEL")
+    _sentence_transformer_class()
+
+
+def make_embedder(
+    name: str, texts: Sequence[str], names: Collection[str] = (), dimensions: int = 256, seed: int = 0
+) -> Embedder:
+    """All but the name is for tfidf-svd: the texts it is fitted on, the items' names, and how."""
+    check_embedding(name)
+    if name == TFIDF_SVD:
+        return TfidfSvd(texts, names, dimensions, seed)
+    return SentenceTransformerEmbedder(name.removeprefix(SENTENCE_TRANSFORMERS))
+
+
+class TfidfSvd:
+    def __init__(self, texts: Sequence[str], names: Collection[str], dimensions: int, seed: int) -> None:
+        """Fit on `texts`; at most `dimensions` dimensions, fewer where there are fewer terms or texts."""
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
+
+        self.names = {name.lower() for name in names}
+        self.longest_name = max((len(name.split()) for name in self.names), default=0)
+        self.ignored = ENGLISH_STOP_WORDS | {"user", "system"}  # who speaks says nothing
+        self.vectorizer = TfidfVectorizer(
+            analyzer=self.terms, sublinear_tf=True, max_features=MAX_FEATURES, dtype=np.float32
+        )
+        try:
+            weights = self.vectorizer.fit_transform(texts)
+        except ValueError as error:  # scikit-learn's "empty vocabulary"
+            raise UserError(f"--embedding {TFIDF_SVD}: the texts have no words ({error})") from None
+        kept = min(dimensions, *(size - 1 for size in weights.shape))
+        self.svd = TruncatedSVD(kept, random_state=seed).fit(weights) if kept > 0 else None
+
+    def terms(self, text: str) -> list[str]:
+        """Lower-case words without stop words and years, and every item name that stands in the text."""
+        text = text.lower()
+        return [word for word in _WORD.findall(text) if word not in self.ignored] + self._named(text)
+
+    def _named(self, text: str) -> list[str]:
+        found = []
+        for year in _YEAR.finditer(text):
+            words = text[max(0, year.start() - 200) : year.start()].split()[-self.longest_name :]
+            endings = (" ".join(words[start:]) + year[0] for start in range(len(words)))
+            found += [name for name in endings if name in self.names][:1]  # the longest one
+        return found
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        weights = self.vectorizer.transform(texts)
+        return unit_rows(weights.toarray() if self.svd is None else self.svd.transform(weights))
+
+
+class SentenceTransformerEmbedder:
+    def __init__(self, model: str) -> None:
+        try:
+            self.model = _sentence_transformer_class()(model)
+        except (OSError, ValueError) as error:
+            raise UserError(f"--embedding {SENTENCE_TRANSFORMERS}{model}: the model does not load ({error})") from error
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        return unit_rows(self.model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True))
+
+
+def _sentence_transformer_class() -> type:
+    try:
+        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UserError(
+            f"--embedding {SENTENCE_TRANSFORMERS}...: sentence-transformers is not installed; install the extra "
+            f'`embeddings` (pip install -e ".[embeddings]"), or use --embedding {TFIDF_SVD}'
+        ) from None
+    return SentenceTransformer
+
+
+def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
+    """Every row over its norm, float32; a row (nearly) of zeros stays one, so that its cosines are 0."""
+    norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    return np.where(norms_N1 > 1e-6, vectors_ND / np.maximum(norms_N1, 1e-6), 0.0).astype(np.float32)

@@ -1,0 +1,224 @@
+"""Reflect: a judge rates each conversation's candidates on -2..2 and s += gamma * rating (SPEC 6); unrated ones get 0.
+
+list           one question a conversation, answered with `title (year)####rating` lines, as in the paper
+pointwise      one question a candidate to a judge that this project trained, in the words of its training;
+               rating = score - 2; asked for the `judged` best candidates only
+cooccurrence   no model: how often the candidate was recommended in training conversations that name the same titles,
+               against what its popularity explains. A counting rule, not a judgement of the conversation
+none           all ratings 0
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from convrec.judge_prompt import judge_prompt
+from convrec.judge_verdict import score_verdict
+from convrec.matching import Matcher, fold
+from convrec.ranks import format_item, parse_item, split_lines
+from convrec.schema import RL_SCHEMA
+from data_prep import remap
+from data_prep.asking import BLOCK, Asker
+from data_prep.retrieval_teacher import Cooccurrence
+from data_prep.rows import ROWS, catalog_matcher, conversation_of_row, train_file
+from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks
+
+FILE = "reflect.parquet"
+SCHEMA = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("ratings", pa.list_(pa.float32())),  # of remap's candidates, in their order
+        ("scores", pa.list_(pa.float32())),  # s + gamma * rating, in the same order
+    ]
+)
+LOWEST, HIGHEST = -2.0, 2.0
+LIST_PROMPT = (
+    "Below are a conversation between a user and a recommender system, and candidate items. Rate how well each "
+    "candidate answers what the user asks for: 2 excellent, 1 good, 0 neutral or not known, -1 poor, -2 bad. Reply "
+    "with one line a candidate and nothing else, each in the form: title (year)####rating\n"
+    "Conversation:\n{conversation}\n"
+    "Candidates:\n{candidates}"
+)
+LIST_CORRECTION = (
+    "That is not the form. Reply with one line for every candidate and nothing else: its title and year as given, "
+    "then #### and a whole number from -2 to 2, like: Heat (1995)####1"
+)
+POINTWISE_CORRECTION = "There is no score. Reply in the form <think>...</think><score>0, 1, 2, 3 or 4</score>."
+
+_RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
+
+
+def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dict[int, float]:
+    """{catalog row: rating} for the candidates that the text rates; of two ratings of one the first counts.
+
+    Lenient: numbering, bold, other dashes, a plus sign, words before the number, halves, a title without its year (when
+    only one candidate has it). A number outside -2..2, a title that is no candidate and any other line are passed over.
+    """
+    wanted = set(candidates)
+    by_title: dict[str, list[int]] = {}
+    for row in candidates:
+        by_title.setdefault(fold(matcher.catalog.titles[row]), []).append(row)
+    ratings: dict[int, float] = {}
+    for line in split_lines(text):
+        name, separator, rest = line.rpartition("####")
+        number = _RATING.match(rest) if separator else None
+        if number is None:
+            continue
+        rating = float(number[2]) * (-1.0 if number[1] in ("-", "−", "–") else 1.0)
+        if not LOWEST <= rating <= HIGHEST:
+            continue
+        item = parse_item(name)
+        row = matcher.identify(*item).index if item else -1
+        if row not in wanted:
+            same = by_title.get(fold(item.title if item else name.strip("*_ \t")), [])
+            row = same[0] if len(same) == 1 else -1
+        if row >= 0:
+            ratings.setdefault(row, rating)
+    return ratings
+
+
+def pointwise_rating(text: str) -> float | None:
+    """-2..2 from a verdict 0-4; None where the answer has none."""
+    score = score_verdict(text)
+    return None if score is None else score - 2.0
+
+
+def add_ratings(scores: Sequence[float], ratings: Sequence[float], gamma: float) -> list[float]:
+    return [score + gamma * rating for score, rating in zip(scores, ratings, strict=True)]
+
+
+# ---- the judges: blocks of rows with their candidates -> ratings of each row, aligned with the candidates
+
+Block = list[tuple[dict, list[int]]]
+Judge = Callable[[Block], list[list[float]]]
+
+
+def list_judge(matcher: Matcher, asker: Asker) -> Judge:
+    def rate(block: Block) -> list[list[float]]:
+        prompts = [
+            [{"role": "user", "content": LIST_PROMPT.format(conversation=conversation_of_row(row), candidates=listed)}]
+            for row, candidates in block
+            for listed in ["\n".join(_name(matcher, m) for m in candidates)]
+        ]
+
+        def is_good(index: int, text: str) -> bool:
+            candidates = block[index][1]
+            return 2 * len(parse_ratings(text, candidates, matcher)) >= len(candidates)
+
+        ratings = []
+        answers = asker.ask(prompts, is_good, LIST_CORRECTION, "judge")
+        for (_, candidates), texts in zip(block, answers, strict=True):
+            found: dict[int, float] = {}
+            for text in texts:  # what the second answer says counts more; what only the first rated stays
+                found |= parse_ratings(text, candidates, matcher)
+            ratings.append([found.get(m, 0.0) for m in candidates])
+        return ratings
+
+    return rate
+
+
+def pointwise_judge(matcher: Matcher, asker: Asker, judged: int) -> Judge:
+    def rate(block: Block) -> list[list[float]]:
+        prompts = [
+            judge_prompt("pointwise", [{"role": "user", "content": conversation_of_row(row)}], [_name(matcher, m)])
+            for row, candidates in block
+            for m in candidates[:judged]
+        ]
+        answers = iter(
+            asker.ask(prompts, lambda _, text: pointwise_rating(text) is not None, POINTWISE_CORRECTION, "judge")
+        )
+        ratings = []
+        for _, candidates in block:
+            found = [pointwise_rating(next(answers)[-1]) or 0.0 for _ in candidates[:judged]]
+            ratings.append(found + [0.0] * (len(candidates) - len(found)))
+        return ratings
+
+    return rate
+
+
+def cooccurrence_judge(matcher: Matcher, train_rows: list[dict], shrinkage: float = 5.0) -> Judge:
+    """rating(m) from lift = (observed + shrinkage) / (expected + shrinkage): 2 from 2, 1 from 1.25, -1 below 0.95, -2
+    below 0.85, else 0. observed: (conversation, title) pairs of other training conversations in which one of the titles
+    named here is named and m recommended; expected: as many as if m were recommended there as often as anywhere.
+    A conversation that names no title known from training gets 0 everywhere."""
+    catalog = matcher.catalog
+    pairs = [(title, str(year)) for title, year in zip(catalog.titles, catalog.years, strict=True)]
+    counts = Cooccurrence(train_rows, pairs)
+
+    def rate(block: Block) -> list[list[float]]:
+        ratings = []
+        for row, candidates in block:
+            observed_M, conversations = counts.pairs(row)
+            expected_M = counts.mentions(row) * conversations / max(len(counts.conversations), 1)
+            lift = (observed_M[candidates] + shrinkage) / (expected_M[candidates] + shrinkage)
+            ratings.append(
+                np.select([lift >= 2, lift >= 1.25, lift < 0.85, lift < 0.95], [2.0, 1.0, -2.0, -1.0]).tolist()
+            )
+        return ratings
+
+    return rate
+
+
+def no_judge(block: Block) -> list[list[float]]:
+    return [[0.0] * len(candidates) for _, candidates in block]
+
+
+def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
+    """settings: judge, gamma, judged; asker: for `list` and `pointwise`."""
+    matcher = catalog_matcher(folder)
+    judge = _make_judge(folder, settings, matcher, asker)
+    total = rated = 0
+    histogram: dict[float, int] = {}
+    # a pointwise block asks BLOCK questions or a little more, a list block BLOCK conversations
+    size = max(1, BLOCK // settings["judged"]) if settings["judge"] == "pointwise" else BLOCK
+    with (
+        parquet_writer(folder / FILE, SCHEMA) as writer,
+        tqdm(total=count_rows(folder / ROWS), desc="reflect", unit="row", disable=None) as bar,
+    ):
+        for rows, kept in _blocks(folder, size):
+            block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]
+            ratings = judge(block)
+            scores = [
+                add_ratings(entry["scores"], given, settings["gamma"])
+                for entry, given in zip(kept, ratings, strict=True)
+            ]
+            found = [row["sample_id"] for row in rows], ratings, scores
+            writer.write_table(pa.table(dict(zip(SCHEMA.names, found, strict=True)), SCHEMA))
+            for given in ratings:
+                total += len(given)
+                for rating in given:
+                    histogram[rating] = histogram.get(rating, 0) + 1
+            rated = total - histogram.get(0.0, 0)
+            bar.update(len(rows))
+    summary = {
+        "not_zero": round(rated / max(total, 1), 4),
+        "ratings": {f"{rating:g}": count for rating, count in sorted(histogram.items())},
+    }
+    return summary | (asker.summary() if asker else {})
+
+
+def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker: Asker | None) -> Judge:
+    if settings["judge"] == "none":
+        return no_judge
+    if settings["judge"] == "cooccurrence":
+        return cooccurrence_judge(matcher, pq.read_table(train_file(folder), columns=RL_SCHEMA.names).to_pylist())
+    assert asker is not None
+    if settings["judge"] == "pointwise":
+        return pointwise_judge(matcher, asker, settings["judged"])
+    return list_judge(matcher, asker)
+
+
+def _blocks(folder: Path, size: int) -> Iterator[tuple[list[dict], list[dict]]]:
+    yield from zip(
+        read_blocks(folder / ROWS, size, RL_SCHEMA.names), read_blocks(folder / remap.FILE, size), strict=True
+    )
+
+
+def _name(matcher: Matcher, row: int) -> str:
+    return format_item(matcher.catalog.titles[row], matcher.catalog.years[row])  # type: ignore[arg-type]

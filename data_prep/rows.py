@@ -1,0 +1,91 @@
+"""The first stage: which conversations demonstrations are built for, and the catalog, in the folder of the others."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.catalog import load_catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt, validate_rl_table
+from data_prep.retrieval_teacher import conversation_of
+from data_prep.stages import Summary, file_id, parquet_writer, read_blocks, read_record, written_whole
+
+ROWS, CATALOG = "rows.parquet", "catalog.parquet"
+SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group", pa.string()))
+_ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
+
+
+def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summary:
+    """settings: share, seed, num_items and the files' ids; sources: the paths of train, validation and catalog.
+
+    A row's group is what must not be torn apart: its conversation where the id is `conversation_turn`, else its prompt.
+    """
+    catalog = load_catalog(sources["catalog"])
+    counts = {}
+    with parquet_writer(folder / ROWS, SCHEMA) as writer:
+        for split in ("train", "validation"):
+            path = sources[split]
+            total = validate_rl_table(path, allow_empty_ground_truth=True).rows
+            chosen = np.zeros(total, bool)
+            share = settings["share"] if split == "train" else 1.0
+            rng = np.random.default_rng(settings["seed"])
+            chosen[rng.permutation(total)[: max(1, round(share * total))]] = True
+            counts[split], start = int(chosen.sum()), 0
+            for block in read_blocks(Path(path), 4096, RL_SCHEMA.names):
+                kept = [row for row, keep in zip(block, chosen[start : start + len(block)], strict=True) if keep]
+                for row in kept:
+                    _check_list_length(path, row, settings["num_items"])
+                rows = [row | {"split": split, "group": group_of(row)} for row in kept]
+                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                start += len(block)
+    with written_whole(folder / CATALOG) as partial:
+        if sources["catalog"].endswith(".parquet"):
+            table = pq.read_table(sources["catalog"])
+        else:
+            films = [{"title": t, "year": y} for t, y in zip(catalog.titles, catalog.years, strict=True)]
+            table = pa.Table.from_pylist(films, CATALOG_SCHEMA)
+        pq.write_table(table, partial)
+    summary: Summary = counts | {"catalog": len(catalog), "unusable_catalog_entries": len(catalog.problems)}
+    return summary | {"sources": {name: str(Path(path).resolve()) for name, path in sources.items()}}
+
+
+def group_of(row: dict) -> str:
+    name = conversation_of(row["sample_id"])
+    if name != row["sample_id"]:
+        return name
+    return hashlib.sha256(row["prompt"][0]["content"].encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _check_list_length(path: str, row: dict, num_items: int) -> None:
+    asked = _ASKED_FOR.search(row["prompt"][0]["content"])
+    if asked and int(asked[1]) != num_items:
+        raise UserError(
+            f"{path}: {row['sample_id']} asks for {asked[1]} recommendations and --num-items is {num_items}: "
+            "make them equal"
+        )
+
+
+def conversation_of_row(row: dict) -> str:
+    return split_prompt(row["prompt"][0]["content"])[1]
+
+
+def catalog_matcher(folder: Path) -> Matcher:
+    return Matcher(load_catalog(folder / CATALOG))
+
+
+def train_file(folder: Path) -> Path:
+    """The whole training split that the stage `rows` read; raises UserError when it is gone or another one."""
+    record = read_record(folder, "rows")
+    assert record is not None  # every stage reads `rows`
+    path = Path(record["summary"]["sources"]["train"])
+    if not path.exists() or file_id(path) != record["settings"]["train"]:
+        raise UserError(
+            f"{path}: not the file that the stage `rows` read; put it back, or give --redo rows and the new one"
+        )
+    return path

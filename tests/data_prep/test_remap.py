@@ -1,0 +1,113 @@
+"""Remap by hand, block by block, and what may not be recommended."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convrec.catalog import Catalog
+from convrec.errors import UserError
+from convrec.matching import Matcher
+from convrec.ranks import Item
+from data_prep.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
+from data_prep.remap import matched_scores, rank_weights, remap_scores, top_candidates, writable_rows
+
+# catalog items 0, 1, 2 and item 3, which only the teacher knows
+ITEMS_ID = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6]], np.float32)
+
+
+def test_scores_by_hand():
+    # The teacher names item 3 at rank 1 and item 1 at rank 4: p = (0, 1/sqrt(4), 0, 1/sqrt(1)) = (0, .5, 0, 1).
+    # p S by catalog item, S from the vectors above:
+    #   item 0: .5 * 0   + 1 * .8                  = .8
+    #   item 1: .5 * 1   + 1 * .6                  = 1.1
+    #   item 2: .5 * .8  + 1 * (.8*.6 + .6*.8)     = .4 + .96 = 1.36
+    # p I: .5 at item 1 (the teacher's item is that one); item 3 is not in the catalog
+    # lambda c, the conversation (.6, .8), lambda 2: 2 * (.6, .8, .36 + .64) = (1.2, 1.6, 2)
+    # sum: (2, 3.2, 3.36)
+    p_BI = rank_weights([[3, -1, 3, 1]], 4)  # a line that is no item keeps its rank; the repeat at 3 adds nothing
+    scores = remap_scores(p_BI, ITEMS_ID, 3, np.array([[0.6, 0.8]], np.float32), weight=2.0)
+    np.testing.assert_allclose(scores, [[2.0, 3.2, 3.36]], rtol=1e-6)
+    np.testing.assert_allclose(matched_scores(p_BI, 3), [[-np.inf, 0.5, -np.inf]])
+
+
+def test_rank_weights_are_one_over_the_root_of_the_rank():
+    # 1/sqrt(1), 1/sqrt(2), 1/sqrt(3)
+    np.testing.assert_allclose(
+        rank_weights([[2, 0, 1], []], 3).toarray(), [[0.70710678, 0.57735027, 1.0], [0, 0, 0]], rtol=1e-6
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), lists=st.lists(st.lists(st.integers(-1, 7), max_size=6), min_size=1, max_size=5))
+def test_the_product_is_the_formula_and_blocks_change_nothing(seed, lists):
+    rng = np.random.default_rng(seed)
+    items_ID, conversations_BD = unit_rows(rng.normal(size=(8, 4))), unit_rows(rng.normal(size=(len(lists), 4)))
+    p_BI = rank_weights(lists, 8)
+    scores = remap_scores(p_BI, items_ID, 5, conversations_BD, 0.5)
+    s_IM, i_IM = items_ID @ items_ID[:5].T, np.eye(8, 5)
+    expected = p_BI.toarray() @ (s_IM + i_IM) + 0.5 * conversations_BD @ items_ID[:5].T
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    one_by_one = [remap_scores(p_BI[b], items_ID, 5, conversations_BD[b : b + 1], 0.5)[0] for b in range(len(lists))]
+    np.testing.assert_allclose(scores, one_by_one, atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    scores=st.lists(st.one_of(st.integers(-3, 3).map(float), st.just(-np.inf)), max_size=20), count=st.integers(1, 25)
+)
+def test_top_candidates_are_the_first_of_a_stable_sort_without_the_excluded(scores, count):
+    array = np.array(scores, np.float32)
+    expected = [m for m in np.argsort(-array, kind="stable") if array[m] > -np.inf][:count]
+    assert top_candidates(array, count).tolist() == expected
+
+
+def test_what_cannot_stand_in_a_list_is_left_out():
+    catalog = Catalog.from_items([("Heat", 1995), ("No Year", None), ("heat", 1995), ("Heat", 1986), ("Up", 2009)])
+    # the third is the first once more; the Heat of 1986 is another film
+    assert writable_rows(Matcher(catalog)).tolist() == [True, False, False, True, True]
+
+
+def test_seen_rows_are_those_that_match_calls_seen():
+    titles = ["Heat", "The Matrix", "Mother!", "Mother", "Alien 3", "Heat"]
+    catalog = Catalog.from_items([(title, 1990 + 5 * n) for n, title in enumerate(titles)])
+    for mode in ("fuzzy", "exact"):
+        matcher = Matcher(catalog, mode)
+        for seen in (["heat"], ["Matrix"], ["Mother!"], ["mother"], ["Matrix, The (1995)"], ["Nothing", "ALIEN 3"], []):
+            items = [Item(title, year) for title, year in zip(catalog.titles, catalog.years, strict=True)]
+            flags = matcher.match(items, [], seen).seen
+            assert matcher.seen_rows(seen) == [row for row, flag in enumerate(flags) if flag]
+
+
+def test_tfidf_svd_puts_together_what_occurs_together():
+    names = ["Ghosts (1990)", "Spectres (1991)", "Laughs (1992)"]
+    texts = [*names, *["USER: scary haunted, like Ghosts (1990) or Spectres (1991)\n"] * 3]
+    texts += ["USER: funny jokes, like Laughs (1992)\n"] * 3
+    embedder = make_embedder(TFIDF_SVD, texts, names, dimensions=2, seed=1)
+    vectors = embedder.encode([*names, "something haunted", "jokes please", "???"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 1, 1, 1, 0], atol=1e-5)
+    cosines = vectors @ vectors.T
+    assert cosines[0, 1] > 0.9  # named together
+    assert cosines[0, 2] < 0.1
+    assert cosines[3, 0] > 0.9 > 0.1 > cosines[3, 2]  # the words of those who named it
+    assert cosines[4, 2] > 0.9
+    np.testing.assert_array_equal(embedder.encode(names), make_embedder(TFIDF_SVD, texts, names, 2, 1).encode(names))
+
+
+def test_terms_are_words_and_the_longest_names():
+    embedder = TfidfSvd(["some words"], ["Ring (1998)", "The Ring (2002)"], 5, 0)
+    assert embedder.terms("USER: I saw The Ring (2002), not Ring (1998) in 1999") == [
+        *("saw", "ring", "ring"),
+        *("the ring (2002)", "ring (1998)"),
+    ]
+
+
+def test_embeddings_that_cannot_be_are_refused(monkeypatch):
+    for name in ("word2vec", "sentence-transformers:"):
+        with pytest.raises(UserError, match="tfidf-svd or sentence-transformers:MODEL"):
+            check_embedding(name)
+    with pytest.raises(UserError, match="no words"):
+        make_embedder(TFIDF_SVD, ["the", "1999"])
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # as if not installed
+    with pytest.raises(UserError, match=r"extra `embeddings`"):
+        check_embedding("sentence-transformers:any")
