@@ -28,6 +28,12 @@ RESPONSE_TITLES = {"pointwise": ("Response",), "pairwise": ("Response A", "Respo
 TEMPLATE_SETTINGS = {"enable_thinking": True}
 
 
+def phrases() -> list[str]:
+    """The constant parts of a prompt, which a tokenizer made for small judges can hold as one token each."""
+    principles = [f"{number}. {text}" for number, text in enumerate(PRINCIPLES, 1)]
+    return [*TASK.values(), *principles, *FORM.values()]
+
+
 def query_text(messages: Sequence[Message]) -> str:
     """The query: a lone user message as it is, a conversation as `USER: ...` and `ASSISTANT: ...` lines."""
     if len(messages) == 1:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from convrec import judge_prompt
 from convrec.errors import UserError
 from convrec.schema import INSTRUCTION_TEMPLATE
 
@@ -215,6 +216,7 @@ def main(argv: list[str] | None = None) -> None:
         help="sample folder or parquet files; a catalog's titles become tokens",
     )
     parser.add_argument("--out", required=True, help="model folder to write; replaced when it is there")
+    parser.add_argument("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--num-layers", type=int, default=3)
@@ -224,8 +226,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=3407)
     given = vars(parser.parse_args(argv))
     data, out = given.pop("data"), given.pop("out")
+    parts = judge_prompt.phrases() if given.pop("judge") else []
     try:
-        make_tiny_model(out, read_texts(data), read_titles(data), **given)
+        make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)
     except UserError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

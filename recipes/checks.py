@@ -36,7 +36,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
 def check_judge(config: DictConfig, mode: str) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     _check_rl(config)
-    return _check_tables(config, lambda path: validate_judge_table(path, mode))
+    return _check_tables(config, lambda path: validate_judge_table(path, mode), "data_prep.judge_sample")
 
 
 def _check_rl(config: DictConfig) -> None:
@@ -113,10 +113,12 @@ def _check_model(model_path: str, lengths: dict[str, int]) -> None:
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
 
 
-def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
+def _check_tables(
+    config: DictConfig, validate: Callable[[str], TableReport], maker: str = "data_prep.sample"
+) -> list[str]:
     warnings: list[str] = []
     rows = 0
-    for path in _files("TRAIN_FILE", config.data.train_files):
+    for path in _files("TRAIN_FILE", config.data.train_files, maker):
         report = validate(path)
         rows += report.rows
         warnings += report.warnings
@@ -125,18 +127,18 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
             f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}: lower the "
             "batch size"
         )
-    for path in _files("VAL_FILE", config.data.val_files):
+    for path in _files("VAL_FILE", config.data.val_files, maker):
         warnings += validate(path).warnings
     return warnings
 
 
-def _files(variable: str, files: str | Sequence[str] | None) -> list[str]:
+def _files(variable: str, files: str | Sequence[str] | None, maker: str) -> list[str]:
     paths = [files] if isinstance(files, str) else list(files or ())
     for path in paths:
-        _require_file(variable, path)
+        _require_file(variable, path, maker)
     return paths
 
 
-def _require_file(variable: str, path: str) -> None:
+def _require_file(variable: str, path: str, maker: str = "data_prep.sample") -> None:
     if not Path(path).is_file():
-        raise UserError(f"{variable}={path}: no such file; name one, or make sample data: python -m data_prep.sample")
+        raise UserError(f"{variable}={path}: no such file; name one, or make sample data: python -m {maker}")

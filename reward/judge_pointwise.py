@@ -53,4 +53,4 @@ def true_score(ground_truth: object) -> int:
             f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": 0-4}}, a whole number; '
             "python -m data_prep.judge writes it"
         )
-    return int(value)
+    return int(float(value))

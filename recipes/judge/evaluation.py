@@ -72,7 +72,7 @@ def evaluate_judge(
 
     orders = (False, True) if mode == "pairwise" else (False,)
     asked = {order: [prompt_of(row, mode, swapped=order) for _, row in kept] for order in orders}
-    settings = {"max_tokens": max_response_length, "temperature": 0.0, "seed": seed}
+    settings: dict[str, Any] = {"max_tokens": max_response_length, "temperature": 0.0, "seed": seed}
     settings |= {"max_prompt_tokens": max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start = time.monotonic()
     prompts = {prompt_id(prompt): prompt for some in asked.values() for prompt in some}

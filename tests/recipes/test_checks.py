@@ -256,7 +256,7 @@ def test_a_finished_run_is_left_alone(
     assert [path.name for path in run.iterdir()] == ["latest_checkpointed_iteration.txt"]
 
 
-@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh"])
+@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
 def test_script_from_another_folder(script: str, good: dict[str, str], tmp_path: Path) -> None:
     environment = {**os.environ, **good, "TRAIN_FILE": "here/train.parquet", "PYTHON": sys.executable}
     environment.pop("RAY_ADDRESS", None)
@@ -267,7 +267,7 @@ def test_script_from_another_folder(script: str, good: dict[str, str], tmp_path:
     assert f"error: TRAIN_FILE={tmp_path}/here/train.parquet: no such file" in done.stderr
 
 
-@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh"])
+@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pointwise.sh"])
 def test_wrong_value_stops_before_it_is_submitted(script: str, tmp_path: Path) -> None:
     """Nothing listens at the address: the variable is looked at first."""
     environment = {**os.environ, "RAY_ADDRESS": "http://127.0.0.1:9", "SEED": "today", "PYTHON": sys.executable}

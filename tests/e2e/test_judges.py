@@ -1,0 +1,220 @@
+"""Judges end to end: SFT on demonstrations, GRPO of both modes, evaluation, and a served judge in the Reflect step."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.checkpoints import resolve_model
+from convrec.judge_metrics import pairwise_summary
+from convrec.judge_prompt import phrases
+from convrec.judge_schema import read_judge_table
+from convrec.judge_verdict import score_verdict
+from convrec.runs import latest_step, read_metrics
+from convrec.tiny_model import make_tiny_model, read_texts
+from data_prep.judge import convert
+from data_prep.judge_demonstrations import build
+from data_prep.judge_sample import write_sample
+from data_prep.sample import write_sample as write_conversations
+
+from .conftest import ROOT
+
+SFT_STEPS = 120
+SIZES = {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "24"}
+
+
+def run(script: str, *overrides: str, **variables: str) -> str:
+    """bash SCRIPT with these variables; returns what it said on the terminal."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"PYTHON": sys.executable, **variables}
+    done = subprocess.run(
+        ["bash", str(ROOT / script), *overrides],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    log = Path(variables["SAVE_PATH"]) / "run.log"
+    assert done.returncode == 0, done.stderr + (log.read_text(errors="replace")[-3000:] if log.exists() else "")
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, and in sft/ a tiny judge that has seen demonstrations of both modes."""
+    folder = tmp_path_factory.mktemp("judges")
+    data = write_sample(folder / "data", count=600)
+    for split in ("train", "validation"):
+        for mode in ("pairwise", "pointwise"):
+            build(mode, data / mode / f"{split}.parquet", folder / f"{mode}_{split}.parquet")
+        both = [pq.read_table(folder / f"{mode}_{split}.parquet") for mode in ("pairwise", "pointwise")]
+        pq.write_table(pa.concat_tables(both), folder / f"sft_{split}.parquet")
+    model = make_tiny_model(
+        folder / "model", read_texts([folder / "sft_train.parquet"]), phrases(), vocab_size=1024, num_layers=2
+    )
+    run(
+        "run_sft.sh",
+        MODEL_PATH=str(model),
+        TRAIN_FILE=str(folder / "sft_train.parquet"),
+        VAL_FILE=str(folder / "sft_validation.parquet"),
+        SAVE_PATH=str(folder / "sft"),
+        TOTAL_STEPS=str(SFT_STEPS),
+        TOTAL_EPOCHS="100",
+        TRAIN_BATCH_SIZE="32",
+        LR="4e-3",
+        MAX_LENGTH="128",
+        SAVE_FREQ=str(SFT_STEPS),
+        TEST_FREQ=str(SFT_STEPS),
+    )
+    return folder
+
+
+def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]:
+    """Two steps of GRPO from sft/ into <mode>/; returns the metrics of the steps."""
+    said = run(
+        f"recipes/judge/run_{mode}.sh",
+        "data.val_max_samples=16",
+        "trainer.val_before_train=false",
+        MODEL_PATH=str(sft / "sft"),
+        SAVE_PATH=str(sft / mode),
+        TRAIN_BATCH_SIZE="8",
+        ROLLOUT_N="4",
+        LR="1e-4",
+        TOTAL_STEPS="2",
+        SAVE_FREQ="2",
+        TEST_FREQ="2",
+        **SIZES,
+        **files,
+    )
+    assert f"GRPO of a {mode} judge finished" in said
+    assert latest_step(sft / mode) == 2
+    rows = [row for row in read_metrics(sft / mode) if "actor/pg_loss" in row]
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 0 <= row["reward/score"] <= 1
+        assert row["reward/score"] <= 1 - row["reward/no_verdict"]
+        assert 0 <= row["reward/zero_std"] <= 1
+    assert "val/no_verdict" in rows[-1]
+    return rows
+
+
+def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path) -> None:
+    data = sft / "data" / "pairwise"
+    rows = train("pairwise", sft, {n: str(data / f"{s}.parquet") for n, s in FILES})
+    assert rows[0]["reward/score"] == pytest.approx(rows[0]["reward/accuracy"])
+    assert rows[0]["reward/no_verdict"] < 0.5  # the form is learned from the demonstrations
+
+    out = sft / "evaluation"
+    command = [sys.executable, "-m", "recipes.evaluate", "--judge", "pairwise", "--model", str(sft / "pairwise")]
+    command += ["--data", str(data / "test.parquet"), "--out", str(out), "--max-response-length", "24"]
+    first, again = (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert "accuracy_swapped" in first.stdout
+    assert "by always saying the same" in first.stdout
+    assert "\n0 of " in again.stdout  # nothing is generated twice
+    metrics = json.loads((out / "metrics.json").read_text())
+    table = pq.read_table(out / "rows.parquet").to_pylist()
+    labels = [row["label"] for row in table]
+    assert len(labels) == len(read_judge_table(data / "test.parquet", "pairwise"))
+    summary = pairwise_summary(
+        labels, [r["verdict"] for r in table], [r["verdict_swapped"] for r in table], [r["query"] for r in table]
+    )
+    assert metrics["results"] == summary
+    assert summary["no_verdict"]["mean"] < 0.5
+
+
+FILES = (("TRAIN_FILE", "train"), ("VAL_FILE", "validation"))
+
+
+def test_pointwise_grpo_trains_on_human_labels_where_they_are_at_hand(
+    sft: Path, request: pytest.FixtureRequest
+) -> None:
+    data = sft / "data" / "pointwise"
+    try:
+        labels = request.getfixturevalue("shared_dir") / "data" / "llmbar" / "llmbar.jsonl"
+    except pytest.skip.Exception:
+        labels = None  # the generated ratings cover the same code
+    if labels and labels.exists():
+        data = sft / "llmbar"
+        options = {"model": str(sft / "model"), "max_prompt_length": int(SIZES["MAX_PROMPT_LENGTH"])}
+        summary = convert("pointwise", [labels], data, **options)
+        assert summary["too_long_left_out"] > 0
+        assert summary["rows"]["train"] > 20
+    rows = train("pointwise", sft, {n: str(data / f"{s}.parquet") for n, s in FILES})
+    assert all(row["reward/true_helpfulness"] <= 4 for row in rows)
+
+
+# ---- a trained judge, merged, served by vLLM, asked by the Reflect step
+
+
+@pytest.fixture(scope="module")
+def served(sft: Path) -> Iterator[str]:
+    """The address of vLLM's OpenAI-compatible server with the SFT judge, under the name `judge`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", resolve_model(sft / "sft")]
+    command += ["--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "64"]
+    with open(sft / "server.log", "wb") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            assert server.poll() is None, (sft / "server.log").read_text()[-3000:]
+            assert time.monotonic() < deadline, "the server did not start in 5 minutes"
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(timeout=30)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # its engine, should it still be there
+
+
+def test_a_served_judge_rates_candidates_in_the_reflect_step(sft: Path, served: str) -> None:
+    """An address and a model name are all it takes."""
+    counts = {"train": 40, "validation": 4, "test": 4}
+    data = write_conversations(sft / "conversations", counts=counts)
+    out = sft / "demonstrations"
+    command = [sys.executable, "-m", "data_prep.build", "--out", str(out)]
+    rows = ["rows", "--train", str(data / "train.parquet"), "--validation", str(data / "validation.parquet")]
+    rows += ["--catalog", str(data / "catalog.parquet"), "--share", "0.1"]
+    stages = [rows, ["teacher", "--teacher", "retrieval"], ["metadata"], ["remap", "--candidates", "20"]]
+    stages += [["reflect", "--judge", "pointwise", "--judged", "3", "--sampling", '{"max_tokens": 24}']]
+    environment = {**os.environ, "JUDGE_BASE_URL": served, "JUDGE_MODEL": "judge"}
+    for stage in stages:
+        done = subprocess.run(
+            [*command[:3], *stage, *command[3:]], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    answers = [json.loads(path.read_text())["answer"]["text"] for path in (out / "answers").rglob("*.json")]
+    verdicts = {score_verdict(text) for text in answers}
+    assert verdicts - {None}, answers[:5]
+    ratings = [row["ratings"] for row in pq.read_table(out / "reflect.parquet").to_pylist()]
+    given = {rating for some in ratings for rating in some[:3]}
+    assert given <= {verdict - 2 for verdict in verdicts if verdict is not None} | {0}
+    assert all(rating == 0 for some in ratings for rating in some[3:])
+    assert any(given) or verdicts <= {None, 2}

@@ -1,0 +1,141 @@
+"""A judge's bad input is one clear message before Ray starts; good input passes; a finished run is left alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.judge_schema import judge_schema, make_row
+from recipes import checks, evaluate, host, settings
+from recipes.judge import train
+from recipes.judge.evaluation import format_metrics
+from recipes.variables import VARIABLES
+
+USER = [{"role": "user", "content": "A horror film?"}]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The environment of a small pairwise run that would start."""
+    rows = [make_row(USER, ["Alien.", "Up."], label, "test") for label in "AB" * 4]
+    pq.write_table(pa.Table.from_pylist(rows, judge_schema("pairwise")), tmp_path / "rows.parquet")
+    (tmp_path / "model").mkdir()
+    config = {"model_type": "qwen2", "max_position_embeddings": 1024}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    given = {
+        "MODEL_PATH": str(tmp_path / "model"),
+        "TRAIN_FILE": str(tmp_path / "rows.parquet"),
+        "VAL_FILE": str(tmp_path / "rows.parquet"),
+        "SAVE_PATH": str(tmp_path / "run"),
+        "TRAIN_BATCH_SIZE": "4",
+        "MAX_PROMPT_LENGTH": "512",
+        "MAX_RESPONSE_LENGTH": "128",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    return tmp_path
+
+
+def test_the_settings_these_tests_break_are_good(run: Path) -> None:
+    assert checks.check_judge(settings.compose("judge_pairwise", []), "pairwise") == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"TRAIN_FILE": "none.parquet"}, "none.parquet: no such file; name one, or make sample data: .*judge_sample"),
+        ({"TRAIN_BATCH_SIZE": "9"}, "TRAIN_FILE has 8 rows, fewer than TRAIN_BATCH_SIZE=9"),
+        ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt"),
+        ({"MAX_RESPONSE_LENGTH": "600"}, "more tokens than the 1024 positions"),
+    ],
+)
+def test_wrong_variables(run: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said):
+        checks.check_judge(settings.compose("judge_pairwise", []), "pairwise")
+
+
+def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, capfd: Any) -> None:
+    assert train.main(["pointwise"]) == 2
+    assert (
+        "rows.parquet: rows 0, 1, 2, 3, 4 and 3 more: `output` does not hold exactly 1 answer" in capfd.readouterr().err
+    )
+    assert not (run / "run").exists()
+
+
+def test_a_finished_judge_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    (run / "run").mkdir()
+    (run / "run" / "latest_checkpointed_iteration.txt").write_text("7")
+    monkeypatch.setenv("TOTAL_STEPS", "7")
+    assert train.main(["pairwise"]) == 0
+    assert "already has its 7 steps" in capfd.readouterr().err
+    assert len(list((run / "run").iterdir())) == 1
+
+
+def test_a_mode_is_needed(capfd: Any) -> None:
+    assert train.main([]) == train.main(["listwise"]) == 2
+    assert "pointwise,pairwise" in capfd.readouterr().err
+
+
+# ---- evaluation: what is refused before vLLM starts, and how its numbers are shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--judge", "pairwise", "--data", "none.parquet"], "none.parquet: no such file"),
+        (["--judge=pairwise", "--data", "none.parquet"], "none.parquet: no such file"),
+        (["--judge", "pointwise", "--data", "rows.parquet"], "exactly 1 answer"),
+        (["--judge", "pairwise", "--data", "rows.parquet", "--against", "other"], "--against other: no metrics.json"),
+    ],
+)
+def test_evaluation_refuses(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(run)
+    assert evaluate.main([*arguments, "--model", "model", "--out", "out"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (run / "out").exists()
+
+
+def test_numbers_have_their_errors_and_the_baseline_beside_them() -> None:
+    text = format_metrics(
+        {
+            "settings": {"data": "rows.parquet", "judge": "pointwise"},
+            "results": {
+                "n": 4,
+                "num_contexts": 3,
+                "exact_match": {"mean": 0.5, "se": 0.25},
+                "rank_correlation": {"mean": float("nan"), "se": float("nan")},
+                "baseline": {"exact_match": 0.3},
+            },
+            "generation": {
+                "generated": 1,
+                "prompts": 4,
+                "seconds": 2.0,
+                "too_long_left_out": 5,
+                "unfinished_responses": 0,
+            },
+            "paired": {
+                "against": "other",
+                "n": 4,
+                "exact_match": {"mean": 0.1, "se": 0.05},
+                "reward": {"mean": -0.1, "se": 0.05},
+            },
+        }
+    )
+    assert "rows.parquet: 4 rows, 3 queries, pointwise judge" in text
+    assert "exact_match       0.5000 ±0.2500   0.3000 by always saying the same" in text
+    assert "rank_correlation  - ±-" in text
+    assert "minus other, 4 rows paired:\n  exact_match       +0.1000 ±0.0500" in text
+    assert "1 of 4 prompts generated in 2 s" in text
+    assert "5 rows too long" in text
