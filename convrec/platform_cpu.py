@@ -25,6 +25,8 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from convrec import guard
+
 PLATFORM = "cpu"
 
 
@@ -188,6 +190,12 @@ def use_whole_batch_log_probs() -> None:
     from verl.workers.engine.fsdp import transformer_impl
 
     transformer_impl.logprobs_from_logits = log_probs_of_labels
+
+
+def in_run_folder(address: str) -> str:
+    """A socket that verl puts into /tmp, in the run's folder: two runs on one machine have the same Ray job id."""
+    folder = os.environ.get(guard.FOLDER_VARIABLE)
+    return address.replace("ipc:///tmp/", f"ipc://{folder}/") if folder else address
 
 
 def register_rollout() -> None:

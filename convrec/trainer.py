@@ -11,13 +11,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
@@ -29,7 +30,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
-from convrec import platform_cpu, registration
+from convrec import platform_cpu, registration, rollout, saving
 from convrec.advantages import assign_units, rank_advantages
 from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
 from convrec.rank_metrics import rank_metrics
@@ -103,7 +104,15 @@ class RankGRPOMixin:
             platform_cpu.register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
+        rollout.watch(self.replay_buffer, rollout.Watch(self._rollout_actors), self._first_failure)
         self.settings = config.convrec
+        self.run_folder = Path(config.trainer.default_local_dir)
+        self.keep = config.trainer.get("max_actor_ckpt_to_keep")
+        with open_dict(config):
+            # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
+            config.trainer.max_actor_ckpt_to_keep = None
+        self.saved_step = 0
+        self.is_stopping = False
         self.is_rank_level = config.algorithm.adv_estimator == registration.NAME
         self.rollout_is_checked = False
 
@@ -135,6 +144,56 @@ class RankGRPOMixin:
             kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
             aggregation="token-mean" if self.settings.preset == "reference" else "rank-mean",
         )
+
+    def _init_dataloader(self) -> None:
+        """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""
+        super()._init_dataloader()
+        epochs = -(-self.total_training_steps // max(1, self.steps_per_epoch))
+        self.config.trainer.total_epochs = max(self.config.trainer.total_epochs, epochs)
+
+    # ---- what a run needs to be alive ----
+
+    def _rollout_actors(self) -> dict[str, Any]:
+        """Processes whose death leaves rollouts unfinished, by name."""
+        actors = {}
+        manager = getattr(self, "agent_loop_manager", None)
+        for i, worker in enumerate(manager.agent_loop_workers if manager else ()):
+            actors[f"agent-loop worker {i}"] = worker
+        for replica in self.llm_server_manager.get_replicas():
+            for i, server in enumerate(replica.servers):
+                actors[f"vLLM server {replica.replica_rank}.{i}"] = server
+        for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
+            actors[f"reward worker {i}"] = worker
+        return actors
+
+    def _first_failure(self) -> str:
+        failures = ray.get([worker.failure.remote() for worker in self.agent_loop_manager.agent_loop_workers])
+        return next((failure for failure in failures if failure), "see the log")
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        saving.save(self.run_folder, self.global_steps, super()._save_checkpoint, self.keep)
+        self.saved_step = self.global_steps
+
+    def _validate(self) -> dict[str, float]:
+        metrics = super()._validate()
+        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
+        return metrics
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        stop = self.run_folder / saving.STOP
+        if stop.exists():
+            if self.saved_step != self.global_steps:
+                self._save_checkpoint()
+            stop.unlink(missing_ok=True)
+            self.is_stopping = True  # after the step has been logged
+
+    def on_step_begin(self) -> None:
+        if self.is_stopping:
+            raise saving.StopRequested(self.global_steps - 1)
+        super().on_step_begin()
 
     # ---- one step ----
 

@@ -11,6 +11,8 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from convrec.platform_cpu import in_run_folder
+
 
 def repack_tied_head(model: torch.nn.Module) -> None:
     """Pack `lm_head` from the embedding it is tied to; untied heads are packed by `reload_weights` itself."""
@@ -31,7 +33,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         # The reload reads every weight at once, and the receiver's buffer is reused: keep a copy.
         weights: list[tuple[str, torch.Tensor]] = []
         BucketedWeightReceiver(
-            zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=True
+            zmq_handle=in_run_folder(self._get_zmq_handle()), device=torch.device("cpu"), use_shm=True
         ).receive_weights(
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )

@@ -5,10 +5,12 @@ python -m recipes.rank_grpo [hydra overrides]
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from convrec import guard
 from recipes import checks, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
@@ -23,9 +25,15 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     if os.environ.get("RAY_ADDRESS"):
         options = {key: value for key, value in options.items() if key not in LOCAL_RAY_ONLY}
+    else:
+        # "local": never another cluster that happens to run here. On loopback nothing of the run can be reached from
+        # outside: verl and vLLM bind to Ray's address.
+        ray_folder = Path(os.environ[guard.FOLDER_VARIABLE]) / "ray"
+        options = {"address": "local", "_node_ip_address": "127.0.0.1", "_temp_dir": str(ray_folder)} | options
     runtime_env = get_ppo_ray_runtime_env(config)
     asked_for = options.pop("runtime_env", None) or {}
     runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
+    runtime_env["worker_process_setup_hook"] = "convrec.guard.join"
     runtime_env |= {key: value for key, value in asked_for.items() if value is not None}
     ray.init(runtime_env=runtime_env, **options)
 
@@ -40,7 +48,8 @@ def train(config: DictConfig) -> None:
     import convrec.trainer  # noqa: F401  registers trainer, estimator and loss
 
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    start_ray(config, host.process_environment(config.trainer.device != "cpu"))
+    environment = host.process_environment(config.trainer.device != "cpu")
+    start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))
     try:
         TaskRunnerV1.__ray_metadata__.modified_class().run(config)
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from convrec import guard, saving
 from convrec.errors import UserError
 from convrec.runs import latest_step, next_metrics_file
 from recipes import host
@@ -51,6 +52,8 @@ def run(
 
     run_folder = Path(config.trainer.default_local_dir)
     steps = config.trainer.total_training_steps
+    for warning in saving.choose_resume_step(run_folder):
+        console.say(f"warning: {warning}")
     done = latest_step(run_folder)
     if steps and done >= steps:
         console.say(finished_message(run_folder, done))
@@ -64,12 +67,22 @@ def run(
     if done:
         console.say(f"resuming after step {done}")
     console.say(f"starting {parts} ...")
+    stop = run_folder / saving.STOP
+    stop.unlink(missing_ok=True)
+    signal.signal(signal.SIGUSR1, lambda number, frame: stop.touch())  # a scheduler's warning: save, then stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
+    gone = (
+        f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
+        f"The log, {log_file}, may say why; the same command resumes."
+    )
     try:
-        with output_to(log_file), progress(console, run_folder, steps, title, shown):
+        with guard.guarded(gone), output_to(log_file), progress(console, run_folder, steps, title, shown):
             train(config)
     except (KeyboardInterrupt, SystemExit):
         console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
+        return 130
+    except saving.StopRequested as request:
+        console.say(f"{request}; the same command resumes")
         return 130
     except Exception as error:
         with open(log_file, "a") as log:
