@@ -1,4 +1,4 @@
-"""A process that ends what a run leaves behind, whatever ended the run: kill -9, Ctrl-C, `ray stop --force`, a lost raylet.
+"""A process that ends what a run leaves behind, whatever ended the run: kill -9, Ctrl-C, `ray stop --force`.
 
 vLLM's engine and workers are no Ray processes: nothing ends them when the process that started them is killed, and they
 keep their memory, their shared memory and their files in /tmp. So every node of a run has one guard, a plain process in
@@ -8,12 +8,12 @@ a session of its own, and one folder, /tmp/convrec-<id>, where the run's process
     guard.pid       the guard's
     ...             TMPDIR of the run, and Ray's own folder where Ray was started by the driver
 
-Twice a second the guard looks at /proc. It remembers the descendants of the members, and the shared memory they map. When
-a member is gone, what is left of its descendants is killed. When the driver has gone or has called `end`, or no member is
-left, all are killed, and whoever else has the run's folder in its environment; the shared memory is removed, then the
-folder, and the guard ends.
+Twice a second the guard looks at /proc. It remembers the descendants of the members, and the shared memory they map.
+When a member is gone, what is left of its descendants is killed. When the driver has gone or has called `end`, or no
+member is left, all are killed, and whoever else has the run's folder in its environment; the shared memory is removed,
+then the folder, and the guard ends.
 
-Linux only. Imports nothing but the standard library: every process of a run reads it, and the guard runs it as a script.
+Linux only. Imports the standard library alone: every process of a run reads it, and the guard runs it as a script.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ Key = tuple[int, int]  # (pid, start time in clock ticks): a pid alone may be an
 
 
 def new_folder() -> Path:
-    """Make this run's folder for what is temporary. Short: paths of Unix sockets end at 107 bytes, and Ray's are long."""
+    """Make the folder of this run. Short: paths of Unix sockets end at 107 bytes, and Ray's are long."""
     folder = Path(tempfile.mkdtemp(prefix="convrec-", dir="/tmp"))
     (folder / "members").mkdir()
     return folder
@@ -99,7 +99,7 @@ def join(is_driver: bool = False, message: str = "") -> None:
 
 @contextlib.contextmanager
 def guarded(message: str) -> Iterator[Path]:
-    """Make this process the driver of a guarded run; on leaving, all it has started is ended. Yields the run's folder."""
+    """Make this process the driver of a run; on leaving, all it has started is ended. Yields the run's folder."""
     folder = new_folder()
     before = {name: os.environ.get(name) for name in environment(folder)}
     os.environ.update(environment(folder))
@@ -262,7 +262,7 @@ class Guard:
             return False
 
     def finish(self) -> None:
-        """End and remove all there is. A process may start another between a look and its end: look until none is left."""
+        """End and remove all there is. A process may start another before it is ended: look until none is left."""
         begin = time.monotonic()
         told = (self.folder / "end").exists()
         while (waited := time.monotonic() - begin) < 2 * TRACKER_SECONDS:

@@ -1,4 +1,4 @@
-"""The rollout side of a run, made to stop with a reason where verl's waits for ever or trains on less than it asked for.
+"""The rollout side of a run, made to stop with a reason where verl's waits for ever or trains on less than asked.
 
 verl's trainer polls a queue for rollouts that its agent-loop workers put there. A worker that dies leaves its prompts
 "running" for ever; a rollout or a reward that raises makes its prompt a "failure", which is trained on with whatever
@@ -29,7 +29,7 @@ def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1
 
 
-class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's worker, which remembers why a rollout failed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) -> Any:
-    """Await `attempt()` up to REWARD_ATTEMPTS times, each at most `timeout` seconds. Raises RuntimeError with the reason.
+    """Await `attempt()` up to REWARD_ATTEMPTS times, each at most `timeout` seconds; RuntimeError gives the reason.
 
     The limit holds for rewards in threads as well: their result is waited for here, not there.
     """

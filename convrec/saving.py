@@ -17,6 +17,7 @@ MANIFEST = "complete.json"
 BEST = "best.json"
 STOP = "stop"
 VALIDATION_METRIC = "val/ndcg"
+READERS = {"merged", "merged.partial"}  # what `convrec.checkpoints` adds to a checkpoint later
 
 
 class StopRequested(Exception):
@@ -34,8 +35,8 @@ def step_folder(run_folder: Path, step: int) -> Path:
 def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | None = None) -> None:
     """Run `write`, which writes RUN/global_step_N and the tracker; then mark it complete and remove what is old.
 
-    Nothing older is removed before the new one is complete. Raises RuntimeError when it cannot be written: then what was
-    written of it is removed, and the last complete checkpoint and the tracker are as they were.
+    Nothing older is removed before the new one is complete. Raises RuntimeError when it cannot be written: then what
+    was written of it is removed, and the last complete checkpoint and the tracker are as they were.
     """
     folder, last = step_folder(run_folder, step), latest_step(run_folder)
     kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
@@ -44,8 +45,8 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     free = shutil.disk_usage(run_folder).free
     if free < needed:
         raise RuntimeError(
-            f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is not "
-            f"saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
+            f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is "
+            f"not saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
         )
     shutil.rmtree(folder, ignore_errors=True)  # cut off by an earlier end, perhaps with another number of processes
     try:
@@ -143,11 +144,11 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of every file below, by relative path; files that readers add later (`merged/`) do not count."""
+    """Bytes of every file below, by relative path; what readers add later does not count."""
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST and "merged" not in path.relative_to(folder).parts[0]
+        if path.is_file() and path.name != MANIFEST and not READERS & set(path.relative_to(folder).parts)
     }
 
 

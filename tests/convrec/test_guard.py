@@ -18,8 +18,8 @@ from convrec import guard
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM is,
-# and which holds shared memory and a file in TMPDIR.
+# A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM
+# is, and which holds shared memory and a file in TMPDIR.
 CHILD = """
 import os, subprocess, sys, tempfile, time
 from multiprocessing import shared_memory, resource_tracker
