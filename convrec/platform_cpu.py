@@ -199,12 +199,16 @@ def in_run_folder(address: str) -> str:
 
 
 def register_rollout() -> None:
-    """Make rollout `vllm` start the CPU server, whose workers can take new weights."""
+    """Make rollout `vllm` start our server, on CPU the one whose workers can take new weights."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     def load() -> type:
-        from convrec.vllm_cpu import CPUReplica
+        if is_cpu_host():
+            from convrec.vllm_cpu import CPUReplica
 
-        return CPUReplica
+            return CPUReplica
+        from convrec.vllm_server import ConvRecReplica
+
+        return ConvRecReplica
 
     RolloutReplicaRegistry.register("vllm", load)

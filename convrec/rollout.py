@@ -1,15 +1,13 @@
 """The rollout side of a run, made to stop with a reason where verl's waits for ever or trains on less than asked.
 
-verl's trainer polls a queue for rollouts that its agent-loop workers put there. A worker that dies leaves its prompts
-"running" for ever; a rollout or a reward that raises makes its prompt a "failure", which is trained on with whatever
-rollouts there are. Here a reward gets bounded retries and a time limit, and then the run ends with the first error.
+A rollout or a reward that raises makes its prompt a "failure" to verl, which trains on whatever rollouts there are.
+Here a reward gets bounded retries and a time limit, and then the run ends with the first error.
 """
 
 import asyncio
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -20,7 +18,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 logger = logging.getLogger(__name__)
 
 REWARD_ATTEMPTS = 3
-CHECK_SECONDS = 2.0
 
 
 def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
@@ -90,41 +87,12 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
 
 
-class Watch:
-    """Asks the processes a rollout needs for a sign of life, without waiting for it.
+def stop_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:
+    """Make verl's replay buffer raise RuntimeError where it would hand out what failed.
 
-    Args:
-        actors: gives name -> handle of those that are there by now.
+    The method is the instance's: a buffer class of one's own (`custom_sampler`) gets no refill arguments from verl.
     """
-
-    def __init__(self, actors: Callable[[], Mapping[str, Any]]) -> None:
-        self.actors = actors
-        self.asked: dict[str, Any] = {}
-        self.last = 0.0
-
-    def check(self) -> None:
-        """Raise RuntimeError when one of them is gone."""
-        if time.monotonic() - self.last < CHECK_SECONDS:
-            return
-        self.last = time.monotonic()
-        for name, handle in self.actors().items():
-            if name in self.asked:
-                answered, _ = ray.wait([self.asked[name]], timeout=0)
-                if not answered:
-                    continue
-                try:
-                    ray.get(answered[0])
-                except RayActorError as error:
-                    raise RuntimeError(f"{name} is gone (killed, or out of memory); the log may say why") from error
-            self.asked[name] = handle.__ray_ready__.remote()
-
-
-def watch(buffer: ReplayBuffer, watch: Watch, failure: Callable[[], str]) -> None:
-    """Make verl's replay buffer raise RuntimeError where it would wait for the dead, or hand out what failed.
-
-    Both methods are the instance's: a buffer class of one's own (`custom_sampler`) gets no refill arguments from verl.
-    """
-    sampleable_keys, wait_for_next_poll = buffer._sampleable_terminal_keys, buffer._wait_for_next_poll
+    sampleable_keys = buffer._sampleable_terminal_keys
 
     def sampleable_or_stop(partition_id: str, *args: Any) -> Any:
         failed = buffer.failure_keys[partition_id]
@@ -132,9 +100,4 @@ def watch(buffer: ReplayBuffer, watch: Watch, failure: Callable[[], str]) -> Non
             raise RuntimeError(f"{len(failed)} prompts could not be rolled out or scored: {failure()}")
         return sampleable_keys(partition_id, *args)
 
-    def wait_while_alive(*args: Any) -> Any:
-        watch.check()
-        return wait_for_next_poll(*args)
-
     buffer._sampleable_terminal_keys = sampleable_or_stop
-    buffer._wait_for_next_poll = wait_while_alive

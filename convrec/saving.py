@@ -3,10 +3,11 @@
 RUN/global_step_N/complete.json          sizes of its files, written last: what is cut off or damaged is seen
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
 RUN/best.json                            {"step": N, "val/ndcg": x}: the best validated one that was saved
-RUN/stop                                 made by `recipes.submit` on Ctrl-C, or by hand: save, then stop
+RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from convrec.runs import LATEST, latest_step
 MANIFEST = "complete.json"
 BEST = "best.json"
 STOP = "stop"
+SUBMISSION_VARIABLE = (
+    "CONVREC_SUBMISSION"  # the Ray job's id: a file for another start of the run says nothing to this one
+)
 VALIDATION_METRIC = "val/ndcg"
 READERS = {"merged", "merged.partial"}  # what `convrec.checkpoints` adds to a checkpoint later
 
@@ -26,6 +30,12 @@ class StopRequested(Exception):
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped as asked after step {step}")
         self.step = step
+
+
+def stop_files(run_folder: Path) -> list[Path]:
+    """The files whose existence asks this run to stop."""
+    job = os.environ.get(SUBMISSION_VARIABLE)
+    return [run_folder / STOP] + ([run_folder / f"{STOP}.{job}"] if job else [])
 
 
 def step_folder(run_folder: Path, step: int) -> Path:

@@ -30,7 +30,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
-from convrec import platform_cpu, registration, rollout, saving
+from convrec import liveness, platform_cpu, registration, rollout, saving
 from convrec.advantages import assign_units, rank_advantages
 from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
 from convrec.rank_metrics import rank_metrics
@@ -100,11 +100,11 @@ class RankGRPOMixin:
 
     def __init__(self, config: DictConfig) -> None:
         registration.register()
-        if platform_cpu.is_cpu_host():
-            platform_cpu.register_rollout()
+        platform_cpu.register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
-        rollout.watch(self.replay_buffer, rollout.Watch(self._rollout_actors), self._first_failure)
+        rollout.stop_on_failure(self.replay_buffer, self._first_failure)
+        self.watch = liveness.Watch(self._actors)
         self.settings = config.convrec
         self.run_folder = Path(config.trainer.default_local_dir)
         self.keep = config.trainer.get("max_actor_ckpt_to_keep")
@@ -153,15 +153,22 @@ class RankGRPOMixin:
 
     # ---- what a run needs to be alive ----
 
-    def _rollout_actors(self) -> dict[str, Any]:
-        """Processes whose death leaves rollouts unfinished, by name."""
-        actors = {}
-        manager = getattr(self, "agent_loop_manager", None)
-        for i, worker in enumerate(manager.agent_loop_workers if manager else ()):
-            actors[f"agent-loop worker {i}"] = worker
+    def fit(self, agent_loop_manager: Any) -> None:
+        self.agent_loop_manager = agent_loop_manager
+        self.watch.start()
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self.watch.stop()
+
+    def _actors(self) -> dict[str, Any]:
+        """Every process the run needs, by name."""
+        actors = {f"training worker {i}": worker for i, worker in enumerate(self.actor_rollout_wg.workers)}
         for replica in self.llm_server_manager.get_replicas():
             for i, server in enumerate(replica.servers):
                 actors[f"vLLM server {replica.replica_rank}.{i}"] = server
+        for i, worker in enumerate(self.agent_loop_manager.agent_loop_workers):
+            actors[f"agent-loop worker {i}"] = worker
         for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
             actors[f"reward worker {i}"] = worker
         return actors
@@ -183,11 +190,12 @@ class RankGRPOMixin:
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        stop = self.run_folder / saving.STOP
-        if stop.exists():
+        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
+        if asked:
             if self.saved_step != self.global_steps:
                 self._save_checkpoint()
-            stop.unlink(missing_ok=True)
+            for file in asked:
+                file.unlink(missing_ok=True)
             self.is_stopping = True  # after the step has been logged
 
     def on_step_begin(self) -> None:

@@ -5,13 +5,12 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 `lm_head` again: left alone it keeps sampling from the weights it was started with.
 """
 
-import ray
 import torch
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from convrec.platform_cpu import in_run_folder
+from convrec.vllm_server import ConvRecHttpServer, ConvRecReplica
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
@@ -41,12 +40,10 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         repack_tied_head(self.model_runner.model)
 
 
-class CPUHttpServer(vLLMHttpServer):
+class CPUHttpServer(ConvRecHttpServer):
     def _get_worker_extension_cls(self) -> str:
         return f"{CPUWorkerExtension.__module__}.{CPUWorkerExtension.__qualname__}"
 
 
-class CPUReplica(vLLMReplica):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(CPUHttpServer)
+class CPUReplica(ConvRecReplica):
+    server = CPUHttpServer

@@ -26,20 +26,25 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     if os.environ.get("RAY_ADDRESS"):
         options = {key: value for key, value in options.items() if key not in LOCAL_RAY_ONLY}
     else:
-        # "local": never another cluster that happens to run here. On loopback nothing of the run can be reached from
-        # outside: verl and vLLM bind to Ray's address.
+        # "local": never another cluster that happens to run here
         ray_folder = Path(os.environ[guard.FOLDER_VARIABLE]) / "ray"
-        options = {"address": "local", "_node_ip_address": "127.0.0.1", "_temp_dir": str(ray_folder)} | options
+        options = {"address": "local", "_temp_dir": str(ray_folder)} | options
     runtime_env = get_ppo_ray_runtime_env(config)
     asked_for = options.pop("runtime_env", None) or {}
     runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
     runtime_env["worker_process_setup_hook"] = "convrec.guard.join"
-    runtime_env |= {key: value for key, value in asked_for.items() if value is not None}
+    runtime_env |= asked_for
+    runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
+    # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
+    os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     ray.init(runtime_env=runtime_env, **options)
 
 
 def train(config: DictConfig) -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports)."""
+    if not os.environ.get("RAY_ADDRESS"):
+        # Ray's switch for "this node is the only one", read on import: Ray, and with it verl and vLLM, bind to loopback
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import RayActorError
 
 from convrec import rollout
@@ -59,37 +58,11 @@ def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
     assert rollout.rollout_seed(3407, 1, 2, 3) != rollout.rollout_seed(3408, 1, 2, 3)
 
 
-def buffer(failed: set[str]) -> Any:
-    return SimpleNamespace(
-        failure_keys=defaultdict(set, train=failed),
-        _sampleable_terminal_keys=lambda partition, reasons: {"a"},
-        _wait_for_next_poll=lambda partition, last: last + 1,
-    )
-
-
 def test_a_failed_prompt_stops_the_run_with_the_first_failure() -> None:
-    watched, watch = buffer({"b", "c"}), rollout.Watch(dict)
-    rollout.watch(watched, watch, lambda: "the reward raised")
+    buffer: Any = SimpleNamespace(
+        failure_keys=defaultdict(set, train={"b", "c"}), _sampleable_terminal_keys=lambda partition, reasons: {"a"}
+    )
+    rollout.stop_on_failure(buffer, lambda: "the reward raised")
     with pytest.raises(RuntimeError, match="2 prompts could not be rolled out or scored: the reward raised"):
-        watched._sampleable_terminal_keys("train", ())
-    assert watched._sampleable_terminal_keys("val", ()) == {"a"}
-    assert watched._wait_for_next_poll("train", 1.0) == 2.0
-
-
-def test_a_dead_process_stops_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, list[str]] = {"ref": []}
-
-    def get(ref: str) -> None:
-        raise RayActorError
-
-    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (answers["ref"], []))
-    monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(rollout, "CHECK_SECONDS", 0.0)
-    handle = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: "ref"))
-    watched = buffer(set())
-    rollout.watch(watched, rollout.Watch(lambda: {"vLLM server 0.0": handle}), str)
-    assert watched._wait_for_next_poll("train", 1.0) == 2.0  # asked
-    assert watched._wait_for_next_poll("train", 2.0) == 3.0  # busy: no answer yet
-    answers["ref"] = ["ref"]
-    with pytest.raises(RuntimeError, match=r"vLLM server 0\.0 is gone"):
-        watched._wait_for_next_poll("train", 3.0)
+        buffer._sampleable_terminal_keys("train", ())
+    assert buffer._sampleable_terminal_keys("val", ()) == {"a"}
