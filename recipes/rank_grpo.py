@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from convrec import guard
-from recipes import checks, host, runner
+from recipes import checks, doctor, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
 SHOWN = {"val/ndcg": "val NDCG", "rank_grpo/return@1": "return@1", "rank_grpo/dcg": "DCG", "actor/kl": "KL"}
@@ -56,6 +56,9 @@ def train(config: DictConfig) -> None:
     environment = host.process_environment(config.trainer.device != "cpu")
     start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))
     try:
+        if os.environ.get("RAY_ADDRESS"):
+            for warning in doctor.stop_on_failure(doctor.examine("rank_grpo", config, on_cluster=True)):
+                print(f"warning: {warning}", file=sys.stderr)
         TaskRunnerV1.__ray_metadata__.modified_class().run(config)
     finally:
         ray.shutdown()

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from convrec import guard, saving
 from convrec.errors import UserError
 from convrec.runs import latest_step, next_metrics_file
-from recipes import host
+from recipes import doctor, host
 from recipes.console import Console, output_to, progress
 from recipes.settings import MODEL_KEYS, compose, finished_message, save_config
 
@@ -40,6 +40,8 @@ def run(
     try:
         config = compose(recipe, arguments)
         warnings = check(config)
+        if not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
+            warnings += doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=False))
         if config.trainer.device != "cpu" and not host.has_flash_attention():
             warnings.append(
                 "flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower"
@@ -81,6 +83,9 @@ def run(
     except (KeyboardInterrupt, SystemExit):
         console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
         return 130
+    except UserError as error:
+        console.say(f"error: {error}")
+        return 2
     except saving.StopRequested as request:
         console.say(f"{request}; the same command resumes")
         return 130

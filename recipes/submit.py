@@ -149,6 +149,23 @@ def submit(recipe: str, arguments: list[str], detach: bool = False) -> int:
     return follow(client, job)
 
 
+def diagnose_there(recipe: str, arguments: list[str], as_json: bool) -> int:
+    """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status."""
+    refuse_relative_paths(recipe, arguments)
+    client = connect(os.environ["RAY_ADDRESS"])
+    command = ["python", "-m", "recipes.doctor", recipe, *(["--json"] if as_json else []), *arguments]
+    job = f"doctor-{uuid.uuid4().hex[:8]}"
+    client.submit_job(
+        entrypoint=shlex.join(command), runtime_env=runtime_environment(recipe, os.environ), submission_id=job
+    )
+    while not (info := client.get_job_info(job)).status.is_terminal():
+        time.sleep(POLL_SECONDS)
+    lines = client.get_job_logs(job).splitlines()
+    wanted = [line for line in lines if line.startswith('{"ok"')] if as_json else lines
+    print("\n".join(wanted or lines))
+    return 0 if info.status.name == "SUCCEEDED" else 1
+
+
 def follow(client: Any, job: str) -> int:
     """Print the job's log until it has ended. Returns its exit status; 130 when it was interrupted from here."""
     log = threading.Thread(target=lambda: asyncio.run(_print_log(client, job)), daemon=True)
