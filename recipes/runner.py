@@ -92,7 +92,9 @@ def run(
     except Exception as error:
         with open(log_file, "a") as log:
             traceback.print_exc(file=log)
-        console.say(f"failed after {_seconds_since(start)}: {_reason(error)}\nfull log: {log_file}")
+        console.say(
+            f"failed after {_seconds_since(start)}: {_reason(error)}\nfull log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
+        )
         return 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
