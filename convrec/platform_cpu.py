@@ -25,6 +25,8 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from convrec import guard
+
 PLATFORM = "cpu"
 
 
@@ -190,13 +192,23 @@ def use_whole_batch_log_probs() -> None:
     transformer_impl.logprobs_from_logits = log_probs_of_labels
 
 
+def in_run_folder(address: str) -> str:
+    """A socket that verl puts into /tmp, in the run's folder: two runs on one machine have the same Ray job id."""
+    folder = os.environ.get(guard.FOLDER_VARIABLE)
+    return address.replace("ipc:///tmp/", f"ipc://{folder}/") if folder else address
+
+
 def register_rollout() -> None:
-    """Make rollout `vllm` start the CPU server, whose workers can take new weights."""
+    """Make rollout `vllm` start our server, on CPU the one whose workers can take new weights."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     def load() -> type:
-        from convrec.vllm_cpu import CPUReplica
+        if is_cpu_host():
+            from convrec.vllm_cpu import CPUReplica
 
-        return CPUReplica
+            return CPUReplica
+        from convrec.vllm_server import ConvRecReplica
+
+        return ConvRecReplica
 
     RolloutReplicaRegistry.register("vllm", load)

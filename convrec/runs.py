@@ -43,8 +43,10 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
 
 def latest_step(run_folder: Path) -> int:
     """The newest complete checkpoint's step, 0 when there is none."""
-    tracker = run_folder / LATEST
-    return int(tracker.read_text()) if tracker.exists() else 0
+    try:
+        return int((run_folder / LATEST).read_text())
+    except (FileNotFoundError, ValueError):  # ValueError: cut off by a full disk
+        return 0
 
 
 def saved_steps(run_folder: Path) -> list[int]:

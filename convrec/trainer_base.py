@@ -5,18 +5,19 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from convrec import platform_cpu, registration
+from convrec import liveness, platform_cpu, registration, rollout, saving
 from convrec.worker import ConvRecWorker
 
 logger = logging.getLogger(__name__)
@@ -34,12 +35,20 @@ class ConvRecMixin:
 
     def __init__(self, config: DictConfig) -> None:
         registration.register()
-        if platform_cpu.is_cpu_host():
-            platform_cpu.register_rollout()
+        platform_cpu.register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
+        rollout.stop_on_failure(self.replay_buffer, self._first_failure)
+        self.watch = liveness.Watch(self._actors)
         self.settings = config.convrec
         self.rollout_is_checked = False
+        self.run_folder = Path(config.trainer.default_local_dir)
+        self.keep = config.trainer.get("max_actor_ckpt_to_keep")
+        with open_dict(config):
+            # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
+            config.trainer.max_actor_ckpt_to_keep = None
+        self.saved_step = 0
+        self.is_stopping = False
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -56,6 +65,64 @@ class ConvRecMixin:
 
     def _prepare_workers(self) -> None:
         """For what a method gives its workers, once they are known to run this code."""
+
+    def _init_dataloader(self) -> None:
+        """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""
+        super()._init_dataloader()
+        epochs = -(-self.total_training_steps // max(1, self.steps_per_epoch))
+        self.config.trainer.total_epochs = max(self.config.trainer.total_epochs, epochs)
+
+    # ---- what a run needs to be alive ----
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        self.agent_loop_manager = agent_loop_manager
+        self.watch.start()
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self.watch.stop()
+
+    def _actors(self) -> dict[str, Any]:
+        """Every process the run needs, by name."""
+        actors = {f"training worker {i}": worker for i, worker in enumerate(self.actor_rollout_wg.workers)}
+        for replica in self.llm_server_manager.get_replicas():
+            for i, server in enumerate(replica.servers):
+                actors[f"vLLM server {replica.replica_rank}.{i}"] = server
+        for i, worker in enumerate(self.agent_loop_manager.agent_loop_workers):
+            actors[f"agent-loop worker {i}"] = worker
+        for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
+            actors[f"reward worker {i}"] = worker
+        return actors
+
+    def _first_failure(self) -> str:
+        failures = ray.get([worker.failure.remote() for worker in self.agent_loop_manager.agent_loop_workers])
+        return next((failure for failure in failures if failure), "see the log")
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        saving.save(self.run_folder, self.global_steps, super()._save_checkpoint, self.keep)
+        self.saved_step = self.global_steps
+
+    def _validate(self) -> dict[str, float]:
+        metrics = super()._validate()
+        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
+        return metrics
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
+        if asked:
+            if self.saved_step != self.global_steps:
+                self._save_checkpoint()
+            for file in asked:
+                file.unlink(missing_ok=True)
+            self.is_stopping = True  # after the step has been logged
+
+    def on_step_begin(self) -> None:
+        if self.is_stopping:
+            raise saving.StopRequested(self.global_steps - 1)
+        super().on_step_begin()
 
     # ---- one step ----
 

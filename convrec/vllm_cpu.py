@@ -5,11 +5,12 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 `lm_head` again: left alone it keeps sampling from the weights it was started with.
 """
 
-import ray
 import torch
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from convrec.platform_cpu import in_run_folder
+from convrec.vllm_server import ConvRecHttpServer, ConvRecReplica
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
@@ -31,7 +32,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         # The reload reads every weight at once, and the receiver's buffer is reused: keep a copy.
         weights: list[tuple[str, torch.Tensor]] = []
         BucketedWeightReceiver(
-            zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=True
+            zmq_handle=in_run_folder(self._get_zmq_handle()), device=torch.device("cpu"), use_shm=True
         ).receive_weights(
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )
@@ -39,12 +40,10 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         repack_tied_head(self.model_runner.model)
 
 
-class CPUHttpServer(vLLMHttpServer):
+class CPUHttpServer(ConvRecHttpServer):
     def _get_worker_extension_cls(self) -> str:
         return f"{CPUWorkerExtension.__module__}.{CPUWorkerExtension.__qualname__}"
 
 
-class CPUReplica(vLLMReplica):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(CPUHttpServer)
+class CPUReplica(ConvRecReplica):
+    server = CPUHttpServer

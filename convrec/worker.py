@@ -27,6 +27,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
             platform_cpu.register_engine()
             platform_cpu.init_process_group()
         super().init_model()
+        if platform_cpu.is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
+            self.rollout.zmq_handle = platform_cpu.in_run_folder(self.rollout.zmq_handle)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_lr_schedule(self, schedule: list[tuple[int, float]]) -> None:

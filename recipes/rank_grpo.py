@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes import checks, host, runner
+from convrec import guard
+from recipes import checks, doctor, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
 SHOWN = {"val/ndcg": "val NDCG", "rank_grpo/return@1": "return@1", "rank_grpo/dcg": "DCG", "actor/kl": "KL"}
@@ -24,15 +25,26 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     if os.environ.get("RAY_ADDRESS"):
         options = {key: value for key, value in options.items() if key not in LOCAL_RAY_ONLY}
+    else:
+        # "local": never another cluster that happens to run here
+        ray_folder = Path(os.environ[guard.FOLDER_VARIABLE]) / "ray"
+        options = {"address": "local", "_temp_dir": str(ray_folder)} | options
     runtime_env = get_ppo_ray_runtime_env(config)
     asked_for = options.pop("runtime_env", None) or {}
     runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
-    runtime_env |= {key: value for key, value in asked_for.items() if value is not None}
+    runtime_env["worker_process_setup_hook"] = "convrec.guard.join"
+    runtime_env |= asked_for
+    runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
+    # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
+    os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     ray.init(runtime_env=runtime_env, **options)
 
 
-def train(config: DictConfig) -> None:
+def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports)."""
+    if not os.environ.get("RAY_ADDRESS"):
+        # Ray's switch for "this node is the only one", read on import: Ray, and with it verl and vLLM, bind to loopback
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -43,8 +55,12 @@ def train(config: DictConfig) -> None:
 
     tracking.install(Path(config.trainer.default_local_dir))
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    start_ray(config, host.process_environment(config.trainer.device != "cpu"))
+    environment = host.process_environment(config.trainer.device != "cpu")
+    start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))
     try:
+        if os.environ.get("RAY_ADDRESS"):
+            for warning in doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=True)):
+                print(f"warning: {warning}", file=sys.stderr)
         TaskRunnerV1.__ray_metadata__.modified_class().run(config)
     finally:
         ray.shutdown()

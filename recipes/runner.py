@@ -9,10 +9,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from convrec import guard, saving
 from convrec.errors import UserError
 from convrec.runs import latest_step, next_metrics_file
 from convrec.tracking import tracker_environment
-from recipes import host
+from recipes import doctor, host
 from recipes.console import Console, output_to, progress
 from recipes.settings import MODEL_KEYS, compose, finished_message, save_config
 
@@ -40,6 +41,8 @@ def run(
     try:
         config = compose(recipe, arguments)
         warnings = check(config)
+        if not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
+            warnings += doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=False))
         if config.trainer.device != "cpu" and not host.has_flash_attention():
             warnings.append(
                 "flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower"
@@ -52,6 +55,8 @@ def run(
 
     run_folder = Path(config.trainer.default_local_dir)
     steps = config.trainer.total_training_steps
+    for warning in saving.choose_resume_step(run_folder):
+        console.say(f"warning: {warning}")
     done = latest_step(run_folder)
     if steps and done >= steps:
         console.say(finished_message(run_folder, done))
@@ -66,17 +71,33 @@ def run(
     if done:
         console.say(f"resuming after step {done}")
     console.say(f"starting {parts} ...")
+    stop = run_folder / saving.STOP
+    stop.unlink(missing_ok=True)
+    signal.signal(signal.SIGUSR1, lambda number, frame: stop.touch())  # a scheduler's warning: save, then stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
+    gone = (
+        f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
+        f"The log, {log_file}, may say why; the same command resumes."
+    )
     try:
-        with output_to(log_file), progress(console, run_folder, steps, title, shown):
+        with guard.guarded(gone), output_to(log_file), progress(console, run_folder, steps, title, shown):
             train(config)
     except (KeyboardInterrupt, SystemExit):
         console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
         return 130
+    except UserError as error:
+        console.say(f"error: {error}")
+        return 2
+    except saving.StopRequested as request:
+        console.say(f"{request}; the same command resumes")
+        return 130
     except Exception as error:
         with open(log_file, "a") as log:
             traceback.print_exc(file=log)
-        console.say(f"failed after {_seconds_since(start)}: {_reason(error)}\nfull log: {log_file}")
+        console.say(
+            f"failed after {_seconds_since(start)}: {_reason(error)}\n"
+            f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
+        )
         return 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
@@ -89,5 +110,6 @@ def _seconds_since(start: float) -> str:
 def _reason(error: BaseException) -> str:
     """The innermost cause: Ray wraps a worker's error in its own."""
     cause = getattr(error, "cause", None) or error
-    text = str(cause).strip() or type(cause).__name__
-    return text.splitlines()[-1]
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    # out of memory: a first line with the figures, then pages of advice
+    return lines[0] if type(cause).__name__ == "OutOfMemoryError" else lines[-1]

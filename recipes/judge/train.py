@@ -4,6 +4,7 @@ python -m recipes.judge.train {pointwise|pairwise} [hydra overrides]
 """
 
 import sys
+from functools import partial
 
 from convrec.judge_prompt import MODES
 from recipes import checks, runner
@@ -22,9 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     mode, *overrides = arguments
     title = f"GRPO of a {mode} judge"
-    return runner.run(
-        f"judge_{mode}", title, PARTS, overrides, lambda config: checks.check_judge(config, mode), train, SHOWN[mode]
-    )
+    recipe = f"judge_{mode}"
+    check, run = partial(checks.check_judge, mode=mode), partial(train, recipe=recipe)
+    return runner.run(recipe, title, PARTS, overrides, check, run, SHOWN[mode])
 
 
 if __name__ == "__main__":

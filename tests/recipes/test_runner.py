@@ -73,6 +73,7 @@ def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
 
 def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
+        (tmp_path / "run" / "global_step_4" / "huggingface").mkdir(parents=True)
         (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("4")
         raise KeyboardInterrupt
 

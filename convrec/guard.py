@@ -1,0 +1,311 @@
+"""A process that ends what a run leaves behind, whatever ended the run: kill -9, Ctrl-C, `ray stop --force`.
+
+vLLM's engine and workers are no Ray processes: nothing ends them when the process that started them is killed, and they
+keep their memory, their shared memory and their files in /tmp. So every node of a run has one guard, a plain process in
+a session of its own, and one folder, /tmp/convrec-<id>, where the run's processes put everything temporary:
+
+    members/<pid>   a process that called `join`: the driver, and every Ray worker of the run
+    guard.pid       the guard's
+    ...             TMPDIR of the run, and Ray's own folder where Ray was started by the driver
+
+Twice a second the guard looks at /proc. It remembers the descendants of the members, and the shared memory they map.
+When a member is gone, what is left of its descendants is killed. When the driver has gone or has called `end`, or no
+member is left, all are killed, and whoever else has the run's folder in its environment; the shared memory is removed,
+then the folder, and the guard ends.
+
+Linux only. Imports the standard library alone: every process of a run reads it, and the guard runs it as a script.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER_VARIABLE = "CONVREC_RUN_TMP"
+POLL_SECONDS = 0.5
+LONELY_SECONDS = 5.0  # on a node without the driver: Ray's first workers may end before the next ones start
+LOOKS_AT_SHM = 60
+TRACKER_SECONDS = 3.0  # Python's resource trackers remove shared memory by themselves: let them
+SHM = Path("/dev/shm")
+
+Key = tuple[int, int]  # (pid, start time in clock ticks): a pid alone may be another process by now
+
+
+# ---- in the run's processes ----
+
+
+def new_folder() -> Path:
+    """Make the folder of this run. Short: paths of Unix sockets end at 107 bytes, and Ray's are long."""
+    folder = Path(tempfile.mkdtemp(prefix="convrec-", dir="/tmp"))
+    (folder / "members").mkdir()
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What the processes of a run need to find the folder; compile caches outlive the run elsewhere."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convrec" / "torchinductor"
+    return {
+        FOLDER_VARIABLE: str(folder),
+        "TMPDIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache)),
+    }
+
+
+def join(is_driver: bool = False, message: str = "") -> None:
+    """Put this process under the guard of its run on this node, starting the guard if need be.
+
+    Without `FOLDER_VARIABLE` in the environment it does nothing. Ray calls it in every worker (setup hook).
+
+    Args:
+        is_driver: the run ends with this process.
+        message: what the guard tells the terminal when the driver dies without having called `end`.
+    """
+    name = os.environ.get(FOLDER_VARIABLE)
+    if not name:
+        return
+    folder = Path(name)
+    (folder / "members").mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.tempdir = None  # it may have been chosen before the folder existed on this node
+    pid = os.getpid()
+    processes = _processes()
+    entry = {
+        "start": processes[pid][1],
+        "is_driver": is_driver,
+        "message": message,
+        "spare": [child for child, (parent, _) in processes.items() if parent == pid],  # not started by the run
+        "shm": _shared_memory(),
+    }
+    partial = folder / f".{pid}"
+    partial.write_text(json.dumps(entry))
+    partial.replace(folder / "members" / str(pid))
+    if not _has_guard(folder):
+        # by path and isolated: it must not depend on a working directory that goes away
+        subprocess.Popen(
+            [sys.executable, "-I", __file__, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+@contextlib.contextmanager
+def guarded(message: str) -> Iterator[Path]:
+    """Make this process the driver of a run; on leaving, all it has started is ended. Yields the run's folder."""
+    folder = new_folder()
+    before = {name: os.environ.get(name) for name in environment(folder)}
+    os.environ.update(environment(folder))
+    join(is_driver=True, message=message)
+    try:
+        yield folder
+    finally:
+        end(folder)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+
+
+def end(folder: Path, timeout: float = 15.0) -> bool:
+    """The driver has finished: have everything it started ended and removed. Returns whether the guard is done."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "end").touch()
+    deadline = time.monotonic() + timeout
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not folder.exists()
+
+
+def _shared_memory() -> list[str]:
+    return os.listdir(SHM) if SHM.is_dir() else []
+
+
+def _has_guard(folder: Path) -> bool:
+    try:
+        pid, start = (int(word) for word in (folder / "guard.pid").read_text().split())
+    except (FileNotFoundError, ValueError):
+        return False
+    stat = _stat(pid)
+    return stat is not None and stat[1] == start
+
+
+# ---- the guard ----
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(parent, start time) of a process that is not a zombie; None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    return {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := _stat(int(name)))}
+
+
+def _mapped(pid: int) -> set[str]:
+    """Names in /dev/shm that a process maps."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {line.split("/dev/shm/", 1)[1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class Guard:
+    """The state of the loop: who belongs to whom, and which shared memory is the run's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.owner_of: dict[Key, Key] = {}  # descendant -> the member it descends from
+        self.shm: set[str] = set()
+        self.others_shm: set[str] | None = None  # there before the first member was
+        self.looks_at: dict[str, int] = {}  # shared memory nobody of ours maps so far -> how often it was looked for
+        self.driver: Key | None = None
+        self.message = ""
+        self.spare = {os.getpid()}
+        self.seen: set[Key] = set()
+        self.lonely_since: float | None = None
+
+    def members(self) -> set[Key]:
+        found = set()
+        for path in self.folder.glob("members/*"):
+            entry = json.loads(path.read_text())
+            key = (int(path.name), entry["start"])
+            found.add(key)
+            if key not in self.seen:
+                self.seen.add(key)
+                self.spare |= set(entry["spare"])
+                others = set(entry["shm"])
+                self.others_shm = others if self.others_shm is None else self.others_shm & others
+            if entry["is_driver"]:
+                self.driver, self.message = key, entry["message"]
+        return found
+
+    def look(self) -> bool:
+        """One look at /proc: learn, end what lost its member. Returns whether the run goes on."""
+        members = self.members()
+        processes = _processes()
+        alive = {(pid, start) for pid, (_, start) in processes.items()}
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _) in processes.items():
+            children.setdefault(parent, []).append(pid)
+        self.owner_of = {key: owner for key, owner in self.owner_of.items() if key in alive and key not in members}
+        # a member within another member's tree (a Ray worker under the driver) owns its own descendants
+        stack = [(key[0], key) for key in members & alive] + [(key[0], owner) for key, owner in self.owner_of.items()]
+        while stack:
+            pid, owner = stack.pop()
+            for child in children.get(pid, ()):
+                key = (child, processes[child][1])
+                if key not in members and key not in self.owner_of and child not in self.spare:
+                    self.owner_of[key] = owner
+                    stack.append((child, owner))
+        self.learn_shared_memory(members & alive)
+        for member in members - alive:
+            self.kill({key for key, owner in self.owner_of.items() if owner == member})
+            (self.folder / "members" / str(member[0])).unlink(missing_ok=True)
+        if self.driver is not None:
+            return self.driver in alive and not (self.folder / "end").exists()
+        if members & alive:
+            self.lonely_since = None
+        elif self.lonely_since is None:
+            self.lonely_since = time.monotonic()
+        return self.lonely_since is None or time.monotonic() - self.lonely_since < LONELY_SECONDS
+
+    def learn_shared_memory(self, members: set[Key]) -> None:
+        """Whose a new segment is shows in the maps of processes; those of other people are soon looked at no more."""
+        names = set(_shared_memory()) - (self.others_shm or set()) - self.shm
+        unknown = {name for name in names if self.looks_at.get(name, 0) < LOOKS_AT_SHM}
+        self.looks_at = {name: self.looks_at.get(name, 0) + 1 for name in names}
+        if unknown:
+            for pid, _ in members | set(self.owner_of):
+                self.shm |= _mapped(pid) & unknown
+
+    def kill(self, keys: set[Key], trackers_too: bool = False) -> int:
+        """SIGKILL; returns how many there were. Python's resource trackers end by themselves when their users have."""
+        processes = _processes()
+        driver_pid = self.driver[0] if self.driver else None
+        number = 0
+        for pid, start in keys:
+            parent, actual_start = processes.get(pid, (0, 0))
+            if actual_start != start or (_is_tracker(pid) and (parent == driver_pid or not trackers_too)):
+                continue
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                number += 1
+        return number
+
+    def has_environment(self, pid: int) -> bool:
+        try:
+            return f"{FOLDER_VARIABLE}={self.folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
+    def finish(self) -> None:
+        """End and remove all there is. A process may start another before it is ended: look until none is left."""
+        begin = time.monotonic()
+        told = (self.folder / "end").exists()
+        while (waited := time.monotonic() - begin) < 2 * TRACKER_SECONDS:
+            self.look()
+            ours = set(self.owner_of) | self.members()  # without their driver, workers have nothing to do
+            ours |= {(pid, stat[1]) for pid, stat in _processes().items() if self.has_environment(pid)}
+            ours = {key for key in ours if key != self.driver and key[0] not in self.spare}
+            if not self.kill(ours, trackers_too=waited > TRACKER_SECONDS) and not self._waits_for_trackers(ours):
+                break
+            time.sleep(0.05)
+        for name in self.shm:
+            with contextlib.suppress(OSError):
+                (SHM / name).unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.message and not told:
+            with contextlib.suppress(OSError):  # the terminal may be gone as well
+                os.write(2, f"\n{self.message}\n".encode())
+
+    def _waits_for_trackers(self, keys: set[Key]) -> bool:
+        driver_pid = self.driver[0] if self.driver else None
+        return any(
+            (stat := _stat(pid)) and stat[1] == start and stat[0] != driver_pid and _is_tracker(pid)
+            for pid, start in keys
+        )
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    with contextlib.suppress(FileNotFoundError), open(folder / "guard.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # two processes joined at once
+            return
+        own = _stat(os.getpid())
+        assert own is not None
+        (folder / "guard.pid").write_text(f"{os.getpid()} {own[1]}")
+        guard = Guard(folder)
+        while guard.look():
+            time.sleep(POLL_SECONDS)
+        guard.finish()
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    main()

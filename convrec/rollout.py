@@ -1,0 +1,103 @@
+"""The rollout side of a run, made to stop with a reason where verl's waits for ever or trains on less than asked.
+
+A rollout or a reward that raises makes its prompt a "failure" to verl, which trains on whatever rollouts there are.
+Here a reward gets bounded retries and a time limit, and then the run ends with the first error.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+REWARD_ATTEMPTS = 3
+
+
+def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
+    """Of one rollout: a run that is resumed samples what it would have sampled. 31 bits."""
+    text = f"{seed}/{step}/{sample_index}/{session}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1
+
+
+class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's worker, which remembers why a rollout failed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.first_failure: str | None = None
+
+    async def failure(self) -> str | None:
+        return self.first_failure
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **kwargs: Any
+    ) -> Any:
+        if self.config.convrec.deterministic:
+            seed = rollout_seed(self.config.data.seed, trajectory["step"], trajectory["sample_index"], session_id)
+            sampling_params = {**sampling_params, "seed": seed}
+        try:
+            return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
+        except Exception as error:
+            self.first_failure = self.first_failure or describe(error)
+            raise
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
+        await with_retries(
+            lambda: super(ConvRecAgentLoopWorker, self)._compute_score(outputs, kwargs),
+            f"the reward of sample {kwargs.get('index')}",
+            self.config.convrec.reward_timeout,
+        )
+
+
+async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) -> Any:
+    """Await `attempt()` up to REWARD_ATTEMPTS times, each at most `timeout` seconds; RuntimeError gives the reason.
+
+    The limit holds for rewards in threads as well: their result is waited for here, not there.
+    """
+    for number in range(1, REWARD_ATTEMPTS + 1):
+        try:
+            return await asyncio.wait_for(attempt(), timeout)
+        except TimeoutError:
+            reason = f"took more than {timeout:g} s (convrec.reward_timeout)"
+        except Exception as error:
+            reason = f"raised {describe(error)}"
+        logger.warning("%s %s, attempt %d of %d", what, reason, number, REWARD_ATTEMPTS)
+    raise RuntimeError(f"{what} {reason}, {REWARD_ATTEMPTS} times")
+
+
+def describe(error: BaseException) -> str:
+    """The innermost cause in a line: Ray wraps a worker's error in its own."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, RayActorError):
+        return "the process that computes it is gone (killed, or out of memory)"
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[-1]}" if lines else type(cause).__name__
+
+
+class ConvRecAgentLoopManager(AgentLoopManagerTQ):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
+
+
+def stop_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:
+    """Make verl's replay buffer raise RuntimeError where it would hand out what failed.
+
+    The method is the instance's: a buffer class of one's own (`custom_sampler`) gets no refill arguments from verl.
+    """
+    sampleable_keys = buffer._sampleable_terminal_keys
+
+    def sampleable_or_stop(partition_id: str, *args: Any) -> Any:
+        failed = buffer.failure_keys[partition_id]
+        if failed:
+            raise RuntimeError(f"{len(failed)} prompts could not be rolled out or scored: {failure()}")
+        return sampleable_keys(partition_id, *args)
+
+    buffer._sampleable_terminal_keys = sampleable_or_stop

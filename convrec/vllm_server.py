@@ -1,0 +1,36 @@
+"""verl's vLLM rollout server, which ends when its engine has: who waits for a dead engine is then told by Ray."""
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import ray
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 2.0
+
+
+class ConvRecHttpServer(vLLMHttpServer):
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        await super().launch_server(*args, **kwargs)
+        self.end_with_engine = asyncio.create_task(self._end_with_engine())
+
+    async def _end_with_engine(self) -> None:
+        """The server would go on without it, and verl's weight transfer would wait for ever for its worker."""
+        engine = getattr(self, "engine", None)  # only the first node of a replica has one
+        while engine is not None:
+            await asyncio.sleep(CHECK_SECONDS)
+            if engine.errored:
+                logger.error("vLLM's engine process is gone: ending its server")
+                os._exit(1)
+
+
+class ConvRecReplica(vLLMReplica):
+    server: type = ConvRecHttpServer
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(self.server)

@@ -1,0 +1,150 @@
+"""What one machine has, as it sees it itself; run on every node of a cluster through Ray."""
+
+import contextlib
+import os
+import resource
+import shutil
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+from omegaconf import DictConfig
+
+from convrec import registration
+from convrec.errors import UserError
+
+SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
+OPEN_FILES = 4096
+PACKAGES = ("verl", "ray", "torch", "transformers", "TransferQueue", "tensordict")
+NODE_SECONDS = 180.0
+
+
+def report(files: list[str], model: str, save_path: str, registrations: bool = False) -> dict[str, Any]:
+    """Versions, files, disk, memory and limits of this machine.
+
+    registrations: also look whether verl knows our names here; imports verl.
+    """
+    problem, free = _writable(save_path)
+    model_files = [model] if os.path.isabs(os.path.expanduser(model)) else []  # an id is downloaded by each node
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return {
+        "where": socket.gethostname(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "digest": registration.source_digest(),
+        "source": str(Path(registration.__file__).parent),
+        "unreadable": {path: text for path in (*files, *model_files) if (text := _unreadable(path))},
+        "save_problem": problem,
+        "disk_free": free,
+        "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        "memory_available": psutil.virtual_memory().available,
+        "device_memory": _device_memory(),
+        "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
+        "missing_registrations": _missing_registrations() if registrations else [],
+    }
+
+
+def connect(config: DictConfig) -> bool:
+    """Join the cluster of RAY_ADDRESS, if it is set. Returns whether there is one."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        return False
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR")
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"RAY_ADDRESS={address}: cannot join the cluster ({first}). Is Ray running there, in the same version? "
+                "Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+            ) from error
+    return True
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
+
+
+def reports_of_cluster(files: list[str], model: str, save_path: str, registrations: bool) -> list[dict[str, Any]]:
+    """One report a node, made there. Raises UserError for a node that does not answer."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    asked = {}
+    for entry in _alive_nodes():
+        where = f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
+        strategy = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(report).options(scheduling_strategy=strategy)
+        asked[where] = task.remote(files, model, save_path, registrations)
+    found = []
+    for where, answer in asked.items():
+        try:
+            found.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
+        except Exception as error:
+            text = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
+            raise UserError(
+                f"{where} cannot run this project: {text}. Install the same environment there, and start Ray in it"
+            ) from error
+    return found
+
+
+def slots_of_cluster() -> list[dict[str, Any]]:
+    """GPU slots of each node: {"where", "total", "free"}."""
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return [
+        {
+            "where": f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})",
+            "total": entry["Resources"].get("GPU", 0),
+            "free": free.get(entry["NodeID"], {}).get("GPU", 0),
+        }
+        for entry in _alive_nodes()
+    ]
+
+
+def _version(name: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
+
+
+def _unreadable(path: str) -> str:
+    target = Path(path).expanduser()
+    if not target.exists():
+        return "not there"
+    return "" if os.access(target, os.R_OK | (os.X_OK if target.is_dir() else 0)) else "may not be read"
+
+
+def _writable(path: str) -> tuple[str, int]:
+    """(what is wrong, "" when nothing is; free bytes). Makes nothing: looks at the nearest folder that is there."""
+    folder = Path(path).expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"SAVE_PATH={path}: {folder} is no folder", 0
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"SAVE_PATH={path}: {folder} may not be written to", 0
+    return "", shutil.disk_usage(folder).free
+
+
+def _device_memory() -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+
+
+def _missing_registrations() -> list[str]:
+    """What verl lacks here after our plugin was loaded."""
+    import verl.utils.device  # noqa: F401  verl loads its plugins when it is imported
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+
+    registration.register()
+    there = registration.report()
+    missing = [name for name in ("adv_estimator", "policy_loss") if not there[name]]
+    return missing + ([] if "cpu" in PlatformRegistry._platforms else ["our plugin (entry point verl.plugins)"])

@@ -1,0 +1,178 @@
+"""What outlives whom: real processes, killed in the ways a run is killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import psutil
+import pytest
+
+from convrec import guard
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM
+# is, and which holds shared memory and a file in TMPDIR.
+CHILD = """
+import os, subprocess, sys, tempfile, time
+from multiprocessing import shared_memory, resource_tracker
+{join}
+memory = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(memory._name, "shared_memory")
+tempfile.mkstemp()
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(os.getpid(), grandchild.pid, memory.name, flush=True)
+time.sleep(600)
+"""
+DRIVER = """
+import os, subprocess, sys, time
+sys.path.insert(0, {root!r})
+from convrec import guard
+folder = guard.new_folder()
+os.environ.update(guard.environment(folder))
+guard.join(is_driver=True, message="it ended without a word")
+child = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
+print(folder, flush=True)
+{then}
+"""
+
+
+class Run:
+    def __init__(self, then: str = "time.sleep(600)", join: str = "") -> None:
+        child = CHILD.format(join=join)
+        script = textwrap.dedent(DRIVER.format(root=str(ROOT), child=child, then=then))
+        self.driver = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.driver.stdout
+        lines = sorted((self.driver.stdout.readline() for _ in range(2)), key=lambda line: not line.startswith("/"))
+        self.folder = Path(lines[0].strip())
+        child_pid, grandchild_pid, self.shm = lines[1].split()
+        self.child, self.grandchild = psutil.Process(int(child_pid)), psutil.Process(int(grandchild_pid))
+        self.wait(lambda: (self.folder / "guard.pid").exists() and len(list(self.folder.glob("tmp*"))) > 0)
+        self.guard = psutil.Process(int((self.folder / "guard.pid").read_text().split()[0]))
+        time.sleep(2.5 * guard.POLL_SECONDS)  # it has looked at them
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def is_gone(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return True
+
+    def assert_nothing_is_left(self) -> None:
+        self.wait(lambda: all(self.is_gone(p) for p in (self.child, self.grandchild, self.guard)))
+        assert not self.folder.exists()
+        assert not (guard.SHM / self.shm).exists()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(**options: str) -> Run:
+        runs.append(Run(**options))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        for process in (run.driver, run.child, run.grandchild, run.guard):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                process.kill()
+        run.driver.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_terminal_is_told(
+    start: Callable[..., Run], number: signal.Signals
+) -> None:
+    run = start()
+    assert (guard.SHM / run.shm).exists()
+    run.driver.send_signal(number)
+    run.assert_nothing_is_left()
+    assert "it ended without a word" in run.driver.communicate()[1]
+
+
+def test_end_ends_everything_but_the_driver_and_says_nothing(start: Callable[..., Run]) -> None:
+    run = start(then="time.sleep(3); print('ended:', guard.end(folder), flush=True); time.sleep(600)")
+    assert run.driver.stdout
+    assert run.driver.stdout.readline() == "ended: True\n"
+    run.assert_nothing_is_left()
+    assert run.driver.poll() is None
+    run.driver.kill()
+    assert run.driver.communicate()[1] == ""
+
+
+def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Callable[..., Run]) -> None:
+    join = f"sys.path.insert(0, {str(ROOT)!r}); from convrec import guard; guard.join()"
+    run = start(join=join)
+    run.child.kill()
+    run.wait(lambda: run.is_gone(run.grandchild))
+    assert run.driver.poll() is None
+    assert run.folder.exists()
+    assert not run.is_gone(run.guard)
+    run.driver.kill()
+    run.assert_nothing_is_left()
+
+
+def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = guard.new_folder()
+    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec import guard; guard.join()"
+    environment = {**os.environ, **guard.environment(folder)}
+    worker = subprocess.Popen([sys.executable, "-c", join + "; import time; time.sleep(600)"], env=environment)
+    try:
+        deadline = time.monotonic() + 10
+        while not (folder / "guard.pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pid = int((folder / "guard.pid").read_text().split()[0])
+        worker.kill()
+        worker.wait()
+        time.sleep(2)
+        assert folder.exists()  # Ray's next worker may be about to come
+        psutil.wait_procs([psutil.Process(pid)], timeout=guard.LONELY_SECONDS + 5)
+        assert not folder.exists()
+    finally:
+        worker.kill()
+
+
+def test_children_from_before_the_run_and_other_peoples_shared_memory_are_spared() -> None:
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    script = f"""
+import os, subprocess, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from convrec import guard
+before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+before_tmp = os.environ.get("TMPDIR")
+with guard.guarded("") as folder:
+    assert os.environ["TMPDIR"] == str(folder)
+    time.sleep(2)
+assert os.environ.get("TMPDIR") == before_tmp
+assert not folder.exists()
+print(before.poll())
+before.kill()
+"""
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout == "None\n"
+        assert (guard.SHM / memory.name).exists()
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(guard.FOLDER_VARIABLE, raising=False)
+    guard.join()

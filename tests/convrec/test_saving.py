@@ -1,0 +1,142 @@
+"""Checkpoints that are cut off, damaged, too big for the disk, too many; which step a run resumes from."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from convrec import saving
+from convrec.runs import LATEST, latest_step
+
+
+def writer(run: Path, step: int, size: int = 100) -> Callable[[], None]:
+    """As verl does it: files of the step, then the tracker."""
+
+    def write() -> None:
+        actor = run / f"global_step_{step}" / "actor"
+        actor.mkdir(parents=True)
+        (actor / "model.pt").write_bytes(b"x" * size)
+        (run / f"global_step_{step}" / "data.pt").write_bytes(b"y")
+        (run / LATEST).write_text(str(step))
+
+    return write
+
+
+def save(run: Path, *steps: int, keep: int | None = None) -> None:
+    for step in steps:
+        saving.save(run, step, writer(run, step), keep)
+
+
+def test_all_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4, 10)
+    assert saving.complete_steps(tmp_path) == [2, 4, 10]
+    assert latest_step(tmp_path) == 10
+    assert saving.choose_resume_step(tmp_path) == []
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step, ndcg in [(1, 0.1), (2, 0.3), (3, 0.2), (4, 0.25), (5, 0.1)]:
+        save(tmp_path, step, keep=2)
+        saving.note_validation(tmp_path, step, {"val/ndcg": ndcg}, keep=2)
+    assert saving.complete_steps(tmp_path) == [2, 4, 5]
+    assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 2, "val/ndcg": 0.3}
+    assert not (tmp_path / "global_step_3").exists()
+
+    save(tmp_path, 6, keep=2)
+    saving.note_validation(tmp_path, 6, {"val/ndcg": 0.4}, keep=2)
+    assert saving.complete_steps(tmp_path) == [5, 6]  # 2 is no longer the best
+
+
+def test_only_a_saved_step_can_be_the_best(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    saving.note_validation(tmp_path, 3, {"val/ndcg": 0.9})
+    saving.note_validation(tmp_path, 2, {"other": 0.9})
+    assert saving.best_step(tmp_path) is None
+
+
+def test_a_checkpoint_cut_off_while_written_is_ignored_with_a_warning_and_overwritten(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    torn = tmp_path / "global_step_4" / "actor"
+    torn.mkdir(parents=True)
+    (torn / "model_world_size_8.pt").write_bytes(b"half")
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert "global_step_4 was cut off" in warning
+    assert latest_step(tmp_path) == 2
+    save(tmp_path, 4)
+    assert not (torn / "model_world_size_8.pt").exists()
+    assert saving.complete_steps(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing file", "missing folder"])
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 2, 4)
+    folder = tmp_path / "global_step_4"
+    if damage == "truncated":
+        (folder / "actor" / "model.pt").write_bytes(b"x" * 99)
+    elif damage == "missing file":
+        (folder / "data.pt").unlink()
+    else:
+        shutil.rmtree(folder)
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert "global_step_4 is damaged or gone: resuming from step 2" in warning
+    assert latest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("text", ["", "4\x00", "four"])
+def test_a_damaged_tracker_is_mended(tmp_path: Path, text: str) -> None:
+    save(tmp_path, 2, 4)
+    (tmp_path / LATEST).write_text(text)
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert f"{LATEST} is damaged: resuming from step 4" in warning
+    assert latest_step(tmp_path) == 4
+
+
+def test_with_nothing_complete_the_run_starts_anew(tmp_path: Path) -> None:
+    assert saving.choose_resume_step(tmp_path / "not there") == []
+    assert saving.choose_resume_step(tmp_path) == []
+    (tmp_path / LATEST).write_text("3")
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert "starting anew" in warning
+    assert not (tmp_path / LATEST).exists()
+
+
+def test_a_checkpoint_of_verls_sft_trainer_has_no_manifest_and_is_trusted(tmp_path: Path) -> None:
+    writer(tmp_path, 7)()
+    assert saving.choose_resume_step(tmp_path) == []
+    assert latest_step(tmp_path) == 7
+
+
+def test_what_a_reader_adds_is_no_damage(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    (tmp_path / "global_step_2" / "actor" / "merged").mkdir()
+    (tmp_path / "global_step_2" / "actor" / "merged" / "model.safetensors").write_bytes(b"z")
+    assert saving.complete_steps(tmp_path) == [2]
+
+
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_and_the_tracker_intact(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+
+    def write() -> None:
+        actor = tmp_path / "global_step_4" / "actor"
+        actor.mkdir(parents=True)
+        (actor / "model.pt").write_bytes(b"x" * 50)
+        (tmp_path / LATEST).write_text("")  # opening it to write empties it
+        with open("/dev/full", "wb", buffering=0) as full:
+            full.write(b"x")
+
+    with pytest.raises(RuntimeError, match=r"No space left on device.*the checkpoint of step 2 is intact"):
+        saving.save(tmp_path, 4, write, keep=1)
+    assert not (tmp_path / "global_step_4").exists()
+    assert saving.complete_steps(tmp_path) == [2]
+    assert latest_step(tmp_path) == 2
+
+
+def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 2)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))  # the last one has 101 bytes
+    with pytest.raises(RuntimeError, match="step 4 is not saved, the checkpoint of step 2 is intact"):
+        saving.save(tmp_path, 4, pytest.fail)
+    assert latest_step(tmp_path) == 2

@@ -1,0 +1,181 @@
+"""A Ray cluster of two nodes on this machine, started and used as a user does: run_rank_grpo.sh with RAY_ADDRESS.
+
+One set-up: on two nodes four steps; on one node the same, stopped with Ctrl-C after the first steps and resumed by the
+same command. Rollouts have seeds of their own (`convrec.deterministic`), so that all of it must give the same numbers.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from convrec import saving
+from convrec.runs import latest_step, read_metrics
+
+from .conftest import ROOT, trained_steps
+
+PLANTED = "planted-" + secrets.token_hex(8)
+STEPS = 4
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Cluster:
+    """Two raylets of one logical slot each, and what was submitted to them."""
+
+    def __init__(self, folder: Path, demo) -> None:
+        self.folder, self.demo = folder, demo
+        self.port, self.dashboard = free_port(), free_port()
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        hidden = ("PYTHONPATH", "RAY_ADDRESS", "OMP_NUM_THREADS")
+        self.environment = {key: value for key, value in os.environ.items() if key not in hidden}
+        self.environment |= {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "OPENAI_API_KEY": PLANTED,
+            "SWANLAB_API_KEY": PLANTED,
+            "RAY_TMPDIR": f"/tmp/r{self.port}",  # short: Ray's sockets are in it
+            # as on machines of their own: verl and vLLM of one node do not see the other's loopback
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "KMP_BLOCKTIME": "0",
+        }
+        self.ray_folder = Path(self.environment["RAY_TMPDIR"])
+        self.ray_folder.mkdir()
+        self.raylets: list[psutil.Process] = []
+
+    def ray(self, *arguments: str) -> None:
+        command = [str(Path(sys.executable).parent / "ray"), *arguments]
+        subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=120)
+
+    def start(self) -> None:
+        slots = ["--num-gpus=1", "--num-cpus=16", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+        head = ["--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
+        self.ray("start", *head, "--include-dashboard=true", f"--temp-dir={self.ray_folder}", *slots)
+        self.ray("start", f"--address=127.0.0.1:{self.port}", *slots)
+
+    def processes(self) -> list[psutil.Process]:
+        """Whatever has this cluster's folder or token in its environment or on its command line."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                token = self.environment["RAY_AUTH_TOKEN_PATH"]
+                if process.environ().get("RAY_AUTH_TOKEN_PATH") == token or str(self.ray_folder) in " ".join(
+                    process.cmdline()
+                ):
+                    found.append(process)
+        return found
+
+    def submit(self, name: str, *overrides: str, **variables: str) -> subprocess.Popen:
+        environment = self.environment | self.demo.files
+        environment |= {"RAY_ADDRESS": f"http://127.0.0.1:{self.dashboard}", "PYTHON": sys.executable}
+        environment |= {"MODEL_PATH": str(self.demo.out / "sft"), "SAVE_PATH": str(self.folder / name)}
+        environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256", "LR": "1e-3"}
+        environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "100", "TEST_FREQ": "100"}
+        environment |= {"TOTAL_STEPS": str(STEPS), "LOGGER": "console,file"} | variables
+        fixed = ["trainer.val_before_train=false", "data.val_max_samples=8", "data.train_max_samples=8"]
+        return subprocess.Popen(
+            ["bash", str(ROOT / "run_rank_grpo.sh"), *fixed, "convrec.deterministic=true", *overrides],
+            env=environment,
+            cwd="/",  # any directory
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(demo, tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), demo)
+    try:
+        cluster.start()
+
+        job = cluster.submit("two", N_NODES="2")
+        cluster.two_out, cluster.two_err = job.communicate(timeout=600)
+        cluster.two_status = job.returncode
+
+        job = cluster.submit("one", N_NODES="1")
+        deadline = time.monotonic() + 600
+        while not trained_steps(cluster.folder / "one") and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        os.killpg(job.pid, signal.SIGINT)
+        cluster.one_out, cluster.one_err = job.communicate(timeout=300)
+        cluster.one_status = job.returncode
+        cluster.step_when_stopped = latest_step(cluster.folder / "one")
+
+        job = cluster.submit("one", N_NODES="1")
+        cluster.again_out, cluster.again_err = job.communicate(timeout=600)
+        cluster.again_status = job.returncode
+        cluster.outside = {
+            p for p in cluster.processes() if p.name().startswith("VLLM") or "guard.py" in str(p.cmdline())
+        }
+        yield cluster
+    finally:
+        for process in cluster.processes():  # not `ray stop`, which would end every cluster of this machine
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        subprocess.run(["rm", "-rf", str(cluster.ray_folder)], check=False)
+
+
+def test_a_submitted_run_on_two_nodes_streams_its_log_and_returns_its_status(cluster) -> None:
+    assert cluster.two_status == 0, cluster.two_out[-3000:] + cluster.two_err[-3000:]
+    assert "Rank-GRPO finished" in cluster.two_out
+    assert f"{cluster.folder}/two" in cluster.two_err
+    assert trained_steps(cluster.folder / "two") == list(range(1, STEPS + 1))
+    assert saving.complete_steps(cluster.folder / "two") == [STEPS]
+    shards = {path.name for path in (cluster.folder / "two" / f"global_step_{STEPS}" / "actor").glob("model_*.pt")}
+    assert shards == {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"}
+
+
+def test_ctrl_c_saves_then_stops_the_job_and_the_same_command_resumes(cluster) -> None:
+    assert cluster.one_status == 130
+    assert "asked the job to save a checkpoint and end" in cluster.one_err
+    assert "stopped as asked after step" in cluster.one_out
+    assert 1 <= cluster.step_when_stopped < STEPS
+    assert cluster.again_status == 0, cluster.again_out[-3000:] + cluster.again_err[-3000:]
+    assert f"resuming after step {cluster.step_when_stopped}" in cluster.again_out
+    assert trained_steps(cluster.folder / "one") == list(range(1, STEPS + 1))
+
+
+def test_two_nodes_and_a_resumed_run_give_the_numbers_of_one_that_ran_through(cluster) -> None:
+    """fp32 on CPU: sums over two processes are made in another order, and Adam at lr 1e-3 carries that on: 1e-3.
+
+    Both split eight rows into epochs of two steps, so that the resumed run crosses, or begins at, an epoch's end.
+    """
+    two = {row["step"]: row for row in read_metrics(cluster.folder / "two") if "actor/policy_loss" in row}
+    one = {row["step"]: row for row in read_metrics(cluster.folder / "one") if "actor/policy_loss" in row}
+    names = ["actor/policy_loss", "actor/grad_norm", "actor/kl", "actor/entropy", "rank_grpo/dcg", "rank_grpo/return@1"]
+    names += ["critic/advantages/mean", "critic/advantages/max", "critic/advantages/min", "response_length/mean"]
+    for step in range(1, STEPS + 1):
+        for name in names:
+            assert one[step][name] == pytest.approx(two[step][name], rel=1e-3, abs=1e-4), (step, name)
+
+
+def test_no_file_or_log_holds_a_key(cluster) -> None:
+    """The submitter and the nodes have it in their environment."""
+    texts = [cluster.two_out, cluster.two_err, cluster.one_out, cluster.one_err, cluster.again_out, cluster.again_err]
+    assert not [text for text in texts if PLANTED in text]
+    files = [path for folder in (cluster.folder, cluster.ray_folder) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 50
+    assert not [path for path in files if PLANTED.encode() in path.read_bytes()]
+
+
+def test_nothing_of_the_jobs_is_left_on_the_nodes(cluster) -> None:
+    _, left = psutil.wait_procs(list(cluster.outside), timeout=20)
+    assert not left, [process.cmdline() for process in left]
