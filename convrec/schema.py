@@ -290,8 +290,8 @@ def _read_batches(path: str | os.PathLike, schema: pa.Schema) -> Iterator[pa.Rec
         file = pq.ParquetFile(path)
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such file; make it with `python -m data_prep.sample` (embedded data) or "
-            "`python -m data_prep.reddit_v2` (the released download), or set TRAIN_FILE, VAL_FILE, CATALOG_FILE"
+            f"{path}: no such file; make it with `python -m data_prep.sample` (embedded data), `data_prep.reddit_v2` "
+            "(the released download) or `data_prep.own` (data of your own), or set TRAIN_FILE, VAL_FILE, CATALOG_FILE"
         ) from None
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error

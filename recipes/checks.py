@@ -25,6 +25,11 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     catalog_file = ours.catalog_file
     _require_file("CATALOG_FILE", catalog_file)
     catalog = load_catalog(catalog_file)
+    if ours.matching == "reference" and not catalog.dated:
+        raise UserError(
+            f"{catalog_file}: no years, which convrec.matching=reference (PRESET=reference sets it) needs: "
+            "use convrec.matching=fuzzy"
+        )
     problems = catalog.problems
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
     warnings += [f"{catalog_file}: {problem}" for problem in problems[:5]]

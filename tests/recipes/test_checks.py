@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.errors import UserError
 from convrec.schema import RL_SCHEMA
 from recipes import checks, host, rank_grpo, settings, sft
 from recipes.variables import VARIABLES
@@ -199,6 +200,28 @@ def test_catalog_without_years_for_ground_truth_with_years(
     message = refused(CATALOG_FILE=str(file))
     assert (str(file) if years == "no column" else f"{good['TRAIN_FILE']}: rows 0, 1, 2, 3, 4 and 35 more") in message
     assert ("column year is missing" if years == "no column" else "the catalog has no years") in message
+
+
+def test_data_without_years_train_but_not_with_the_references_matching(
+    good: dict[str, str], sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def undate(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row["groundtruth_with_release_year"] = [[title, ""] for title, _ in row["groundtruth_with_release_year"]]
+
+    names = {"TRAIN_FILE": "train", "VAL_FILE": "validation"}
+    files = {
+        variable: _changed(sample / f"{name}.parquet", tmp_path / f"{name}.parquet", undate)
+        for variable, name in names.items()
+    }
+    titles = pq.read_table(sample / "catalog.parquet")["title"]
+    catalog = tmp_path / "catalog.parquet"
+    pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), catalog)
+    _set(monkeypatch, good | files | {"CATALOG_FILE": str(catalog)})
+    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
+    monkeypatch.setenv("PRESET", "reference")
+    with pytest.raises(UserError, match=r"no years, which convrec\.matching=reference"):
+        checks.check_rank_grpo(settings.compose("rank_grpo", []))
 
 
 def test_a_broken_year_is_only_a_warning(
