@@ -21,6 +21,7 @@ both, LLM_... (convrec/llm.py); answers are kept in --cache, so that nothing is 
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -28,12 +29,13 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.llm import LLM, endpoint
-from data_prep import adjust, demonstrations, metadata, reflect, remap, rows, teacher
+from data_prep import demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.asking import Asker
 from data_prep.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages import Stage, file_id, read_record, run_stage
 
 STAGES = ("rows", "teacher", "metadata", "remap", "reflect", "adjust", "demonstrations")
+MODEL_JUDGES = ("list", "pointwise")
 MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": 1024}
 
 
@@ -64,8 +66,7 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         }
         return Stage(name, ["rows", "teacher", "metadata"], [remap.FILE], remap.run), settings
     if name == "reflect":
-        is_model = given.judge in ("list", "pointwise")
-        asker, asked = _asker(given, "judge", given.judge) if is_model else (None, {})
+        asker, asked = _asker(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
         judged = min(given.judged or given.candidates, given.candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
         return Stage(name, ["rows", "remap"], [reflect.FILE], partial(reflect.run, asker=asker)), settings
@@ -74,11 +75,17 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
             key: getattr(given, key)
             for key in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "held_out", "seed")
         }
-        files = [adjust.FILE, adjust.WEIGHTS]
-        return Stage(name, ["rows", "remap", "reflect"], files, adjust.run), settings
+        files = [rows.ADJUSTED, rows.ADJUST_WEIGHTS]
+        return Stage(name, ["rows", "remap", "reflect"], files, _adjust), settings
     assert name == "demonstrations"
     files = list(demonstrations.FILES.values())
     return Stage(name, ["rows", "adjust"], files, demonstrations.run), {"num_items": num_items, "check": True}
+
+
+def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    from data_prep import adjust  # the only stage that needs torch
+
+    return adjust.run(folder, settings)
 
 
 def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
@@ -114,6 +121,8 @@ def _asker(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict
 def build(given: argparse.Namespace) -> None:
     """Run what the command line asks for and print a summary of each stage."""
     folder = Path(given.out)
+    if given.stage == "all":
+        _check_ahead(given)
     for name in STAGES if given.stage == "all" else [given.stage]:
         stage, settings = plan(name, given)
         summary, is_new = run_stage(stage, folder, settings, given.redo)
@@ -121,6 +130,18 @@ def build(given: argparse.Namespace) -> None:
         for direction in ("up", "down") if name == "adjust" else ():
             for line in summary["moved"][direction]:
                 print(f"    {direction:>4}  {line}")
+
+
+def _check_ahead(given: argparse.Namespace) -> None:
+    """What a later stage would refuse, before the first one runs."""
+    if "llm" in (given.teacher, given.metadata):
+        endpoint("teacher")
+    if given.judge in MODEL_JUDGES:
+        endpoint("judge")
+    if given.remap == "full":
+        check_embedding(given.embedding)
+    if given.candidates < given.num_items:
+        raise UserError(f"--candidates {given.candidates}: give at least --num-items ({given.num_items})")
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:
@@ -159,8 +180,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dimensions", type=int, default=256, help="remap: of tfidf-svd (%(default)s)")
     add("--candidates", type=int, default=100, help="remap: candidates a conversation, N_r (%(default)s)")
     add("--conversation-weight", type=float, default=1.0, help="remap: lambda (%(default)s)")
-    judges = ("list", "pointwise", "cooccurrence", "none")
-    add("--judge", choices=judges, default="list", help="reflect (%(default)s); see data_prep/reflect.py")
+    add(
+        "--judge",
+        choices=(*MODEL_JUDGES, "cooccurrence", "none"),
+        default="list",
+        help="reflect (%(default)s); see data_prep/reflect.py",
+    )
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
     add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
     add("--penalty", type=float, default=0.01, help="adjust: on |w - 1|^2 and |b|^2 (%(default)s)")
@@ -203,7 +228,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         build(parse(argv))
     except UserError as error:
-        raise SystemExit(f"python -m data_prep.build: {error}") from None
+        print(f"python -m data_prep.build: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

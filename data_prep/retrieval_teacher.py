@@ -145,7 +145,7 @@ class RetrievalTeacher:
         """
         rng = np.random.default_rng(seed)
         result = []
-        with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr) as bar:
+        with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr, disable=None) as bar:
             for start in range(0, len(rows), 256):
                 batch = rows[start : start + 256]
                 scores_BM = np.repeat(self.scores(batch), copies, axis=0)
