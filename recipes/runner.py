@@ -10,11 +10,11 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs import latest_step, next_metrics_file
+from convrec.runs import MODEL_KEYS, latest_step, next_metrics_file
 from convrec.tracking import tracker_environment
 from recipes import host
 from recipes.console import Console, output_to, progress
-from recipes.settings import MODEL_KEYS, compose, finished_message, save_config
+from recipes.settings import compose, finished_message, save_config
 
 
 def run(
