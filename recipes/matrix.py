@@ -24,7 +24,7 @@ import yaml
 
 from convrec.curves import write_csv
 from convrec.errors import UserError
-from recipes.evaluate import evaluate
+from recipes.evaluation.single import evaluate
 from recipes.plot import plot
 from recipes.variables import VARIABLES
 
