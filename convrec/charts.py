@@ -97,7 +97,8 @@ def draw(chart: Chart) -> str:
         )
     svg.append(_tick_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 5, "step"))
     legend = []
-    for index, (name, points) in enumerate(drawn.items()):
+    for name, points in drawn.items():
+        index = list(chart.series).index(name)  # a run keeps its colour where another has nothing
         colour = (_ORDERED if chart.ordered else _CATEGORIES)[index % 6]
         style = f'stroke="{colour}" stroke-dasharray="{_DASHES[index % 6]}"'
         path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
@@ -110,10 +111,10 @@ def draw(chart: Chart) -> str:
             f"{escape(name)} <small>{start:.3f} → {end:.3f}</small></li>"
         )
     svg.append("</svg>")
-    caption = f"{chart.y_label} by step"
+    caption = f"{chart.y_label[:1].upper()}{chart.y_label[1:]} by step"
     if window > 1:
         caption += f", each point the mean of the last {window} steps"
     return (
         f'<figure><h3>{escape(title)}</h3>{"".join(svg)}<ul class="keys">{"".join(legend)}</ul>'
-        f"<figcaption>{escape(caption.capitalize())}; the legend gives first and last value.</figcaption></figure>"
+        f"<figcaption>{escape(caption)}; the legend gives first and last value.</figcaption></figure>"
     )

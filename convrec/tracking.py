@@ -42,22 +42,20 @@ def _has_login(file: Path, host: str) -> bool:
     return file.is_file() and host in file.read_text(errors="replace")
 
 
-def install(run_folder: Path) -> None:
-    """Make verl's trainers of this process open their trackers as `resumable` does.
+def install(trainer_module: Any, run_folder: Path, name: str) -> None:
+    """Make verl's trainer of this process open its trackers as `resumable` does, and choose where they write.
 
-    Both make their Tracking inside `fit`, so the name is replaced where they look it up; tests pin both places.
+    trainer_module: verl's, trainer_base or sft_trainer. They make their Tracking inside `fit`, so the name is replaced
+    where it is looked up; tests pin both. name: the run's, the group of its starts.
     """
-    from verl.trainer import sft_trainer
-    from verl.trainer.ppo.v1 import trainer_base
-    from verl.utils.tracking import Tracking
+    os.environ.update(tracker_environment(run_folder, name, os.environ))
 
     def open_trackers(
         project_name: str, experiment_name: str, default_backend: str | list[str] = "console", config: Any = None
-    ) -> Tracking:
+    ) -> Any:
         return resumable(run_folder, project_name, experiment_name, default_backend, config)
 
-    trainer_base.Tracking = open_trackers
-    sft_trainer.Tracking = open_trackers
+    trainer_module.Tracking = open_trackers
 
 
 def resumable(

@@ -40,8 +40,8 @@ from convrec.report import table_row, text_table, write_report
 from convrec.runs import latest_step, read_metrics
 from convrec.tiny_model import make_tiny_model, read_texts, read_titles
 from recipes.console import repeating
-from recipes.evaluate import evaluate
 from recipes.evaluation.examples import examples
+from recipes.evaluation.single import evaluate
 
 HERE = Path(__file__).resolve().parent.parent
 KS = (5, 10, 20)

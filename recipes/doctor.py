@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 
 from convrec.errors import UserError
+from convrec.runs import MODEL_KEYS
 from recipes import checks, estimate, node
-from recipes.settings import MODEL_KEYS, compose
+from recipes.settings import compose
 from recipes.variables import JUDGES, RECIPES
 
 GIB = 2**30

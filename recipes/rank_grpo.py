@@ -48,12 +48,13 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
 
     import convrec.trainer  # noqa: F401  registers trainer, estimator and loss
     from convrec import tracking
 
-    tracking.install(Path(config.trainer.default_local_dir))
+    tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     environment = host.process_environment(config.trainer.device != "cpu")
     start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))

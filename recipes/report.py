@@ -143,10 +143,10 @@ def _charts(runs: Sequence[RunCurves]) -> list[Chart]:
     for recipe, panels in PANELS.items():
         some = [run for run in runs if run.recipe == recipe]
         for panel in panels:
-            lines = {run.name: run.series[panel.metric] for run in some if run.series.get(panel.metric)}
-            if not lines or (len(runs) == 1 and "/return@" in panel.metric):
+            lines = {run.name: run.series.get(panel.metric, {}) for run in some}
+            if not any(lines.values()) or (len(runs) == 1 and "/return@" in panel.metric):
                 continue
-            shown = next(run for run in some if run.name in lines)
+            shown = next(run for run in some if lines[run.name])
             charts.append(Chart(shown.panel_title(panel), panel.y_label, lines, smooth=panel.smooth))
     return charts
 

@@ -11,11 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import guard, saving
 from convrec.errors import UserError
-from convrec.runs import latest_step, next_metrics_file
-from convrec.tracking import tracker_environment
+from convrec.runs import MODEL_KEYS, latest_step, next_metrics_file
 from recipes import doctor, host
 from recipes.console import Console, output_to, progress
-from recipes.settings import MODEL_KEYS, compose, finished_message, save_config
+from recipes.settings import compose, finished_message, save_config
 
 
 def run(
@@ -41,6 +40,12 @@ def run(
     try:
         config = compose(recipe, arguments)
         warnings = check(config)
+        run_folder = Path(config.trainer.default_local_dir)
+        warnings += saving.choose_resume_step(run_folder)
+        done, steps = latest_step(run_folder), config.trainer.total_training_steps
+        if steps and done >= steps:
+            console.say(finished_message(run_folder, done))
+            return 0
         if not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
             warnings += doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=False))
         if config.trainer.device != "cpu" and not host.has_flash_attention():
@@ -53,16 +58,7 @@ def run(
     for warning in warnings:
         console.say(f"warning: {warning}")
 
-    run_folder = Path(config.trainer.default_local_dir)
-    steps = config.trainer.total_training_steps
-    for warning in saving.choose_resume_step(run_folder):
-        console.say(f"warning: {warning}")
-    done = latest_step(run_folder)
-    if steps and done >= steps:
-        console.say(finished_message(run_folder, done))
-        return 0
     os.environ.update(host.process_environment(config.trainer.device != "cpu"))
-    os.environ.update(tracker_environment(run_folder, config.trainer.experiment_name, os.environ))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
     save_config(config, run_folder)
     log_file = run_folder / "run.log"

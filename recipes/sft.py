@@ -23,19 +23,19 @@ SHOWN = {"train/loss": "loss", "val/loss": "val loss"}
 
 def train(config: DictConfig) -> None:
     """verl's SFT trainer in this process, one of torchrun's or the only one."""
-    from verl.trainer.sft_trainer import SFTTrainer, run_sft
+    from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group
 
     from convrec import platform_cpu, tracking
 
     platform_cpu.use_whole_batch_log_probs()
-    tracking.install(Path(config.trainer.default_local_dir))
+    tracking.install(sft_trainer, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     if config.trainer.device != "cpu":
-        run_sft(config)
+        sft_trainer.run_sft(config)
         return
     platform_cpu.register_engine()
     platform_cpu.init_process_group()
-    SFTTrainer(config=config).fit()
+    sft_trainer.SFTTrainer(config=config).fit()
     destroy_global_process_group()
 
 

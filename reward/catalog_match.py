@@ -66,11 +66,10 @@ def compute_score(
             compute_score(data_source, solution_str, row, {"validate": True}, **settings)  # type: ignore[arg-type]
             for row in ground_truth["rows"]
         ]
-        means: dict[str, float | int | list] = {
-            name: sum(row[name] for row in rows) / len(rows)  # type: ignore[misc]
-            for name in rows[0]
-        }
-        return means | {"num_rows": len(rows)}
+        means: dict[str, float | int | list] = {"num_rows": len(rows)}
+        for name in rows[0]:
+            means[name] = sum(row[name] for row in rows) / len(rows)  # type: ignore[misc]
+        return means
     truth, seen = _read_ground_truth(ground_truth)
     matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
     lines = split_lines(solution_str, delimiter)

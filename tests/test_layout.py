@@ -14,13 +14,16 @@ VERL_AND_RAY = {
     "convrec/checkpoints.py",
     "convrec/dataset.py",
     "convrec/judge_dataset.py",
+    "convrec/liveness.py",
     "convrec/platform_cpu.py",
     "convrec/registration.py",
+    "convrec/rollout.py",
     "convrec/tracking.py",
     "convrec/trainer.py",
     "convrec/trainer_base.py",
     "convrec/verl_plugin.py",
     "convrec/vllm_cpu.py",
+    "convrec/vllm_server.py",
     "convrec/worker.py",
 }
 VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}

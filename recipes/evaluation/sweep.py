@@ -6,13 +6,17 @@ checkpoint are never left out.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from convrec.curves import SWEEP, write_csv
 from convrec.errors import UserError
 from convrec.report import text_table
 from convrec.runs import LATEST, latest_step, saved_steps, start_model
+from recipes.evaluation.single import evaluate
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
@@ -39,26 +43,26 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
 
 def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None, **options: Any) -> str:
     """Evaluate every step, write OUT/sweep.csv and return the table to print; `options` are evaluate's."""
-    from recipes.evaluate import evaluate
-
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
-    table = []
+    found: dict[int, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
     for step, model in steps.items():
         metrics = evaluate(model=model, out=folder / f"step_{step:06d}", **options)
-        protocol, results = next(iter(metrics["results"].items()))
-        table.append(_row(step, results["model"], options["ks"]))
-        popularity = results.get("popularity")
-    write_csv(folder / SWEEP, table)
-    shown = [{"model": f"step {row['step']}", **{k: v for k, v in row.items() if k != "step"}} for row in table]
-    if popularity:
-        shown.insert(0, {"model": "popularity", **_row(0, popularity, options["ks"])} | {"step": None})
-        del shown[0]["step"]
+        protocol = metrics["settings"]["protocols"][0]
+        results = metrics["results"][protocol]
+        found[step] = _row(results["model"], options["ks"])
+        if step == 0:
+            for warning in metrics["warnings"]:
+                tqdm.write(f"warning: {warning}", file=sys.stderr)
+    write_csv(folder / SWEEP, [{"step": step, **row} for step, row in found.items()])
+    shown = [{"model": name, **_row(some, options["ks"])} for name, some in results.items() if name != "model"]
+    shown += [{"model": f"step {step}", **row} for step, row in found.items()]
     return f"{run} on {options['data']}, protocol {protocol}\n{text_table(shown)}\nwritten to {folder}"
 
 
-def _row(step: int, summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:
-    row: dict[str, Any] = {"step": step}
+def _row(summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     for name in (f"{metric}@{k}" for metric in ("ndcg", "recall") for k in ks):
         row |= {name: summary[name]["mean"], f"{name} se": summary[name]["se"]}
     return row | {

@@ -143,6 +143,17 @@ def test_validation_asks_each_conversation_once_for_all_its_rows(tmp_path: Path,
     }
 
 
+def test_verls_loader_made_before_gives_each_conversation_once(tmp_path: Path, tokenizer: Any) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    dataset = _rl(tmp_path, tokenizer, [_row(f"USER: {name}?\n", n) for n, name in enumerate("abab")])
+    loader = StatefulDataLoader(dataset, batch_size=len(dataset), shuffle=True, drop_last=False, collate_fn=collate_fn)
+    dataset.use_for_validation()
+    (batch,) = loader
+    assert sorted(len(item["ground_truth"]["rows"]) for item in batch["reward_model"]) == [2, 2]
+
+
 def test_validation_rows_do_not_depend_on_the_runs_seed(tmp_path: Path, tokenizer: Any) -> None:
     rows = [_row(f"USER: {number}?\n", number) for number in range(40)]
     drawn = []

@@ -1,6 +1,5 @@
-"""A run that is stopped and resumed, with SwanLab (offline), W&B (offline) and TensorBoard for real."""
+"""A run that is stopped and resumed, with SwanLab (offline) and TensorBoard for real."""
 
-import json
 import os
 import subprocess
 import sys
@@ -17,26 +16,21 @@ import os, sys
 from pathlib import Path
 from convrec import tracking
 from convrec.runs import next_metrics_file
-from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer import sft_trainer
 from verl.utils.tracking import ValidationGenerationsLogger
-import swanlab
 
 run = Path(sys.argv[1])
 os.environ.update(tracking.tracker_environment(run, "group-of-the-run", os.environ))
-tracking.install(run)
-assert sft_trainer.Tracking is trainer_base.Tracking
-backends = ["file", "tensorboard", "swanlab", "wandb"]
 for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     if done:
         (run / "latest_checkpointed_iteration.txt").write_text(str(done))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
-    trackers = trainer_base.Tracking("project", "experiment", backends, config={"trainer": {}})
+    trackers = tracking.resumable(run, "project", "experiment", ["file", "tensorboard", "swanlab"], config={})
     for step in steps:
         trackers.log({"return": step + 100.0 * start}, step=step)
     samples = ValidationGenerationsLogger("project", "experiment")
     samples.log(["swanlab", "tensorboard"], [("in", "out", 0.5)], steps[-1])
     trackers.finish()
+os._exit(0)  # the interpreter's own end takes as long as all of this
 """
 
 
@@ -44,7 +38,7 @@ for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tracked") / "run"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SWANLAB_", "WANDB_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent), "WANDB_SILENT": "true"}
+    environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent)}
     done = subprocess.run(
         [sys.executable, "-c", TWO_STARTS, str(folder)], env=environment, cwd=folder.parent, capture_output=True,
         text=True, timeout=300, check=False,
@@ -92,19 +86,17 @@ def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
     assert "val/generations/text_summary" in events.Tags()["tensors"]
 
 
-def test_wandb_has_a_run_of_the_group_for_each_start(run: Path) -> None:
-    assert len(list((run / "wandb").glob("offline-run-*"))) == 2
-
-
 def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "TENSORBOARD_DIR": "/elsewhere"}
     chosen = tracker_environment(tmp_path / "run", "name", environment)
     assert "TENSORBOARD_DIR" not in chosen
     assert (chosen["SWANLAB_MODE"], chosen["WANDB_MODE"]) == ("offline", "offline")
     assert chosen["SWANLAB_LOG_DIR"] == str(tmp_path / "run" / "swanlab")
-    with_keys = tracker_environment(tmp_path, "name", environment | {"SWANLAB_API_KEY": "k", "WANDB_API_KEY": "k"})
+    with_keys = tracker_environment(
+        tmp_path, "name", environment | {"SWANLAB_API_KEY": "a-secret", "WANDB_API_KEY": "a-secret"}
+    )
     assert (with_keys["SWANLAB_MODE"], with_keys["WANDB_MODE"]) == ("cloud", "online")
-    assert "k" not in json.dumps(with_keys).replace("wandb", "").replace("track", "").split('"')
+    assert "a-secret" not in with_keys.values()
 
 
 def test_a_saved_login_uploads(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_evaluation_agrees_with_the_validation_of_training(demo):
     from convrec.matching import Matcher
     from convrec.ranks import parse_items
     from convrec.schema import PROMPT_COLUMNS
-    from recipes.evaluate import evaluate
+    from recipes.evaluation.single import evaluate
 
     last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]
     out = demo.out / "validation"
