@@ -22,10 +22,9 @@ from convrec.catalog import parse_year
 from convrec.errors import UserError
 from convrec.matching import Matcher
 from data_prep import reflect, remap
-from data_prep.rows import ROWS, catalog_matcher
+from data_prep.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher
 from data_prep.stages import Summary, parquet_writer, read_blocks, read_record
 
-FILE, WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"
 SCHEMA = remap.SCHEMA  # candidates now in the order of s_final
 BLOCK = 4096
 
@@ -170,7 +169,7 @@ def _rewrite(folder: Path, w_M: np.ndarray, b_M: np.ndarray) -> tuple[np.ndarray
     assert record is not None
     n = record["settings"]["num_items"]
     before_M, after_M = np.zeros(len(w_M), np.int64), np.zeros(len(w_M), np.int64)
-    with parquet_writer(folder / FILE, SCHEMA) as writer:
+    with parquet_writer(folder / ADJUSTED, SCHEMA) as writer:
         batch: list[dict] = []
         for row, kept, rated in _zipped(folder, ["sample_id"]):
             items, scores = np.array(kept["candidates"], np.int64), np.array(rated["scores"], np.float32)
@@ -212,13 +211,13 @@ def _write_weights(
         "lists_after": after_M,
     }
     table = pa.table(columns)
-    with parquet_writer(folder / WEIGHTS, table.schema) as writer:
+    with parquet_writer(folder / ADJUST_WEIGHTS, table.schema) as writer:
         writer.write_table(table)
 
 
 def moved(folder: Path, count: int = 5) -> dict[str, list[str]]:
     """The items that gained and lost most places in the lists: `title (year) before -> after, w, b`."""
-    table = pq.read_table(folder / WEIGHTS).to_pylist()
+    table = pq.read_table(folder / ADJUST_WEIGHTS).to_pylist()
     change = [row["lists_after"] - row["lists_before"] for row in table]
     order = sorted(range(len(table)), key=lambda m: (-change[m], m))
 

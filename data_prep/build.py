@@ -28,7 +28,7 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.llm import LLM, endpoint
-from data_prep import adjust, demonstrations, metadata, reflect, remap, rows, teacher
+from data_prep import demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.asking import Asker
 from data_prep.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages import Stage, file_id, read_record, run_stage
@@ -74,11 +74,17 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
             key: getattr(given, key)
             for key in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "held_out", "seed")
         }
-        files = [adjust.FILE, adjust.WEIGHTS]
-        return Stage(name, ["rows", "remap", "reflect"], files, adjust.run), settings
+        files = [rows.ADJUSTED, rows.ADJUST_WEIGHTS]
+        return Stage(name, ["rows", "remap", "reflect"], files, _adjust), settings
     assert name == "demonstrations"
     files = list(demonstrations.FILES.values())
     return Stage(name, ["rows", "adjust"], files, demonstrations.run), {"num_items": num_items, "check": True}
+
+
+def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    from data_prep import adjust  # the only stage that needs torch
+
+    return adjust.run(folder, settings)
 
 
 def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:

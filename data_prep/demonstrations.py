@@ -8,8 +8,7 @@ import pyarrow as pa
 from convrec.metrics import evaluate_row, summarise
 from convrec.ranks import Item, format_item
 from convrec.schema import RL_SCHEMA, SFT_SCHEMA
-from data_prep import adjust
-from data_prep.rows import ROWS, catalog_matcher
+from data_prep.rows import ADJUSTED, ROWS, catalog_matcher
 from data_prep.stages import Summary, parquet_writer, read_blocks
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
@@ -29,7 +28,7 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
     ):
         writers = {"train": train, "validation": validation}
         for rows, kept in zip(
-            read_blocks(folder / ROWS, BLOCK, columns), read_blocks(folder / adjust.FILE, BLOCK), strict=True
+            read_blocks(folder / ROWS, BLOCK, columns), read_blocks(folder / ADJUSTED, BLOCK), strict=True
         ):
             found: dict[str, list[dict]] = {split: [] for split in FILES}
             for row, entry in zip(rows, kept, strict=True):

@@ -17,6 +17,7 @@ from data_prep.retrieval_teacher import conversation_of
 from data_prep.stages import Summary, file_id, parquet_writer, read_blocks, read_record, written_whole
 
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
+ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch
 SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group", pa.string()))
 _ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
 

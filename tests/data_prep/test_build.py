@@ -1,0 +1,369 @@
+"""The whole of Remap-Reflect-Adjust: without a model, with a scripted one, killed, and with vLLM."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.ranks import format_item, parse_items
+from convrec.schema import RL_SCHEMA, prompt_text, validate_sft_table
+from data_prep.build import main
+
+ROOT = Path(__file__).resolve().parents[2]
+HORROR = [(f"Ghost {word}", 1980 + n) for n, word in enumerate(("House", "Ship", "Story", "Town", "Hotel", "Train"))]
+COMEDY = [(f"Laughing {word}", 1990 + n) for n, word in enumerate(("Dog", "Boy", "Aunt", "Cook", "King", "Cow"))]
+NUM_ITEMS = 4
+
+
+def make_rows(prefix, count, seed):
+    """Two rows a conversation: a taste and a film of it, then another one; both lead to films of that taste."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for index in range(count):
+        films, word = ((HORROR, "scary haunted"), (COMEDY, "funny jokes"))[index % 2]
+        first, second, third = (films[i] for i in rng.choice(len(films), 3, replace=False))
+        text = f"USER: I want something {word}, I liked {format_item(*first)}\n"
+        more = text + f"SYSTEM: Try {format_item(*second)}\nUSER: Seen that, something else {word}?\n"
+        for turn, conversation, seen, truth in ((1, text, [first], second), (3, more, [first, second], third)):
+            rows.append(
+                {
+                    "prompt": [{"content": prompt_text(conversation, NUM_ITEMS), "role": "user"}],
+                    "seen_titles": [title for title, _ in seen],
+                    "groundtruth_with_release_year": [[truth[0], str(truth[1])]],
+                    "sample_id": f"{prefix}_{index}_t{turn}",
+                }
+            )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    for split, rows in (("train", make_rows("train", 60, 1)), ("validation", make_rows("val", 8, 2))):
+        pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), folder / f"{split}.parquet")
+    films = HORROR + COMEDY
+    catalog = {
+        "title": [title for title, _ in films],
+        "year": pa.array([year for _, year in films], pa.int32()),
+        "genres": ["horror"] * len(HORROR) + ["comedy"] * len(COMEDY),
+        "mentions": pa.array(range(len(films)), pa.int32()),
+    }
+    pq.write_table(pa.table(catalog), folder / "catalog.parquet")
+    return folder
+
+
+def arguments(source, out, *more, stage="all"):
+    files = [f"--{name}={source / name}.parquet" for name in ("train", "validation", "catalog")]
+    return [stage, "--out", str(out), *files, f"--num-items={NUM_ITEMS}", "--candidates=10", "--share=0.5", *more]
+
+
+def read(path):
+    return pq.read_table(path).to_pylist()
+
+
+NO_MODEL = ("--teacher=retrieval", "--judge=cooccurrence", "--max-epochs=20")
+
+
+@pytest.fixture(scope="module")
+def built(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("built") / "out"
+    main(arguments(source, out, *NO_MODEL))
+    return out
+
+
+def summary_of(out, stage):
+    return json.loads((out / f"{stage}.json").read_text())["summary"]
+
+
+def test_every_stage_leaves_rows_in_one_order_and_valid_demonstrations(built):
+    rows = read(built / "rows.parquet")
+    splits = [row["split"] for row in rows]
+    assert (splits.count("train"), splits.count("validation")) == (60, 16)  # half of 120, all of 16
+    ids = [row["sample_id"] for row in rows]
+    for file in ("teacher", "remap", "reflect", "adjusted"):
+        assert [row["sample_id"] for row in read(built / f"{file}.parquet")] == ids
+    for split in ("train", "validation"):
+        validate_sft_table(built / f"sft_{split}.parquet")
+        demonstrations = read(built / f"sft_{split}.parquet")
+        assert [row["sample_id"] for row in demonstrations] == [
+            i for i, s in zip(ids, splits, strict=True) if s == split
+        ]
+        for row in demonstrations:
+            items = parse_items(row["completion"][0]["content"])
+            assert len(set(items)) == len(items) == NUM_ITEMS
+            assert not {item.title for item in items} & set(row["seen_titles"])
+    assert summary_of(built, "demonstrations")["validation_metrics"]["recall@4"][0] > 0.5  # 1/3 by chance
+
+
+def test_scores_are_the_formula_of_their_stages(built):
+    rating = 0.5
+    weights = read(built / "adjust_weights.parquet")
+    for s, r, final in zip(*(read(built / f"{f}.parquet") for f in ("remap", "reflect", "adjusted")), strict=True):
+        np.testing.assert_allclose(r["scores"], np.array(s["scores"]) + rating * np.array(r["ratings"]), atol=1e-5)
+        assert s["scores"] == sorted(s["scores"], reverse=True)
+        expected = {m: weights[m]["w"] * v + weights[m]["b"] for m, v in zip(s["candidates"], r["scores"], strict=True)}
+        assert dict(zip(final["candidates"], final["scores"], strict=True)) == pytest.approx(expected, abs=1e-5)
+        assert final["scores"] == sorted(final["scores"], reverse=True)
+    places = sum(row["lists_after"] for row in weights)
+    assert places == sum(row["lists_before"] for row in weights) == NUM_ITEMS * 76
+
+
+def test_metadata_is_title_year_and_text_columns(built):
+    assert read(built / "metadata.parquet")[0]["text"] == "Ghost House (1980)\ngenres: horror"
+
+
+def test_a_second_run_leaves_everything_and_a_changed_setting_is_refused(built, source, tmp_path, capsys):
+    before = {path.name: path.stat().st_mtime_ns for path in built.iterdir() if path.is_file()}
+    main(arguments(source, built, *NO_MODEL))
+    assert {path.name: path.stat().st_mtime_ns for path in built.iterdir() if path.is_file()} == before
+    assert capsys.readouterr().out.count("as it was") == 7
+    main(["reflect", "--out", str(built), "--candidates=10", *NO_MODEL])  # a stage alone needs only its own settings
+    with pytest.raises(SystemExit, match=r"`reflect`.*gamma was 0.5 and is 0.7.*--redo"):
+        main(["reflect", "--out", str(built), "--candidates=10", "--gamma=0.7", *NO_MODEL])
+    with pytest.raises(SystemExit, match=r"`rows`.*share was 0.5 and is 1"):
+        main(arguments(source, built, *NO_MODEL, "--share=1"))
+
+
+def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch):
+    for role in ("LLM", "TEACHER", "JUDGE"):
+        monkeypatch.delenv(f"{role}_BASE_URL", raising=False)
+    out = tmp_path / "out"
+    for given, says in (
+        (["remap", "--out", str(out)], "stage `rows` is not there yet"),
+        (["rows", "--out", str(out)], "--train is not given"),
+        (arguments(source, out, "--catalog=none.parquet"), "none.parquet: no such file"),
+        (arguments(source, out, "--share=0"), "--share 0.0: give above 0"),
+        (arguments(source, out, "--num-items=20"), "asks for 4 recommendations and --num-items is 20"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(says)):
+            main(given)
+    main(arguments(source, out, stage="rows"))
+    for given, says in (
+        (["teacher", "--out", str(out)], "LLM_BASE_URL or TEACHER_BASE_URL is not set"),
+        (["metadata", "--out", str(out)], "stage `teacher` is not there yet"),
+        (["remap", "--out", str(out), "--candidates=3"], "give at least --num-items (4)"),
+        (["remap", "--out", str(out), "--embedding=bert"], "tfidf-svd or sentence-transformers:MODEL"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(says)):
+            main(given)
+
+
+def test_the_training_file_must_still_be_the_one_that_was_read(source, tmp_path):
+    rows = read(source / "train.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "train.parquet")
+    given = arguments(source, tmp_path / "out", f"--train={tmp_path / 'train.parquet'}", stage="rows")
+    main(given)
+    pq.write_table(pa.Table.from_pylist(rows[:50], RL_SCHEMA), tmp_path / "train.parquet")
+    with pytest.raises(SystemExit, match="not the file that the stage `rows` read"):
+        main(["teacher", "--out", str(tmp_path / "out"), "--teacher=retrieval"])
+    with pytest.raises(SystemExit, match="train was"):
+        main(given)
+
+
+# ---- a scripted model
+
+
+def script(body, count):
+    """A teacher that sometimes chats, a describer, and a judge that likes ghosts and sometimes forgets the form."""
+    text = body["messages"][0]["content"]
+    again = len(body["messages"]) > 1
+    if text.startswith("Describe"):
+        return "A film." if "King" in text else "Keywords: one, two\nPlot: something happens"
+    if text.startswith("Below are"):
+        names = text.split("Candidates:\n")[1].split("\n")
+        if "Seen that" in text and not again:
+            return "They are all fine."
+        return "\n".join(f"{name}####{2 if name.startswith('Ghost') else -1}" for name in names)
+    if "I liked Laughing Dog" in text:
+        return "Sure! What do you like?"  # again and again
+    films = HORROR if "scary" in text else COMEDY
+    return "\n".join(format_item(*film) for film in [*films[:3], ("Unknown Film", 1999)])
+
+
+WITH_MODEL = ("--teacher=llm", "--metadata=llm", "--judge=list", "--max-epochs=2", "--concurrency=4")
+
+
+def set_model(monkeypatch, server):
+    monkeypatch.setenv("LLM_BASE_URL", server.url)
+    monkeypatch.setenv("LLM_MODEL", "scripted")
+
+
+def test_a_model_as_teacher_describer_and_judge(source, tmp_path, chat_server, monkeypatch):
+    server = chat_server(script)
+    set_model(monkeypatch, server)
+    out = tmp_path / "out"
+    main(arguments(source, out, *WITH_MODEL, "--price", "1", "2"))
+    lost = sum("I liked Laughing Dog" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
+    teacher = summary_of(out, "teacher")
+    assert (teacher["malformed"], teacher["malformed_again"]) == (lost, lost)
+    assert lost > 0
+    items = read(out / "items.parquet")
+    assert [item["title"] for item in items if not item["in_catalog"]] == ["Unknown Film"]
+    described = summary_of(out, "metadata")
+    assert (described["items"], described["malformed"], described["kept_catalog_text"]) == (13, 1, 1)
+    texts = [row["text"] for row in read(out / "metadata.parquet")]
+    assert texts[0] == "Ghost House (1980)\nKeywords: one, two\nPlot: something happens"
+    assert texts[len(HORROR) + 4] == "Laughing King (1994)\ngenres: comedy"
+    judged = summary_of(out, "reflect")
+    later = sum("Seen that" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
+    assert (judged["malformed"], judged["malformed_again"]) == (later, 0)
+    assert set(judged["ratings"]) == {"-1", "2"}  # all candidates of all rows
+    assert "paid" in judged["usage"]
+    for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
+        assert rated["ratings"] == [2.0 if m < len(HORROR) else -1.0 for m in row["candidates"]]
+
+
+def test_a_pointwise_judge_rates_the_best_candidates(built, source, tmp_path, chat_server, monkeypatch):
+    def judge(body, count):
+        text = body["messages"][0]["content"]
+        assert "<score>0-4</score>" in text  # the words of its training
+        score = 4 if "Response:\nGhost" in text else 1
+        return f"<think>hm</think>\n<score>{score}</score>"
+
+    set_model(monkeypatch, chat_server(judge))
+    out = tmp_path / "out"
+    main(arguments(source, out, "--share=0.1", stage="rows"))
+    for stage in ("teacher", "metadata", "remap"):
+        main(arguments(source, out, "--teacher=retrieval", stage=stage))
+    main(arguments(source, out, "--judge=pointwise", "--judged=3", stage="reflect"))
+    for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
+        expected = [2.0 if m < len(HORROR) else -1.0 for m in row["candidates"][:3]]
+        assert rated["ratings"] == expected + [0.0] * (len(row["candidates"]) - 3)
+
+
+def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_path, chat_server, monkeypatch):
+    enough, finished = threading.Event(), threading.Event()
+
+    def behave(body, count):
+        if count >= 100 and not finished.is_set():  # the teacher's 76 are there, metadata or the judge is under way
+            enough.set()
+            time.sleep(20)
+        if count % 10 == 9:
+            return 429, {"Retry-After": "0.01"}, "{}"
+        return script(body, count)
+
+    server = chat_server(behave)
+    set_model(monkeypatch, server)
+    given = arguments(source, tmp_path / "out", *WITH_MODEL)
+    command = [sys.executable, "-m", "data_prep.build", *given]
+    with (tmp_path / "log").open("wb") as log:
+        child = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=log, stderr=log)
+        try:
+            assert enough.wait(120), (tmp_path / "log").read_text()
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    finished.set()
+    assert not (tmp_path / "out" / "demonstrations.json").exists()
+    before = len(server.bodies)
+    main(given)
+    asked = [json.dumps(body, sort_keys=True) for body in server.bodies]
+    refused = sum(count % 10 == 9 for count in range(len(asked)))
+    # every question once, and again only what was told to wait or was under way (four at most) when it was killed
+    assert len(asked) - len(set(asked)) <= refused + 4
+    assert before < len(asked)
+    validate_sft_table(tmp_path / "out" / "sft_train.parquet")
+
+
+# ---- the real thing
+
+
+@pytest.mark.e2e
+def test_vllm_serves_as_teacher_and_judge(source, tmp_path, monkeypatch, vllm_server):
+    url, name = vllm_server
+    for role in ("TEACHER", "JUDGE"):
+        monkeypatch.setenv(f"{role}_BASE_URL", url)
+        monkeypatch.setenv(f"{role}_MODEL", name)
+    out = tmp_path / "out"
+    main(arguments(source, out, "--metadata=llm", "--max-epochs=2", '--sampling={"max_tokens": 48}', "--share=0.1"))
+    teacher, judge = summary_of(out, "teacher"), summary_of(out, "reflect")
+    assert teacher["answers"] == judge["answers"] == 12 + 16
+    assert teacher["refused"] == judge["refused"] == 0
+    # a model with random weights writes no list: what is tested is the road there and back
+    assert all(len(row["answer"]) > 0 for row in read(out / "teacher.parquet"))
+    assert re.match(r"[1-9]\d* asked, .* tokens", teacher["usage"])
+    validate_sft_table(out / "sft_train.parquet")
+    again = ("--judge=pointwise", "--judged=1", '--sampling={"max_tokens": 8}', "--redo")
+    main(arguments(source, out, *again, stage="reflect"))
+    assert summary_of(out, "reflect")["answers"] == 28
+
+
+@pytest.fixture
+def vllm_server(source, tmp_path):
+    """(address, model name) of vLLM's OpenAI-compatible server with a tiny model; its processes end with the test."""
+    from convrec.tiny_model import make_tiny_model, read_texts, read_titles
+
+    files = [source / f"{name}.parquet" for name in ("train", "catalog")]
+    model = make_tiny_model(
+        tmp_path / "model", read_texts(files), read_titles(files), vocab_size=1024, hidden_size=64, num_layers=1,
+        num_heads=2, num_kv_heads=1, intermediate_size=64,
+    )  # fmt: skip
+    port = free_port()
+    environment = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    command += ["--dtype", "float32", "--max-model-len", "1536", "--max-num-seqs", "16"]
+    log = tmp_path / "vllm.log"
+    with log.open("wb") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+    try:
+        wait_until_healthy(server, port, log)
+        yield f"http://127.0.0.1:{port}/v1", "tiny"
+    finally:
+        end_group(server)
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_healthy(server, port, log, seconds=300):
+    import urllib.error
+    import urllib.request
+
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError(f"vLLM did not start: {log.read_text()[-3000:]}")
+
+
+def end_group(server):
+    """The server and its engine are one process group of their own."""
+    import psutil
+
+    group = (
+        [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        if server.poll() is None
+        else []
+    )
+    for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+        for process in group:
+            if process.is_running():
+                process.send_signal(sign)
+        psutil.wait_procs(group, timeout=patience)
+    server.wait()
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in group)

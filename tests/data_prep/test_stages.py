@@ -1,0 +1,80 @@
+"""What is run again, what is left alone, what is refused."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from data_prep.stages import Stage, parquet_writer, read_blocks, run_stage
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def make_stages(runs):
+    """`first` writes its setting n, `second` doubles it; each notes that it was run."""
+
+    def first(folder, settings):
+        runs.append("first")
+        pq.write_table(pa.table({"n": [settings["n"]]}, SCHEMA), folder / "first.parquet")
+        return {"n": settings["n"]}
+
+    def second(folder, settings):
+        runs.append("second")
+        with parquet_writer(folder / "second.parquet", SCHEMA) as writer:
+            for block in read_blocks(folder / "first.parquet", 1):
+                writer.write_table(pa.Table.from_pylist([{"n": settings["times"] * row["n"]} for row in block], SCHEMA))
+            if settings["times"] == 13:
+                raise RuntimeError("killed here")
+        return {}
+
+    return Stage("first", [], ["first.parquet"], first), Stage("second", ["first"], ["second.parquet"], second)
+
+
+def test_a_stage_runs_once_and_again_only_for_a_change(tmp_path):
+    runs = []
+    first, second = make_stages(runs)
+    folder = tmp_path / "out"
+    with pytest.raises(UserError, match="stage `first` is not there yet"):
+        run_stage(second, folder, {"times": 2}, redo=False)
+    assert run_stage(first, folder, {"n": 3}, redo=False) == ({"n": 3}, True)
+    assert run_stage(first, folder, {"n": 3}, redo=False) == ({"n": 3}, False)
+    assert run_stage(second, folder, {"times": 2}, redo=False) == ({}, True)
+    assert run_stage(second, folder, {"times": 2}, redo=True) == ({}, False)  # nothing changed: nothing to redo
+    assert pq.read_table(folder / "second.parquet")["n"].to_pylist() == [6]
+    assert runs == ["first", "second"]
+
+    with pytest.raises(UserError, match=r"n was 3 and is 4.*--redo"):
+        run_stage(first, folder, {"n": 4}, redo=False)
+    run_stage(first, folder, {"n": 4}, redo=True)
+    with pytest.raises(UserError, match="the stage `first` has changed since"):
+        run_stage(second, folder, {"times": 2}, redo=False)
+    run_stage(second, folder, {"times": 2}, redo=True)
+    assert pq.read_table(folder / "second.parquet")["n"].to_pylist() == [8]
+    (folder / "first.parquet").unlink()  # a file that is gone is made again
+    run_stage(first, folder, {"n": 4}, redo=False)
+    run_stage(second, folder, {"times": 2}, redo=False)  # with the same content: nothing changed for this one
+    assert runs == ["first", "second", "first", "second", "first"]
+
+
+def test_an_interrupted_stage_leaves_neither_file_nor_record(tmp_path):
+    first, second = make_stages([])
+    run_stage(first, tmp_path, {"n": 1}, redo=False)
+    with pytest.raises(RuntimeError):
+        run_stage(second, tmp_path, {"times": 13}, redo=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "first.parquet"]
+    run_stage(second, tmp_path, {"times": 2}, redo=False)
+    # one that ends in a redo takes the old record with it: the old files cannot pass for the new ones
+    with pytest.raises(RuntimeError):
+        run_stage(second, tmp_path, {"times": 13}, redo=True)
+    assert run_stage(second, tmp_path, {"times": 2}, redo=False) == ({}, True)
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    first, _ = make_stages([])
+    run_stage(first, tmp_path, {"n": 1}, redo=False)
+    assert json.loads((tmp_path / "first.json").read_text())["settings"] == {"n": 1}
+    (tmp_path / "first.json").write_text("{")
+    with pytest.raises(UserError, match=r"first\.json: not JSON"):
+        run_stage(first, tmp_path, {"n": 1}, redo=False)
