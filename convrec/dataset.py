@@ -4,6 +4,7 @@ Both tokenize a prompt the same way, so what SFT trains on is what the rollout s
 loses its start; the instruction and the end, which holds the request, stay.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from convrec.chat import Message, encode, fits, render_prompt
 from convrec.errors import UserError
 from convrec.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, is_demonstration_table, truncate_prompt
+
+VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
 
 
 def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed: int | None) -> pa.Table:
@@ -43,13 +46,30 @@ def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **templ
 class ConvRecDataset(RLHFDataset):
     """Rows of `schema.PROMPT_COLUMNS` as verl's rollout and reward read them (`data.custom_cls`)."""
 
+    conversations: list[list[int]] | None = None  # after use_for_validation: the rows of each distinct prompt
+
     def _read_files_and_tokenize(self) -> None:
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, self.seed)
 
+    def use_for_validation(self) -> None:
+        """Make an item of each distinct prompt: greedy answers to equal prompts are equal, so one is generated and
+        scored once for every row of it. `max_samples` then draws its rows with VALIDATION_SEED."""
+        self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, VALIDATION_SEED)
+        rows_of: dict[str, list[int]] = {}
+        for row, prompt in enumerate(self.dataframe["prompt"].to_pylist()):
+            rows_of.setdefault(json.dumps(prompt, sort_keys=True), []).append(row)
+        self.conversations = list(rows_of.values())
+
+    def __len__(self) -> int:
+        return len(self.dataframe) if self.conversations is None else len(self.conversations)
+
     def __getitem__(self, item: int) -> dict[str, Any]:
-        row = self.dataframe.slice(item, 1).to_pylist()[0]
+        places = [item] if self.conversations is None else self.conversations[item]
+        rows = self.dataframe.take(places).to_pylist()
+        row = rows[0]
         prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
-        truth = {"groundtruth": row["groundtruth_with_release_year"], "seen": row["seen_titles"]}
+        truths = [{"groundtruth": r["groundtruth_with_release_year"], "seen": r["seen_titles"]} for r in rows]
+        truth = truths[0] if self.conversations is None else {"rows": truths}
         return {
             "raw_prompt": prompt,
             "data_source": "convrec",

@@ -131,7 +131,8 @@ def _run_child(
     request_path, result_path = folder / "request.json", folder / "result.jsonl"
     request_path.write_text(json.dumps(asdict(request)))
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "convrec.generation_worker", str(request_path), str(result_path), str(write_end)]
+    command = [sys.executable, "-m", "convrec.generation_worker", str(request_path), str(result_path)]
+    command += [str(write_end), str(os.getpid())]
     with log_path.open("ab") as log:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[write_end], env=_child_environment()

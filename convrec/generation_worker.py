@@ -16,11 +16,13 @@ from convrec.errors import UserError
 from convrec.generation import BATCH, Messages, Request
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """A parent that is killed must not leave vLLM running (Linux only; elsewhere nothing happens)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed while this process was starting
+            _leave(1)
 
 
 def _cpu_settings() -> dict[str, Any]:
@@ -147,9 +149,9 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
         ]
 
 
-def main(request_path: str, result_path: str, pipe_fd: str) -> None:
+def main(request_path: str, result_path: str, pipe_fd: str, parent: str) -> None:
     """Append a line of JSON to result_path for every batch; a UserError goes to error.json beside it."""
-    _die_with_parent()
+    _die_with_parent(int(parent))
     request = Request(**json.loads(Path(request_path).read_text()))
     with os.fdopen(int(pipe_fd), "w") as pipe, open(result_path, "w") as results:
         try:

@@ -13,7 +13,10 @@ from typing import Any
 
 METRICS = "metrics"
 LATEST = "latest_checkpointed_iteration.txt"
-MODEL_KEYS = {"sft": "model.path", "rank_grpo": "actor_rollout_ref.model.path"}
+MODEL_KEYS = {"sft": "model.path"} | dict.fromkeys(
+    ("rank_grpo", "judge_pointwise", "judge_pairwise"), "actor_rollout_ref.model.path"
+)
+_MODEL_FILES = ("model_world_size_*.pt", "*.safetensors", "pytorch_model*.bin")
 _STEP = re.compile(r"global_step_(\d+)")
 
 
@@ -54,7 +57,7 @@ def saved_steps(run_folder: Path) -> list[int]:
     steps = []
     for folder in run_folder.glob("global_step_*"):
         found = _STEP.fullmatch(folder.name)
-        holds_model = any(next(folder.rglob(f"{name}*"), None) for name in ("model_world_size_", "model", "merged"))
+        holds_model = any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
         if found and int(found[1]) <= newest and holds_model:
             steps.append(int(found[1]))
     return sorted(steps)

@@ -29,6 +29,7 @@ from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from convrec import registration
 from convrec.advantages import assign_units, rank_advantages
+from convrec.dataset import ConvRecDataset
 from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
 from convrec.rank_metrics import rank_metrics
 from convrec.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
@@ -99,6 +100,11 @@ class RankGRPOMixin(ConvRecMixin):
         super()._init_tokenizer()
         self.vocab_table = build_vocab_table(self.tokenizer, self.settings.delimiter)
         self.stop_token_ids = _stop_token_ids(self.tokenizer, self.config.actor_rollout_ref.model.path)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if isinstance(self.val_dataset, ConvRecDataset):
+            self.val_dataset.use_for_validation()
 
     def _prepare_workers(self) -> None:
         if self.is_rank_level:

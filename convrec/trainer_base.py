@@ -93,6 +93,11 @@ class ConvRecMixin:
             for key, values in reward_extra_infos_dict.items()
             if all(isinstance(value, (int, float)) for value in values)
         }
+        if "num_rows" in scalars:  # an answer was scored for several rows at once: it counts as often
+            copies = [(place, copy) for place, rows in enumerate(scalars.pop("num_rows")) for copy in range(int(rows))]
+            data_sources = [data_sources[place] for place, _ in copies]
+            sample_uids = [f"{sample_uids[place]}/{copy}" for place, copy in copies]
+            scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
         metrics = super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs)
         return metrics | {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -44,6 +44,25 @@ def output_to(log_file: Path) -> Iterator[None]:
 
 
 @contextmanager
+def repeating(function: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call `function` every so many seconds in a thread, and once more at the end."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(seconds):
+            function()
+        function()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+
+
+@contextmanager
 def progress(
     console: Console, run_folder: Path, total: int | None, describe: str, show: Mapping[str, str]
 ) -> Iterator[None]:
@@ -51,7 +70,6 @@ def progress(
 
     total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar.
     """
-    stop = threading.Event()
     bar = tqdm(
         total=total,
         desc=describe,
@@ -60,25 +78,18 @@ def progress(
         dynamic_ncols=True,
         mininterval=0.5 if console.stream.isatty() else 20,
     )
+    latest: dict[str, float] = {}
 
     def follow() -> None:
-        latest: dict[str, float] = {}
-        while True:
-            finished = stop.wait(1.0)
-            rows = read_metrics(run_folder)
-            for row in rows:
-                latest.update({short: row[name] for name, short in show.items() if name in row})
-            if rows and rows[-1]["step"] != bar.n:
-                bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in latest.items()), refresh=False)
-                bar.update(rows[-1]["step"] - bar.n)
-            if finished:
-                return
+        rows = read_metrics(run_folder)
+        for row in rows:
+            latest.update({short: row[name] for name, short in show.items() if name in row})
+        if rows and rows[-1]["step"] != bar.n:
+            bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in latest.items()), refresh=False)
+            bar.update(rows[-1]["step"] - bar.n)
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(follow, seconds=1.0):
+            yield
     finally:
-        stop.set()
-        thread.join(timeout=5)
         bar.close()

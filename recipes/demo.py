@@ -23,20 +23,23 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from convrec.charts import Chart
+from convrec.curves import return_per_rank, series
 from convrec.errors import UserError
-from convrec.report import return_per_rank, series, table_row, text_table, write_report
+from convrec.report import table_row, text_table, write_report
 from convrec.runs import latest_step, read_metrics
 from convrec.tiny_model import make_tiny_model, read_texts, read_titles
+from recipes.console import repeating
 from recipes.evaluate import evaluate
 from recipes.evaluation.examples import examples
 
@@ -102,33 +105,20 @@ def say(text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-    partial.replace(path)
+    unfinished = path.with_name(path.name + ".partial")
+    unfinished.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    unfinished.replace(path)
 
 
-@contextmanager
-def memory_watch(progress: Progress) -> Iterator[None]:
-    """Sample this process and its descendants; shared pages count once (proportional set size)."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(2.0):
-            total = 0
-            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-                try:
-                    total += process.memory_full_info().pss
-                except psutil.Error:  # it ended meanwhile
-                    continue
-            progress.peak_memory_bytes = max(progress.peak_memory_bytes, total)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(timeout=5)
+def peak_memory(progress: Progress) -> None:
+    """Note the memory of this process and its descendants if it is the most so far; shared pages count once (PSS)."""
+    total = 0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:  # it ended meanwhile
+            continue
+    progress.peak_memory_bytes = max(progress.peak_memory_bytes, total)
 
 
 def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
@@ -161,7 +151,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
         "VAL_FILE": str(data / "validation.parquet"),
         "CATALOG_FILE": str(data / "catalog.parquet"),
     }
-    with memory_watch(progress):
+    with repeating(partial(peak_memory, progress), seconds=2.0):
         if not data.exists():
             with progress.phase("data", "conversations about real films with made-up tastes"):
                 subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
@@ -248,10 +238,14 @@ def _report(out: Path, summary: dict[str, Any], scored: dict[str, dict[str, Any]
     return write_report(
         out / "report.html",
         title="Rank-GRPO demo",
-        settings=settings | summary["versions"],
+        settings={"demo": settings | summary["versions"]},
         table=[table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")],
-        curves={"validation NDCG@20": metrics["val/ndcg"]} if "val/ndcg" in metrics else {},
-        return_per_rank=return_per_rank(metrics),
+        charts=[
+            Chart(
+                "Return per rank", "mean return", return_per_rank(metrics), ordered=True, smooth=True, from_zero=True
+            ),
+            Chart("Validation NDCG@20", "NDCG", {"validation": metrics.get("val/ndcg", {})}),
+        ],
         examples=examples({"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}),
     )
 

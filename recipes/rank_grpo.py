@@ -5,6 +5,7 @@ python -m recipes.rank_grpo [hydra overrides]
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -38,7 +39,9 @@ def train(config: DictConfig) -> None:
     from verl.utils.config import validate_config
 
     import convrec.trainer  # noqa: F401  registers trainer, estimator and loss
+    from convrec import tracking
 
+    tracking.install(Path(config.trainer.default_local_dir))
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     start_ray(config, host.process_environment(config.trainer.device != "cpu"))
     try:

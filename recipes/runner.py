@@ -10,10 +10,11 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs import latest_step, next_metrics_file
+from convrec.runs import MODEL_KEYS, latest_step, next_metrics_file
+from convrec.tracking import tracker_environment
 from recipes import host
 from recipes.console import Console, output_to, progress
-from recipes.settings import MODEL_KEYS, compose, finished_message, save_config
+from recipes.settings import compose, finished_message, save_config
 
 
 def run(
@@ -56,6 +57,7 @@ def run(
         console.say(finished_message(run_folder, done))
         return 0
     os.environ.update(host.process_environment(config.trainer.device != "cpu"))
+    os.environ.update(tracker_environment(run_folder, config.trainer.experiment_name, os.environ))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
     save_config(config, run_folder)
     log_file = run_folder / "run.log"

@@ -11,12 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from convrec.checkpoints import resolve_model
 from convrec.errors import UserError
+from convrec.runs import MODEL_KEYS
 from recipes import host
-from recipes.variables import RECIPES, overrides_from_environment
+from recipes.variables import overrides_from_environment
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
-MODEL_KEYS = dict.fromkeys(RECIPES, "actor_rollout_ref.model.path") | {"sft": "model.path"}
 
 
 def compose(recipe: str, arguments: list[str]) -> DictConfig:

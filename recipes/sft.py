@@ -26,9 +26,10 @@ def train(config: DictConfig) -> None:
     from verl.trainer.sft_trainer import SFTTrainer, run_sft
     from verl.utils.distributed import destroy_global_process_group
 
-    from convrec import platform_cpu
+    from convrec import platform_cpu, tracking
 
     platform_cpu.use_whole_batch_log_probs()
+    tracking.install(Path(config.trainer.default_local_dir))
     if config.trainer.device != "cpu":
         run_sft(config)
         return

@@ -47,11 +47,29 @@ def compute_score(
 ) -> dict[str, float | int | list]:
     """Score one response.
 
-    ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON.
+    ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON; in validation also
+    {"rows": [such, ...]}, the rows of one conversation: then every value is their mean, and `num_rows` their number.
     Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
     train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"]
     is true, because verl's validation metrics take scalars only. All counts but `num_items` are over the first N lines.
     """
+    if isinstance(ground_truth, Mapping) and "rows" in ground_truth:
+        settings = {
+            "catalog_path": catalog_path,
+            "num_items": num_items,
+            "matching": matching,
+            "year_tolerance": year_tolerance,
+            "fuzzy_cutoff": fuzzy_cutoff,
+            "delimiter": delimiter,
+        }
+        rows = [
+            compute_score(data_source, solution_str, row, {"validate": True}, **settings)  # type: ignore[arg-type]
+            for row in ground_truth["rows"]
+        ]
+        means: dict[str, float | int | list] = {"num_rows": len(rows)}
+        for name in rows[0]:
+            means[name] = sum(row[name] for row in rows) / len(rows)  # type: ignore[misc]
+        return means
     truth, seen = _read_ground_truth(ground_truth)
     matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
     lines = split_lines(solution_str, delimiter)

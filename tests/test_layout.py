@@ -16,6 +16,7 @@ VERL_AND_RAY = {
     "convrec/judge_dataset.py",
     "convrec/platform_cpu.py",
     "convrec/registration.py",
+    "convrec/tracking.py",
     "convrec/trainer.py",
     "convrec/trainer_base.py",
     "convrec/verl_plugin.py",

@@ -42,7 +42,7 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     so are items that no training row wants.
     """
     from scipy import sparse
-    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
 
     found = [
         (r, index)
@@ -56,7 +56,8 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     popularity_M = np.asarray(truth_RM.sum(axis=0)).ravel()
     tie_break_M = popularity_M / (1e6 * (1 + popularity_M.max(initial=0)))
 
-    vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words="english")
+    ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
+    vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words=ignored)
     train_RF = vectorizer.fit_transform(_conversation(row) for row in train_rows)
     by_prompt: dict[str, np.ndarray] = {}
     for name, place in {name: place for place, name in enumerate(split.prompt_ids)}.items():

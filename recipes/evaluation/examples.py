@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from convrec.catalog import load_catalog
+from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.report import Example, mark_list
 from convrec.schema import RL_SCHEMA, split_prompt
@@ -64,4 +65,6 @@ def _example(row: Row, sides: Mapping[str, Row], matcher: Matcher, settings: Map
 
 
 def _rows(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, Row]:
+    if not Path(path).exists():
+        raise UserError(f"{path}: gone since it was evaluated (or named from another folder); evaluate again")
     return {row["sample_id"]: row for row in pq.read_table(path, columns=columns).to_pylist()}

@@ -5,17 +5,14 @@ goes on where it was: each step reuses its generations. Step 0, the model the ru
 checkpoint are never left out.
 """
 
-import csv
-import io
 import os
 from pathlib import Path
 from typing import Any
 
+from convrec.curves import SWEEP, write_csv
 from convrec.errors import UserError
 from convrec.report import text_table
 from convrec.runs import LATEST, latest_step, saved_steps, start_model
-
-SWEEP = "sweep.csv"
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
@@ -72,22 +69,3 @@ def _row(step: int, summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:
         "repeats per list": summary["repeats_per_list"],
         "n": summary["n"],
     }
-
-
-def write_csv(path: Path, table: list[dict[str, Any]]) -> None:
-    """A row a mapping, columns in order of first appearance; whole or not at all."""
-    columns = list(dict.fromkeys(name for row in table for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text.getvalue(), encoding="utf-8")
-    partial.replace(path)
-
-
-def read_csv(path: Path) -> list[dict[str, float]]:
-    """The rows of write_csv's file as numbers; empty fields are left out."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]

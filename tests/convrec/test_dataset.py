@@ -126,3 +126,29 @@ def test_a_long_demonstration_loses_prompt_not_completion(tmp_path: Path, tokeni
 def test_a_completion_that_is_too_long_is_named(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(UserError, match=r"row-0: the completion alone has \d+ tokens.*raise MAX_LENGTH"):
         _sft(tmp_path, tokenizer, [_row("USER: Heat, please.\n")], max_length=8)[0]
+
+
+def test_validation_asks_each_conversation_once_for_all_its_rows(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [_row("USER: Heat?\n", 0), _row("USER: Alien?\n", 1), _row("USER: Heat?\n", 2)]
+    rows[2] |= {"groundtruth_with_release_year": [["Up", "2009"]], "seen_titles": []}
+    dataset = _rl(tmp_path, tokenizer, rows)
+    dataset.use_for_validation()
+    assert [item["extra_info"]["sample_id"] for item in (dataset[0], dataset[1])] == ["row-0", "row-1"]
+    assert len(dataset) == 2
+    assert dataset[0]["reward_model"]["ground_truth"] == {
+        "rows": [
+            {"groundtruth": [["Heat", "1995"]], "seen": ["Alien"]},
+            {"groundtruth": [["Up", "2009"]], "seen": []},
+        ]
+    }
+
+
+def test_validation_rows_do_not_depend_on_the_runs_seed(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [_row(f"USER: {number}?\n", number) for number in range(40)]
+    drawn = []
+    for seed in (1, 2):
+        dataset = _rl(tmp_path, tokenizer, rows, max_samples=5, seed=seed)
+        dataset.use_for_validation()
+        drawn.append([dataset[item]["extra_info"]["sample_id"] for item in range(len(dataset))])
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 5

@@ -36,6 +36,7 @@ PINS = {
     # trainer: overridden, most with a call of super()
     "PPOTrainer.__init__": ("6f938d77859b66ae", "trainer.RankGRPOMixin.__init__ (replay_buffer)"),
     "PPOTrainer._init_tokenizer": ("c4c19f471702b827", "trainer.RankGRPOMixin._init_tokenizer"),
+    "PPOTrainer._init_dataloader": ("86cf3749e087b883", "trainer.RankGRPOMixin._init_dataloader (val_dataset)"),
     "PPOTrainer._init_resource_pool_mgr": (
         "9eaa3bab711e4deb",
         "trainer.RankGRPOMixin._init_resource_pool_mgr (role_worker_mapping)",
@@ -51,6 +52,8 @@ PINS = {
     ),
     "PPOTrainer._update_actor": ("d7009bd8a69d40b9", "trainer.RankGRPOMixin._update_actor"),
     "PPOTrainer._val_metrics_update": ("8cecd418b5011bfc", "trainer.RankGRPOMixin._val_metrics_update"),
+    "PPOTrainer.fit": ("7d83a81c2e62979f", "tracking.install (the name Tracking, looked up in the module)"),
+    "SFTTrainer.fit": ("88292f0424ff619b", "tracking.install (the same)"),
     "ReplayBuffer.__init__": ("0c37a48629991988", "trainer.POLL_SECONDS (poll_interval)"),
     "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
     "TaskRunnerV1.run": ("26be986901db888b", "recipes.rank_grpo.train, which runs it in the driver's process"),
@@ -66,7 +69,7 @@ def sources() -> dict[str, str]:
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-    from verl.trainer.sft_trainer import run_sft
+    from verl.trainer.sft_trainer import SFTTrainer, run_sft
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
     from verl.workers.engine.base import EngineRegistry
@@ -83,6 +86,7 @@ def sources() -> dict[str, str]:
     objects: list[Callable[..., Any]] = [
         initialize_global_process_group_ray,
         run_sft,
+        SFTTrainer.fit,
         logprobs_from_logits,
         logprobs_from_logits_v2,
         FSDPEngine._build_fsdp_module,

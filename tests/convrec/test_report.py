@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from convrec.catalog import Catalog
+from convrec.charts import Chart
 from convrec.matching import Matcher
 from convrec.report import (
     HIT,
@@ -15,8 +16,6 @@ from convrec.report import (
     Example,
     ListLine,
     mark_list,
-    return_per_rank,
-    series,
     table_row,
     text_table,
     write_report,
@@ -57,10 +56,9 @@ class Page(HTMLParser):
 def write(tmp_path: Path, **changes: object) -> str:
     arguments: dict = {
         "title": "A run",
-        "settings": {"lr": 1e-4},
+        "settings": {"run": {"lr": 1e-4}},
         "table": [{"model": "sft", "NDCG@20": (0.2, 0.01)}, {"model": "rank_grpo", "NDCG@20": (0.3, 0.01)}],
-        "curves": {"NDCG@20": {0: 0.2, 10: 0.25}},
-        "return_per_rank": {"rank 1": {1: 0.1, 2: 0.2}},
+        "charts": [Chart("Validation", "NDCG", {"NDCG@20": {0: 0.2, 10: 0.25}})],
         "examples": [],
     }
     out = write_report(tmp_path / "deep" / "report.html", **(arguments | changes))
@@ -82,16 +80,19 @@ def test_everything_given_is_escaped(tmp_path: Path) -> None:
     html = write(
         tmp_path,
         title=evil,
-        settings={evil: evil},
+        settings={evil: {evil: evil}},
         table=[{"model": evil, evil: evil}],
-        curves={evil: {0: 1.0}},
-        return_per_rank={evil: {1: 0.5}},
+        charts=[Chart(evil, evil, {evil: {0: 1.0}})],
         examples=[example],
         notes=[evil],
     )
     page = Page(html)
     assert "script" not in page.tags
+    # title and h1, note, column and cells of the table, chart and legend, settings, and the example's five
     assert page.text.count(evil) >= 12
+    two = write(tmp_path, settings={evil: {evil: evil}, "other": {}})
+    assert "script" not in Page(two).tags
+    assert Page(two).text.count(evil) >= 3
 
 
 def test_the_best_model_of_a_row_is_marked_and_errors_are_shown(tmp_path: Path) -> None:
@@ -105,18 +106,21 @@ def test_missing_numbers_and_empty_curves_do_not_break_the_page(tmp_path: Path) 
     html = write(
         tmp_path,
         table=[{"model": "a", "NDCG@5": float("nan")}, {"model": "b", "distinct items": 20}],
-        curves={},
-        return_per_rank={"rank 1": {3: float("nan")}, "rank 2": {}},
+        charts=[
+            Chart("a", "b", {}, smooth=True),
+            Chart("c", "d", {"rank 1": {3: float("nan")}, "rank 2": {}}, smooth=True),
+        ],
     )
     text = Page(html).text
     assert text.count("Nothing was logged.") == 2
     assert "nan" not in text
-    Page(write(tmp_path, table=[], return_per_rank={"rank 1": {7: 0.0}}, curves={"flat": {0: 0.3, 5: 0.3}}))
+    lines = [Chart("a", "b", {"one point": {7: 0.0}}), Chart("c", "d", {"flat": {0: 0.3, 5: 0.3}}, from_zero=True)]
+    Page(write(tmp_path, table=[], charts=lines))
 
 
 def test_a_curve_is_drawn_through_its_values(tmp_path: Path) -> None:
     """y falls as the value rises: 0.20 at step 0 is the lowest tick, 0.25 at step 10 the highest; x spans the plot."""
-    html = write(tmp_path, return_per_rank={})
+    html = write(tmp_path)
     (points,) = re.findall(r'<polyline class="curve" points="([^"]+)"', html)
     (x0, y0), (x1, y1) = (tuple(map(float, point.split(","))) for point in points.split())
     assert (x0, x1) == (52, 468)
@@ -147,14 +151,9 @@ def test_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
     assert "after: 1 of 1 found" in text
 
 
-def test_series_keep_finite_numbers_by_step() -> None:
-    rows = [
-        {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
-        {"step": 2, "rank_grpo/return@1": 0.4, "val/ndcg@20": 0.3, "loss": float("nan")},
-    ]
-    metrics = series(rows)
-    assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
-    assert return_per_rank(metrics) == {"rank 1": {1: 0.1, 2: 0.4}}
+def test_settings_that_differ_between_runs_come_first(tmp_path: Path) -> None:
+    text = Page(write(tmp_path, settings={"a": {"lr": 1, "mu": 1}, "b": {"lr": 1, "mu": 2}})).text
+    assert text.index("mu") < text.index("lr")
 
 
 def test_the_terminal_table_is_aligned_and_shows_errors() -> None:

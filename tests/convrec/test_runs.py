@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from convrec.runs import latest_step, next_metrics_file, read_metrics
+from convrec.runs import latest_step, next_metrics_file, read_metrics, saved_steps, start_model
 
 
 def _write(file: Path, *entries: tuple[int, dict[str, Any]], tail: str = "") -> None:
@@ -56,3 +56,27 @@ def test_latest_step_is_the_one_verl_names_complete(tmp_path: Path) -> None:
         (tmp_path / f"global_step_{step}").mkdir()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")  # 200 was cut off
     assert latest_step(tmp_path) == 100
+
+
+def test_the_start_model_is_the_configs_of_either_recipe(tmp_path: Path) -> None:
+    assert start_model(tmp_path) is None
+    (tmp_path / "config.yaml").write_text("model: {path: a/b}\n")
+    assert start_model(tmp_path) == "a/b"
+    (tmp_path / "config.yaml").write_text("model: {path: judge}\nactor_rollout_ref: {model: {path: c/d}}\n")
+    assert start_model(tmp_path) == "c/d"
+
+
+def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Path) -> None:
+    for step, file in (
+        (9, "huggingface/model.safetensors"),
+        (10, "actor/model_world_size_1_rank_0.pt"),
+        (2, "data.pt"),
+    ):
+        path = tmp_path / f"global_step_{step}" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert saved_steps(tmp_path) == []  # no complete checkpoint is named
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    assert saved_steps(tmp_path) == [9, 10]
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("9")
+    assert saved_steps(tmp_path) == [9]

@@ -179,3 +179,13 @@ def test_recorded_reference_rewards_from_text_to_returns(shared_dir, tmp_path):
                 num_items=case["rec_num"], **case["kwargs"],
             )  # fmt: skip
             assert scored["rank_returns"] == pytest.approx(expected), case["name"]
+
+
+def test_rows_of_one_conversation_are_scored_at_once_in_validation(catalog_path):
+    other = {"groundtruth": [["Heat", "1995"]], "seen": []}
+    text = "Heat (1995)\nThe Matrix (1999)\nUp (2009)\nJaws (1975)\nAlien (1979)"
+    apart = [score(text, catalog_path, truth, {"validate": True}) for truth in (TRUTH, other)]
+    together = score(text, catalog_path, {"rows": [TRUTH, other]}, {"validate": True})
+    assert together.pop("num_rows") == 2
+    assert together == pytest.approx({name: (apart[0][name] + apart[1][name]) / 2 for name in apart[0]})
+    assert together["recall"] == 1.0

@@ -1,0 +1,200 @@
+"""What is drawn of a run, the paper's figures 2-6: its logged metrics and the sweep over its checkpoints, as series.
+
+SFT: training and validation loss, and by the sweep NDCG, Recall and the share of items in the catalog. Rank-GRPO: the
+return at ranks 1, 2, 5, 10, 15, 20, validation NDCG, catalog hit ratio, KL to the start, list length, and the sweep.
+The first and the last step that was logged are always there.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convrec.errors import UserError
+from convrec.runs import METRICS, read_config, read_metrics, recipe_of
+
+SWEEP = "sweep.csv"
+REPORTED_RANKS = (1, 2, 5, 10, 15, 20)
+Series = Mapping[int, float]  # step -> value
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart. metric: a logged name, or of the sweep `evaluated/...`; smooth: noisy, a trailing mean is drawn."""
+
+    metric: str
+    title: str
+    y_label: str
+    smooth: bool = False
+
+
+_EVALUATED = (
+    Panel("evaluated/ndcg", "NDCG@{k} on {split}, by checkpoint", "NDCG"),
+    Panel("evaluated/recall", "Recall@{k} on {split}, by checkpoint", "Recall"),
+    Panel("evaluated/in catalog", "In catalog on {split}, by checkpoint", "share of items"),
+)
+PANELS: Mapping[str, tuple[Panel, ...]] = {
+    "sft": (
+        Panel("train/loss", "Training loss", "nats a token", smooth=True),
+        Panel("val/loss", "Validation loss", "nats a token"),
+        *_EVALUATED,
+    ),
+    "rank_grpo": (
+        *(Panel(f"rank_grpo/return@{k}", f"Return at rank {k}", "mean return", smooth=True) for k in REPORTED_RANKS),
+        Panel("val/ndcg", "Validation NDCG in training (strict)", "NDCG"),
+        Panel("rank_grpo/catalog_hit_ratio", "In catalog, samples", "share of items", smooth=True),
+        Panel("actor/kl", "KL to the start", "nats a token", smooth=True),
+        Panel("rank_grpo/num_items", "List length, samples", "items", smooth=True),
+        *_EVALUATED,
+        Panel("evaluated/items per list", "List length on {split}, by checkpoint", "items"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """name: the run's in legends. recipe: a key of PANELS. series: metric -> {step: value}."""
+
+    name: str
+    recipe: str
+    series: Mapping[str, Series]
+    k: int | None = None  # of the sweep's NDCG and Recall
+    split: str | None = None
+
+    def panel_title(self, panel: Panel) -> str:
+        return panel.title.format(k=self.k, split=self.split)
+
+
+def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """runs.read_metrics' rows as metric -> {step: value}; what is no finite number is left out."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(key, {})[int(row["step"])] = float(value)
+    return found
+
+
+def return_per_rank(metrics: Mapping[str, Series]) -> dict[str, Series]:
+    """The curves "rank 1", "rank 2", ... that a run has logged."""
+    names = {k: f"rank_grpo/return@{k}" for k in REPORTED_RANKS}
+    return {f"rank {k}": metrics[name] for k, name in names.items() if name in metrics}
+
+
+def read_curves(run: Path, name: str | None = None, split: str | None = None) -> RunCurves:
+    """The curves of a run folder; split: whose sweep, where the run has several (RUN/evaluation/<split>/sweep.csv).
+
+    Raises UserError for a folder without metrics and for a split that was not swept.
+    """
+    if not any((run / METRICS).glob("[0-9]*.jsonl")):
+        raise UserError(f"{run}: no {METRICS}/*.jsonl; give a run folder (SAVE_PATH of run_sft.sh or run_rank_grpo.sh)")
+    found = series(read_metrics(run))
+    sweeps = {file.parent.name: file for file in sorted(run.glob(f"evaluation/*/{SWEEP}"))}
+    if split and split not in sweeps:
+        raise UserError(f"{run}/evaluation/{split}: no {SWEEP}; make it with recipes.evaluate --sweep")
+    if len(sweeps) > 1 and not split:
+        raise UserError(f"{run}/evaluation has sweeps of {', '.join(sweeps)}: choose one with --split")
+    chosen = split or next(iter(sweeps), None)
+    largest = None
+    if chosen:
+        rows = read_csv(sweeps[chosen])
+        largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
+        columns = {"ndcg": f"ndcg@{largest}", "recall": f"recall@{largest}"}
+        columns |= {key: key for key in ("in catalog", "items per list")}
+        for key, column in columns.items():
+            found[f"evaluated/{key}"] = {int(row["step"]): row[column] for row in rows if column in row}
+    recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _guess(found)
+    return RunCurves(name or run.name, recipe, found, largest, chosen)
+
+
+def _guess(found: Mapping[str, Series]) -> str:
+    return "rank_grpo" if any(key.startswith("rank_grpo/") for key in found) else "sft"
+
+
+def trailing_mean(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """Each point the mean of the last `window` ones."""
+    values = [value for _, value in points]
+    out = []
+    for index, (step, _) in enumerate(points):
+        recent = values[max(0, index - window + 1) : index + 1]
+        out.append((step, sum(recent) / len(recent)))
+    return out
+
+
+def window_of(points: Sequence[Any]) -> int:
+    """Over how many steps a noisy curve is averaged."""
+    return max(1, len(points) // 12)
+
+
+def long_rows(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
+    """run, step, metric, value: every point of every panel, for a spreadsheet or another plot."""
+    return [
+        {"run": run.name, "metric": panel.metric, "step": step, "value": value}
+        for run in runs
+        for panel in PANELS[run.recipe]
+        for step, value in sorted(run.series.get(panel.metric, {}).items())
+    ]
+
+
+def write_csv(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
+    """A row a mapping, columns in order of first appearance; whole or not at all."""
+    columns = list(dict.fromkeys(name for row in table for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text.getvalue(), encoding="utf-8")
+    partial.replace(path)
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    """The rows of a write_csv file of numbers; empty fields are left out."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def write_png(path: Path, runs: Sequence[RunCurves]) -> None:
+    """The panels of runs of one recipe, a line a run; whole or not at all."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = [panel for panel in PANELS[runs[0].recipe] if any(run.series.get(panel.metric) for run in runs)]
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.1 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for panel, axis in zip(panels, axes.flat, strict=False):
+        for index, run in enumerate(runs):
+            points = sorted(run.series.get(panel.metric, {}).items())
+            if not points:
+                continue
+            colour = f"C{index % 10}"
+            window = window_of(points) if panel.smooth else 1
+            if window > 1:
+                axis.plot(*zip(*points, strict=True), color=colour, alpha=0.2, linewidth=0.8)
+            marker = "o" if len(points) <= 25 and window == 1 else None
+            drawn = zip(*trailing_mean(points, window), strict=True)
+            axis.plot(*drawn, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=run.name)
+        shown = next(run for run in runs if run.series.get(panel.metric))
+        axis.set_title(shown.panel_title(panel), fontsize=10)
+        axis.set_xlabel("step", fontsize=9)
+        axis.set_ylabel(panel.y_label, fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+    if len(runs) > 1:
+        handles, labels = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda pair: len(pair[0]))
+        figure.legend(handles, labels, loc="lower center", ncols=min(4, len(labels)), fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.3 / (3.1 * rows) if len(runs) > 1 else 0, 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    figure.savefig(partial, dpi=130, format="png")
+    plt.close(figure)
+    partial.replace(path)

@@ -1,0 +1,89 @@
+"""Trackers of a run that is stopped and resumed: one curve a run, without losing the steps that are repeated.
+
+A resumed run goes back to its newest checkpoint and repeats the steps after it. RUN/metrics/*.jsonl keeps all starts
+and is what everything here is filled from. SwanLab and W&B keep the first value of a step and drop the repeated one, so
+a resumed run gets a new SwanLab or W&B run of the same group, into which the steps up to the checkpoint are written
+before training goes on: the newest one has the whole curve. TensorBoard is told to forget what comes after the
+checkpoint. Console and file need nothing.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convrec.runs import METRICS, latest_step, read_metrics
+
+KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
+
+
+def tracker_environment(run_folder: Path, name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where verl's trackers write and under which group: variables that are not set in `environment`.
+
+    SwanLab and W&B upload where a key is set or a login was saved, else they keep what `swanlab sync` and `wandb sync`
+    upload later.
+    """
+    home = Path(environment.get("HOME") or "~").expanduser()
+    swanlab_key = environment.get("SWANLAB_API_KEY") or _has_login(home / ".swanlab" / ".netrc", "")
+    wandb_key = environment.get("WANDB_API_KEY") or _has_login(home / ".netrc", "wandb")
+    wanted = {
+        "TENSORBOARD_DIR": str(run_folder / "tensorboard"),
+        "SWANLAB_LOG_DIR": str(run_folder / "swanlab"),
+        "SWANLAB_MODE": "cloud" if swanlab_key else "offline",
+        "SWANLAB_EXPERIMENT_GROUP": name,
+        "WANDB_DIR": str(run_folder),
+        "WANDB_MODE": "online" if wandb_key else "offline",
+        "WANDB_RUN_GROUP": name,
+    }
+    return {key: value for key, value in wanted.items() if key not in environment}
+
+
+def _has_login(file: Path, host: str) -> bool:
+    return file.is_file() and host in file.read_text(errors="replace")
+
+
+def install(run_folder: Path) -> None:
+    """Make verl's trainers of this process open their trackers as `resumable` does.
+
+    Both make their Tracking inside `fit`, so the name is replaced where they look it up; tests pin both places.
+    """
+    from verl.trainer import sft_trainer
+    from verl.trainer.ppo.v1 import trainer_base
+    from verl.utils.tracking import Tracking
+
+    def open_trackers(
+        project_name: str, experiment_name: str, default_backend: str | list[str] = "console", config: Any = None
+    ) -> Tracking:
+        return resumable(run_folder, project_name, experiment_name, default_backend, config)
+
+    trainer_base.Tracking = open_trackers
+    sft_trainer.Tracking = open_trackers
+
+
+def resumable(
+    run_folder: Path, project_name: str, experiment_name: str, default_backend: str | list[str], config: Any = None
+) -> Any:
+    """verl's Tracking for a start of the run, its curves filled up to the checkpoint that training goes on from."""
+    from verl.utils.tracking import Tracking
+
+    backends = [default_backend] if isinstance(default_backend, str) else list(default_backend)
+    done = latest_step(run_folder)
+    if done and "tensorboard" in backends:
+        _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
+    starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
+    name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
+    tracking = Tracking(project_name, name, backends, config)
+    refill = [backend for backend in backends if backend in KEEP_THE_FIRST_VALUE]
+    if done and refill:
+        for row in read_metrics(run_folder):
+            if row["step"] <= done:
+                data = {key: value for key, value in row.items() if key != "step"}
+                tracking.log(data=data, step=row["step"], backend=refill)
+    return tracking
+
+
+def _forget_after(folder: Path, step: int) -> None:
+    """TensorBoard drops what it has read of later steps when a writer says that it starts from there."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    SummaryWriter(str(folder), purge_step=step + 1).close()

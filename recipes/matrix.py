@@ -1,0 +1,180 @@
+"""A matrix of trainings, one after the other, evaluated alike: one command that reruns an experiment.
+
+    REDIAL=path/to/redial python -m recipes.matrix benchmarks/redial_matrix.yaml
+
+The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
+to evaluate; benchmarks/redial_matrix.yaml is an annotated one. Stopped, it resumes: what is prepared is left alone, the
+recipes go on from their checkpoints, generations are reused. OUT gets a folder a run, evaluation/<run>, table.csv,
+table.md (means over seeds) and plots/.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from convrec.curves import write_csv
+from convrec.errors import UserError
+from recipes.evaluate import evaluate
+from recipes.plot import plot
+from recipes.variables import VARIABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = {"sft": "run_sft.sh", "rank_grpo": "run_rank_grpo.sh"}
+SECTIONS = {"out", "prepare", "variables", "seeds", "runs", "evaluate"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training. start: the run it starts from, None for MODEL_PATH of its variables."""
+
+    name: str
+    variant: str  # the name without the seed
+    recipe: str
+    start: str | None
+    variables: Mapping[str, str]
+    overrides: Sequence[str] = ()
+
+
+def read_matrix(path: Path) -> dict[str, Any]:
+    """The file with environment variables filled in. Raises UserError naming what is unset, unknown or missing."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    text = os.path.expandvars(path.read_text(encoding="utf-8"))
+    if unset := re.search(r"\$\{?([A-Za-z_]\w*)", "\n".join(line.split("#")[0] for line in text.splitlines())):
+        raise UserError(f"{path}: the environment variable {unset[1]} is not set")
+    matrix = yaml.safe_load(text)
+    if not isinstance(matrix, dict) or not {"out", "runs", "evaluate"} <= set(matrix):
+        raise UserError(f"{path}: it needs out, runs and evaluate")
+    if unknown := set(matrix) - SECTIONS:
+        raise UserError(
+            f"{path}: unknown section {', '.join(sorted(unknown))}; known are {', '.join(sorted(SECTIONS))}"
+        )
+    return matrix
+
+
+def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
+    """The trainings in order; a run with several seeds becomes one for each, `name-s3407`, `name-s3408`."""
+    known = {variable.name for variable in VARIABLES}
+    runs: list[Run] = []
+    for variant, given in matrix["runs"].items():
+        recipe, start = given.get("recipe", "rank_grpo"), given.get("start")
+        if recipe not in SCRIPTS:
+            raise UserError(f"runs.{variant}.recipe={recipe}: one of {', '.join(SCRIPTS)}")
+        if start and start not in {run.name for run in runs}:
+            raise UserError(f"runs.{variant}.start={start}: no run of that name comes before it")
+        variables = {**(matrix.get("variables") or {}), **(given.get("variables") or {})}
+        if unknown := set(variables) - known:
+            raise UserError(f"runs.{variant}: {sorted(unknown)[0]} is no variable of the recipes")
+        seeds = given.get("seeds", matrix.get("seeds", [3407]))
+        for seed in seeds:
+            name = variant if len(seeds) == 1 else f"{variant}-s{seed}"
+            texts = {key: str(value) for key, value in variables.items()} | {"SEED": str(seed)}
+            runs.append(Run(name, variant, recipe, start, texts, given.get("overrides") or ()))
+    return runs
+
+
+def prepare(steps: Sequence[Mapping[str, str]]) -> None:
+    """Run each command whose `creates` is not there."""
+    for step in steps:
+        if Path(step["creates"]).exists():
+            continue
+        command = [sys.executable if word == "python" else word for word in shlex.split(step["run"])]
+        print(f"preparing {step['creates']}", file=sys.stderr)
+        if subprocess.run(command, check=False).returncode:
+            raise UserError(f"prepare: `{step['run']}` failed")
+
+
+def train(run: Run, out: Path) -> None:
+    """The recipe's script; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails."""
+    environment = {**os.environ, **run.variables, "SAVE_PATH": str(out / run.name), "PYTHON": sys.executable}
+    if run.start:
+        environment["MODEL_PATH"] = str(out / run.start)
+    command = ["bash", str(ROOT / SCRIPTS[run.recipe]), *run.overrides]
+    status = subprocess.run(command, env=environment, check=False).returncode
+    if status:
+        raise UserError(f"{run.name}: {SCRIPTS[run.recipe]} ended with status {status}; the same command resumes")
+
+
+def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
+    found: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]}
+    protocol = metrics["settings"]["protocols"][0]
+    result = metrics["results"][protocol]["model"]
+    for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in metrics["settings"]["ks"]):
+        found |= {name: result[name]["mean"], f"{name} se": result[name]["se"]}
+        if "paired" in metrics:
+            found |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
+            found[f"{name} gain p"] = metrics["paired"][name]["p"]
+    return found | {
+        "in catalog": result["catalog_hit_ratio"],
+        "repeats per list": result["repeats_per_list"],
+        "distinct items": result["distinct_items"],
+    }
+
+
+def markdown(table: Sequence[Mapping[str, Any]], k: int) -> str:
+    """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start."""
+    columns = [f"recall@{k}", f"ndcg@{k}"]
+    lines = ["| variant | seeds | " + " | ".join(f"{name} | gain" for name in columns) + " |"]
+    lines.append("|---" * (2 + 2 * len(columns)) + "|")
+    for variant in dict.fromkeys(row["variant"] for row in table):
+        rows = [row for row in table if row["variant"] == variant]
+        cells = [variant, str(len(rows))]
+        for name in columns:
+            values = [row[name] for row in rows]
+            spread = f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.4f}{spread}")
+            gains = [row[f"{name} gain"] for row in rows if f"{name} gain" in row]
+            errors = "/".join(f"{row[f'{name} gain se']:.4f}" for row in rows if f"{name} gain se" in row)
+            cells.append(f"{np.mean(gains):+.4f} (se of each {errors})" if gains else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/redial_matrix.yaml")
+    parser.add_argument("--only", nargs="+", help="train and evaluate only these runs (their starts must be there)")
+    options = parser.parse_args(arguments)
+    try:
+        matrix = read_matrix(options.matrix)
+        runs, out = runs_of(matrix), Path(matrix["out"])
+        if unknown := set(options.only or ()) - {run.name for run in runs}:
+            raise UserError(
+                f"--only {sorted(unknown)[0]}: no such run; there are {', '.join(run.name for run in runs)}"
+            )
+        prepare(matrix.get("prepare") or ())
+        table = []
+        for run in runs:
+            if options.only and run.name not in options.only:
+                continue
+            print(f"== {run.name}", file=sys.stderr)
+            train(run, out)
+            against = out / "evaluation" / run.start if run.start else None
+            metrics = evaluate(
+                model=out / run.name, out=out / "evaluation" / run.name, against=against, **matrix["evaluate"]
+            )
+            table.append(row_of(run, metrics))
+            write_csv(out / "table.csv", table)
+            (out / "table.md").write_text(markdown(table, max(metrics["settings"]["ks"])) + "\n", encoding="utf-8")
+        plot([out / row["run"] for row in table], out / "plots")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print((out / "table.md").read_text(encoding="utf-8"), end="")
+    print(f"written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

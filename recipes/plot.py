@@ -1,0 +1,55 @@
+"""Curves of one run or several, comparable: the paper's figures 2-6 as one command.
+
+    python -m recipes.plot RUN [RUN ...] --out outputs/plots
+
+OUT gets sft.png and rank_grpo.png, for the recipes among the runs, and curves.csv (run, metric, step, value). The
+recommendations of checkpoints are drawn once `python -m recipes.evaluate --model RUN --sweep ...` has evaluated them.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from convrec.curves import PANELS, RunCurves, long_rows, read_curves, write_csv, write_png
+from convrec.errors import UserError
+
+
+def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:
+    """The runs' curves under the shortest names that tell them apart."""
+    paths = [folder.resolve() for folder in folders]
+    depth = next(
+        (n for n in range(1, 5) if len({path.parts[-n:] for path in paths}) == len(set(paths))), len(paths[0].parts)
+    )
+    return [read_curves(path, "/".join(path.parts[-depth:]), split) for path in dict.fromkeys(paths)]
+
+
+def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
+    """Write the figures and the table; returns their paths."""
+    runs = read_runs(folders, split)
+    written = []
+    for recipe in PANELS:
+        if some := [run for run in runs if run.recipe == recipe]:
+            write_png(out / f"{recipe}.png", some)
+            written.append(out / f"{recipe}.png")
+    write_csv(out / "curves.csv", long_rows(runs))
+    return [*written, out / "curves.csv"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.plot", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
+    parser.add_argument("--out", type=Path, default=Path("outputs/plots"))
+    parser.add_argument("--split", help="whose sweep to show, where a run has several")
+    options = parser.parse_args(arguments)
+    try:
+        for path in plot(options.runs, options.out, options.split):
+            print(path)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Runs as curves: repeated steps, step 0 and the last step, the table and the picture."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convrec.curves import (
+    PANELS,
+    long_rows,
+    read_csv,
+    read_curves,
+    return_per_rank,
+    series,
+    trailing_mean,
+    write_csv,
+    write_png,
+)
+from convrec.errors import UserError
+from recipes import plot
+
+
+def write_run(folder: Path, recipe: str, starts: list[dict[int, dict[str, float]]]) -> Path:
+    (folder / "metrics").mkdir(parents=True)
+    for number, steps in enumerate(starts, start=1):
+        lines = [json.dumps({"step": step, "data": data}) for step, data in steps.items()]
+        (folder / "metrics" / f"{number:04d}.jsonl").write_text("\n".join(lines) + "\n")
+    model = {"rank_grpo": "actor_rollout_ref: {model: {path: start}}", "sft": "model: {path: start}"}
+    (folder / "config.yaml").write_text(model[recipe] + "\n")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Step 0 validated, stopped after 2, resumed at 1: step 2 is the later start's."""
+    first = {0: {"val/ndcg": 0.1}, 1: {"rank_grpo/return@1": 0.2}, 2: {"rank_grpo/return@1": 0.9}}
+    second = {2: {"rank_grpo/return@1": 0.3}, 3: {"rank_grpo/return@1": 0.4, "val/ndcg": 0.5}}
+    return write_run(tmp_path / "a" / "run", "rank_grpo", [first, second])
+
+
+def sweep(run: Path, split: str = "test") -> None:
+    rows = [{"step": 0, "ndcg@5": 0.1, "ndcg@5 se": None, "ndcg@20": 0.2, "recall@20": 0.3, "in catalog": 1.0}]
+    write_csv(run / "evaluation" / split / "sweep.csv", [*rows, rows[0] | {"step": 3, "ndcg@20": 0.4}])
+
+
+def test_the_first_and_the_last_step_are_there_and_repeated_steps_are_the_later_starts(run: Path) -> None:
+    curves = read_curves(run)
+    assert (curves.name, curves.recipe) == ("run", "rank_grpo")
+    assert curves.series["val/ndcg"] == {0: 0.1, 3: 0.5}
+    assert curves.series["rank_grpo/return@1"] == {1: 0.2, 2: 0.3, 3: 0.4}
+
+
+def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
+    sweep(run)
+    curves = read_curves(run)
+    assert curves.series["evaluated/ndcg"] == {0: 0.2, 3: 0.4}  # at the largest k
+    assert curves.series["evaluated/recall"] == {0: 0.3, 3: 0.3}
+    panel = next(panel for panel in PANELS["rank_grpo"] if panel.metric == "evaluated/ndcg")
+    assert curves.panel_title(panel) == "NDCG@20 on test, by checkpoint"
+    sweep(run, "validation")
+    with pytest.raises(UserError, match="sweeps of test, validation: choose one with --split"):
+        read_curves(run)
+    assert read_curves(run, split="validation").split == "validation"
+    with pytest.raises(UserError, match=r"no sweep\.csv"):
+        read_curves(run, split="other")
+
+
+def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give a run folder"):
+        read_curves(tmp_path)
+
+
+def test_every_point_of_every_panel_is_in_the_table(run: Path) -> None:
+    rows = long_rows([read_curves(run)])
+    assert {"run": "run", "metric": "rank_grpo/return@1", "step": 2, "value": 0.3} in rows
+    assert len(rows) == 5
+
+
+def test_csv_keeps_numbers_and_leaves_out_what_is_missing(tmp_path: Path) -> None:
+    table: list[dict[str, Any]] = [{"step": 0, "se": None}, {"step": 5, "se": 0.25, "n": 3}]
+    write_csv(tmp_path / "t.csv", table)
+    assert (tmp_path / "t.csv").read_text() == "step,se,n\n0,,\n5,0.25,3\n"
+    assert read_csv(tmp_path / "t.csv") == [{"step": 0.0}, {"step": 5.0, "se": 0.25, "n": 3.0}]
+
+
+def test_a_trailing_mean_is_over_what_there_is() -> None:
+    assert trailing_mean([(1, 1.0), (2, 3.0), (4, 5.0)], 2) == [(1, 1.0), (2, 2.0), (4, 4.0)]
+
+
+def test_series_keep_finite_numbers_by_step() -> None:
+    rows = [
+        {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
+        {"step": 2, "rank_grpo/return@1": 0.4, "val/ndcg@20": 0.3, "loss": float("nan")},
+    ]
+    metrics = series(rows)
+    assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
+    assert return_per_rank(metrics) == {"rank 1": {1: 0.1, 2: 0.4}}
+
+
+def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_run(tmp_path / "b" / "run", "rank_grpo", [{1: {"actor/kl": 0.1}}])
+    sft = write_run(tmp_path / "sft", "sft", [{1: {"train/loss": 3.0}, 2: {"train/loss": 2.0, "val/loss": 2.5}}])
+    out = tmp_path / "plots"
+    assert plot.main([str(run), str(other), str(sft), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"rank_grpo.png", "sft.png", "curves.csv"}
+    assert (out / "sft.png").read_bytes().startswith(b"\x89PNG")
+    names = {line.split(",")[0] for line in (out / "curves.csv").read_text().splitlines()[1:]}
+    assert names == {"a/run", "b/run", sft.parent.name + "/sft"}
+    assert plot.main([str(tmp_path / "nothing")]) == 2
+    assert "give a run folder" in capsys.readouterr().err
+
+
+def test_the_picture_has_a_panel_for_each_metric_that_a_run_has(run: Path, tmp_path: Path) -> None:
+    import matplotlib.image
+
+    sweep(run)
+    write_png(tmp_path / "one.png", [read_curves(run)])
+    height, width, _ = matplotlib.image.imread(tmp_path / "one.png").shape
+    # return@1, validation NDCG, and of the sweep NDCG, Recall, in catalog: 5 panels in 2 rows of 3
+    assert (width, height) == (round(3 * 4.6 * 130), round(2 * 3.1 * 130))

@@ -1,0 +1,107 @@
+"""A run that is stopped and resumed, with SwanLab (offline) and TensorBoard for real."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convrec.tracking import tracker_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+# Start 1 logs steps 1-5 and has a checkpoint at 3. Start 2 goes on from there: it repeats 4 and 5, with other values.
+TWO_STARTS = """
+import os, sys
+from pathlib import Path
+from convrec import tracking
+from convrec.runs import next_metrics_file
+from verl.utils.tracking import ValidationGenerationsLogger
+
+run = Path(sys.argv[1])
+os.environ.update(tracking.tracker_environment(run, "group-of-the-run", os.environ))
+for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
+    if done:
+        (run / "latest_checkpointed_iteration.txt").write_text(str(done))
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
+    trackers = tracking.resumable(run, "project", "experiment", ["file", "tensorboard", "swanlab"], config={})
+    for step in steps:
+        trackers.log({"return": step + 100.0 * start}, step=step)
+    samples = ValidationGenerationsLogger("project", "experiment")
+    samples.log(["swanlab", "tensorboard"], [("in", "out", 0.5)], steps[-1])
+    trackers.finish()
+os._exit(0)  # the interpreter's own end takes as long as all of this
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tracked") / "run"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SWANLAB_", "WANDB_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_STARTS, str(folder)], env=environment, cwd=folder.parent, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
+    return folder
+
+
+REPEATED = {1: 1.0, 2: 2.0, 3: 3.0, 4: 104.0, 5: 105.0, 6: 106.0}
+
+
+def swanlab_records(folder: Path) -> list:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    reader, records = DataStoreReader(), []
+    (file,) = folder.glob("*.swanlab")
+    reader.open(file)
+    for content in reader:
+        record = Record()
+        record.ParseFromString(content)
+        records.append(record)
+    return records
+
+
+def test_the_newest_swanlab_run_has_the_whole_curve_with_the_repeated_steps(run: Path) -> None:
+    starts = sorted((run / "swanlab").glob("run-*"), key=lambda folder: folder.stat().st_mtime)
+    curves, names, tables = [], [], []
+    for folder in starts:
+        records = swanlab_records(folder)
+        names += [(r.start.name, r.start.group) for r in records if r.HasField("start")]
+        curves.append({r.scalar.step: r.scalar.value.number for r in records if r.HasField("scalar")})
+        tables.append([r.media.step for r in records if r.HasField("media") and r.media.key == "val/generations"])
+    assert curves == [{step: float(step) for step in range(1, 6)}, REPEATED]
+    assert names == [("experiment", "group-of-the-run"), ("experiment-start2", "group-of-the-run")]
+    assert tables == [[5], [6]]  # the samples of each validation
+
+
+def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert {event.step: event.value for event in events.Scalars("return")} == REPEATED
+    assert len(events.Scalars("return")) == 6
+    assert "val/generations/text_summary" in events.Tags()["tensors"]
+
+
+def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "TENSORBOARD_DIR": "/elsewhere"}
+    chosen = tracker_environment(tmp_path / "run", "name", environment)
+    assert "TENSORBOARD_DIR" not in chosen
+    assert (chosen["SWANLAB_MODE"], chosen["WANDB_MODE"]) == ("offline", "offline")
+    assert chosen["SWANLAB_LOG_DIR"] == str(tmp_path / "run" / "swanlab")
+    with_keys = tracker_environment(
+        tmp_path, "name", environment | {"SWANLAB_API_KEY": "a-secret", "WANDB_API_KEY": "a-secret"}
+    )
+    assert (with_keys["SWANLAB_MODE"], with_keys["WANDB_MODE"]) == ("cloud", "online")
+    assert "a-secret" not in with_keys.values()
+
+
+def test_a_saved_login_uploads(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n login user\n")
+    (tmp_path / ".swanlab").mkdir()
+    (tmp_path / ".swanlab" / ".netrc").write_text("machine swanlab\n")
+    chosen = tracker_environment(tmp_path / "run", "name", {"HOME": str(tmp_path)})
+    assert (chosen["SWANLAB_MODE"], chosen["WANDB_MODE"]) == ("cloud", "online")

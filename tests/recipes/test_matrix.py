@@ -1,0 +1,85 @@
+"""The matrix file becomes runs; what the recipes and vLLM do with them is tested elsewhere."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convrec.errors import UserError
+from recipes import matrix
+from recipes.matrix import markdown, read_matrix, row_of, runs_of, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIAL", "/data/redial")
+    read = read_matrix(ROOT / "benchmarks" / "redial_matrix.yaml")
+    runs = {run.name: run for run in runs_of(read)}
+    assert len(runs) == 1 + 7 * 2
+    assert runs["sft"].variables["LR"] == "4e-3"  # its own, not that of all
+    assert runs["rank_exp_inf_mu2-s3408"].variables.items() >= {"MU": "2", "SEED": "3408", "LR": "1e-4"}.items()
+    assert all(run.start == "sft" for run in runs.values() if run.recipe == "rank_grpo")
+    budgets = {(run.variables["TOTAL_STEPS"], run.variables["ROLLOUT_N"]) for run in runs.values() if run.start}
+    assert len(budgets) == 1  # the same rollouts for all
+    assert "--source /data/redial" in read["prepare"][0]["run"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("out: $NOT_SET_ANYWHERE\nruns: {}\nevaluate: {}\n", "NOT_SET_ANYWHERE is not set"),
+        ("out: o\nruns: {}\n", "it needs out, runs and evaluate"),
+        ("out: o\nruns: {}\nevaluate: {}\nrunz: {}\n", "unknown section runz"),
+        ("out: o\nruns: {a: {start: b}}\nevaluate: {}\n", "no run of that name comes before"),
+        ("out: o\nruns: {a: {variables: {LEARNING_RATE: 1}}}\nevaluate: {}\n", "LEARNING_RATE is no variable"),
+        ("out: o\nruns: {a: {recipe: dpo}}\nevaluate: {}\n", "recipe=dpo: one of sft, rank_grpo"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        runs_of(read_matrix(file))
+
+
+def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "run_rank_grpo.sh"
+    script.write_text('echo "$MODEL_PATH $SAVE_PATH $MU $1" > seen; exit ${STATUS:-0}\n')
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = matrix.Run("r-s1", "r", "rank_grpo", "sft", {"MU": "2", "SEED": "1"}, ["a=b"])
+    train(run, Path("out"))
+    assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 a=b\n"
+    monkeypatch.setenv("STATUS", "3")
+    with pytest.raises(UserError, match=r"r-s1: run_rank_grpo\.sh ended with status 3"):
+        train(run, Path("out"))
+
+
+def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
+    def metrics(value: float, gain: float | None) -> dict[str, Any]:
+        names = ("recall@5", "ndcg@5")
+        model = {name: {"mean": value, "se": 0.01} for name in names}
+        model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
+        found: dict[str, Any] = {
+            "settings": {"protocols": ["paper"], "ks": [5]},
+            "results": {"paper": {"model": model}},
+        }
+        if gain is not None:
+            found["paired"] = {name: {"mean": gain, "se": 0.02, "p": 0.5} for name in names}
+        return found
+
+    def run(name: str, variant: str) -> matrix.Run:
+        return matrix.Run(name, variant, "rank_grpo", None, {"SEED": "1"})
+
+    table = [
+        row_of(run("sft", "sft"), metrics(0.1, None)),
+        row_of(run("a-s1", "a"), metrics(0.2, 0.1)),
+        row_of(run("a-s2", "a"), metrics(0.3, 0.2)),
+    ]
+    # a: mean (0.2 + 0.3) / 2, sd sqrt(2 * 0.05^2 / 1) = 0.0707, gain (0.1 + 0.2) / 2
+    assert markdown(table, 5).splitlines()[2:] == [
+        "| sft | 1 | 0.1000 |  | 0.1000 |  |",
+        "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) | "
+        "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) |",
+    ]

@@ -1,0 +1,117 @@
+"""Every checkpoint of a run evaluated: which steps, what is written, and the report made of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec import generations
+from convrec.curves import read_csv
+from convrec.errors import UserError
+from convrec.generation import GenerationRow
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from recipes import evaluate, report
+from recipes.evaluation.sweep import sweep_steps
+
+# what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
+LISTS = {0.0: "Jaws (1975)\nJaws (1975)", 2.0: "Jaws (1975)\nHeat (1995)", 4.0: "Heat (1995)\nNowhere (2001)"}
+
+
+@pytest.fixture
+def run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
+    """Steps 2 and 4 are whole, 3 was removed to keep only newer ones, 5 was being saved when the run was killed."""
+    run = tmp_path / "run"
+    start = sound_model(tmp_path / "start", weight=0.0)
+    for step in (2, 4):
+        sound_model(run / f"global_step_{step}" / "actor" / "huggingface", weight=float(step))
+    (run / "global_step_3").mkdir()
+    (run / "global_step_3" / "data.pt").write_bytes(b"")
+    (run / "global_step_5" / "actor").mkdir(parents=True)
+    (run / "global_step_5" / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"half")
+    (run / "latest_checkpointed_iteration.txt").write_text("4")
+    (run / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {start}}}}}\n")
+    (run / "metrics").mkdir()
+    lines = [{"step": step, "data": {"rank_grpo/return@1": 0.1 * step, "actor/kl": 0.01}} for step in (1, 2, 3, 4)]
+    (run / "metrics" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return run
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A split of two conversations; answers of the step whose weight the checkpoint holds, in vLLM's place."""
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": prompt_text(f"USER: {name}\n", 2)}],
+            "seen_titles": [],
+            "groundtruth_with_release_year": [["Heat", "1995"]],
+            "sample_id": name,
+        }
+        for name in ("a", "b")
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "test.parquet")
+    catalog = [{"title": "Heat", "year": 1995}, {"title": "Jaws", "year": 1975}]
+    pq.write_table(pa.Table.from_pylist(catalog, CATALOG_SCHEMA), tmp_path / "catalog.parquet")
+
+    def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **_: object) -> None:
+        import struct
+
+        weight = struct.unpack("<f", (Path(model) / "model.safetensors").read_bytes()[-4:])[0]
+        on_batch([GenerationRow(i, LISTS[weight], [1], "stop", 9, False) for i in range(len(prompts))])
+
+    monkeypatch.setattr(generations, "generate", fake_generate)
+    files = ["--data", str(tmp_path / "test.parquet"), "--catalog", str(tmp_path / "catalog.parquet")]
+    return [*files, "--train", str(tmp_path / "test.parquet"), "--num-items", "2", "--ks", "1", "2"]
+
+
+def test_the_start_and_the_newest_checkpoint_are_swept_and_unfinished_steps_are_not(run: Path) -> None:
+    assert list(sweep_steps(run)) == [0, 2, 4]
+    assert sweep_steps(run, start="another/model")[0] == "another/model"
+
+
+def test_a_start_model_that_is_gone_and_a_newest_step_without_a_model_are_named(run: Path, tmp_path: Path) -> None:
+    (run / "latest_checkpointed_iteration.txt").write_text("3")
+    with pytest.raises(UserError, match=r"global_step_3: named in .*holds no model"):
+        sweep_steps(run)
+    (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: /gone/model}}\n")
+    with pytest.raises(UserError, match=r"the run started from /gone/model, which is gone; .*--start"):
+        sweep_steps(run)
+    with pytest.raises(UserError, match="give a run folder"):
+        sweep_steps(tmp_path)
+
+
+def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
+    run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "popularity" in printed
+    assert "step 4" in printed
+    rows = read_csv(run / "evaluation" / "test" / "sweep.csv")
+    assert [(row["step"], row["recall@1"], row["recall@2"]) for row in rows] == [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
+    assert [row["in catalog"] for row in rows] == [1.0, 1.0, 0.5]
+    assert [row["repeats per list"] for row in rows] == [1.0, 0.0, 0.0]
+
+    out = tmp_path / "report.html"
+    assert report.main([str(run), "--out", str(out)]) == 0
+    html = out.read_text()
+    for text in ("run, step 0", "run, step 4", "popularity", "KL to the start", "NDCG@2 on test", "the largest gain"):
+        assert text in html, text
+
+
+def test_evaluations_of_different_splits_are_not_put_side_by_side(
+    run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert evaluate.main(["--model", str(run), "--out", str(first), *options]) == 0
+    assert evaluate.main(["--model", str(run), "--out", str(second), *options, "--num-items", "3"]) == 0
+    arguments = [str(run), "--out", str(tmp_path / "r.html"), "--evaluations", f"a={first}", f"b={second}"]
+    assert report.main(arguments) == 2
+    assert "evaluate all alike" in capsys.readouterr().err
+    assert report.main([str(run), "--evaluations", "nothing"]) == 2
+    assert "expected NAME=FOLDER" in capsys.readouterr().err
+    assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
+    assert "no metrics.json" in capsys.readouterr().err
