@@ -2,6 +2,7 @@
 
 SFT: training and validation loss, and by the sweep NDCG, Recall and the share of items in the catalog. Rank-GRPO: the
 return at ranks 1, 2, 5, 10, 15, 20, validation NDCG, catalog hit ratio, KL to the start, list length, and the sweep.
+Judges: reward, answers without a verdict, prompts that train nothing.
 The first and the last step that was logged are always there.
 """
 
@@ -36,6 +37,13 @@ _EVALUATED = (
     Panel("evaluated/recall", "Recall@{k} on {split}, by checkpoint", "Recall"),
     Panel("evaluated/in catalog", "In catalog on {split}, by checkpoint", "share of items"),
 )
+_JUDGE = (
+    Panel("reward/score", "Reward, samples", "mean reward", smooth=True),
+    Panel("val/score", "Validation reward in training", "mean reward"),
+    Panel("reward/no_verdict", "Answers without a verdict, samples", "share", smooth=True),
+    Panel("reward/zero_std", "Prompts whose rollouts earn the same", "share", smooth=True),
+    Panel("response_length/mean", "Length of an answer, samples", "tokens", smooth=True),
+)
 PANELS: Mapping[str, tuple[Panel, ...]] = {
     "sft": (
         Panel("train/loss", "Training loss", "nats a token", smooth=True),
@@ -51,6 +59,8 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
         *_EVALUATED,
         Panel("evaluated/items per list", "List length on {split}, by checkpoint", "items"),
     ),
+    "judge_pointwise": (*_JUDGE, Panel("reward/exact_match", "Exact match, samples", "share", smooth=True)),
+    "judge_pairwise": (*_JUDGE, Panel("reward/prefers_a", "Prefers A, samples", "share", smooth=True)),
 }
 
 

@@ -82,8 +82,11 @@ def setting(config: dict[str, Any], key: str) -> Any:
 
 
 def recipe_of(config: dict[str, Any]) -> str:
-    """Which recipe wrote this config: "rank_grpo" or "sft"."""
-    return "rank_grpo" if "actor_rollout_ref" in config else "sft"
+    """Which recipe wrote this config: a key of MODEL_KEYS. Judges are known by their reward function."""
+    if "actor_rollout_ref" not in config:
+        return "sft"
+    reward = str(setting(config, "reward.custom_reward_function.path")).rpartition(".")[2]
+    return reward if reward in MODEL_KEYS else "rank_grpo"
 
 
 def start_model(run_folder: Path) -> str | None:

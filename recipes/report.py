@@ -23,6 +23,23 @@ from recipes.evaluation.examples import examples
 from recipes.plot import read_runs
 
 EXAMPLES = 4
+_RL = {
+    "prompts a step": "data.train_batch_size",
+    "rollouts a prompt": "actor_rollout_ref.rollout.n",
+    "updates a batch (mu)": "actor_rollout_ref.actor.ppo_epochs",
+    "learning rate": "actor_rollout_ref.actor.optim.lr",
+    "KL coefficient": "actor_rollout_ref.actor.kl_loss_coef",
+    "clip low": "actor_rollout_ref.actor.clip_ratio_low",
+    "clip high": "actor_rollout_ref.actor.clip_ratio_high",
+    "steps": "trainer.total_training_steps",
+    "seed": "data.seed",
+}
+_JUDGE = {
+    "start": MODEL_KEYS["judge_pairwise"],
+    "training data": "data.train_files",
+    "judge's reward": "reward.custom_reward_function.path",
+    **_RL,
+}
 # setting in the report -> key of the run's config
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "sft": {
@@ -42,16 +59,10 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
         "preset": "convrec.preset",
         "matching": "convrec.matching",
         "items": "convrec.num_items",
-        "prompts a step": "data.train_batch_size",
-        "rollouts a prompt": "actor_rollout_ref.rollout.n",
-        "updates a batch (mu)": "actor_rollout_ref.actor.ppo_epochs",
-        "learning rate": "actor_rollout_ref.actor.optim.lr",
-        "KL coefficient": "actor_rollout_ref.actor.kl_loss_coef",
-        "clip low": "actor_rollout_ref.actor.clip_ratio_low",
-        "clip high": "actor_rollout_ref.actor.clip_ratio_high",
-        "steps": "trainer.total_training_steps",
-        "seed": "data.seed",
+        **_RL,
     },
+    "judge_pointwise": _JUDGE,
+    "judge_pairwise": _JUDGE,
 }
 
 

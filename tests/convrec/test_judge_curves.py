@@ -1,0 +1,46 @@
+"""A judge's run is known by its config and drawn by the same report."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from convrec.curves import PANELS, read_curves
+from convrec.runs import MODEL_KEYS, recipe_of, start_model
+from recipes.report import SETTINGS, report
+
+CONFIG = {
+    "actor_rollout_ref": {"model": {"path": "models/start"}, "rollout": {"n": 4}},
+    "reward": {"custom_reward_function": {"path": "pkg://reward.judge_pairwise"}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "metrics").mkdir(parents=True)
+    rows = [{"step": n, "data": {"reward/score": n / 10, "reward/prefers_a": 0.5, "val/score": 0.6}} for n in (1, 2)]
+    (folder / "metrics" / "0001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    return folder
+
+
+def test_every_recipe_has_panels_settings_and_a_model_key() -> None:
+    assert set(PANELS) == set(SETTINGS) == set(MODEL_KEYS)
+
+
+def test_a_judges_run_is_known_by_its_reward(run: Path) -> None:
+    assert recipe_of(CONFIG) == "judge_pairwise"
+    assert recipe_of({"actor_rollout_ref": {}}) == "rank_grpo"
+    assert start_model(run) == "models/start"
+
+
+def test_its_curves_are_in_the_report(run: Path, tmp_path: Path) -> None:
+    curves = read_curves(run)
+    assert curves.recipe == "judge_pairwise"
+    assert curves.series["reward/score"] == {1: 0.1, 2: 0.2}
+    page = report([run], tmp_path / "report.html").read_text()
+    assert "Validation reward in training" in page
+    assert "Prefers A, samples" in page
+    assert "pkg://reward.judge_pairwise" in page
