@@ -93,7 +93,8 @@ def run(
         with open(log_file, "a") as log:
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {_reason(error)}\nfull log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
+            f"failed after {_seconds_since(start)}: {_reason(error)}\nfull log: {log_file}; the same command resumes "
+            f"after step {latest_step(run_folder)}"
         )
         return 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
