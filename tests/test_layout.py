@@ -13,15 +13,18 @@ MAY_IMPORT = {"convrec": set(), "reward": {"convrec"}, "data_prep": {"convrec"},
 VERL_AND_RAY = {
     "convrec/checkpoints.py",
     "convrec/dataset.py",
+    "convrec/liveness.py",
     "convrec/platform_cpu.py",
     "convrec/registration.py",
+    "convrec/rollout.py",
     "convrec/trainer.py",
     "convrec/verl_plugin.py",
     "convrec/vllm_cpu.py",
+    "convrec/vllm_server.py",
     "convrec/worker.py",
 }
 VLLM = {"convrec/generation.py", "convrec/vllm_cpu.py"}
-LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs")
+LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs", "guard", "saving")
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
