@@ -168,7 +168,9 @@ def node_findings(config: DictConfig, own: dict[str, Any], nodes: Sequence[dict[
             mend = "choose a SAVE_PATH that every node can write to"
             found.append(Finding("files", "failure", where, report["save_problem"], mend))
         if report["digest"] != own["digest"]:
-            what = f"convrec {report['digest']} from {report['source']}, the driver has {own['digest']}"
+            what = (
+                f"convrec {report['digest']} from {report['source']}, the driver has {own['digest']}, {own['source']}"
+            )
             found.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
         for name, version in own["versions"].items():
             if report["versions"].get(name) != version:

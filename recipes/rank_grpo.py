@@ -15,6 +15,7 @@ from recipes import checks, doctor, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
 SHOWN = {"val/ndcg": "val NDCG", "rank_grpo/return@1": "return@1", "rank_grpo/dcg": "DCG", "actor/kl": "KL"}
+RAY_STARTS = 3
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
 
@@ -37,7 +38,16 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
     # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
-    ray.init(runtime_env=runtime_env, **options)
+    for attempt in range(1, RAY_STARTS + 1):
+        try:
+            ray.init(runtime_env=runtime_env, **options)
+            return
+        except Exception as error:
+            # Ray gives its agent 15 s to start, which is little on busy cores; the next time its imports are cached
+            if attempt == RAY_STARTS or "timed out during startup" not in str(error):
+                raise
+            print(f"Ray did not start ({error}); once more", file=sys.stderr)
+            ray.shutdown()
 
 
 def train(config: DictConfig, recipe: str = "rank_grpo") -> None:

@@ -11,6 +11,7 @@ environment has them. Ctrl-C asks the job to save and end; a second one ends it 
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -42,6 +43,7 @@ SETTINGS = re.compile(r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|SWANLAB|WA
 SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0
+AGENT_SECONDS = 120.0
 
 
 def job_environment(recipe: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -142,7 +144,7 @@ def submit(recipe: str, arguments: list[str], detach: bool = False) -> int:
     )
     entrypoint = shlex.join(["python", "-m", *MODULES.get(recipe, (f"recipes.{recipe}",)), *arguments])
     metadata = {"recipe": recipe, "save_path": save_path}
-    client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job, metadata=metadata)
+    _submit_job(client, entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job, metadata=metadata)
     say(f"submitted {job} to {address}; checkpoints, metrics and log: {save_path}")
     if detach:
         ours = f"RAY_ADDRESS={address} python -m recipes.submit"
@@ -151,15 +153,28 @@ def submit(recipe: str, arguments: list[str], detach: bool = False) -> int:
     return follow(client, job)
 
 
+def _submit_job(client: Any, **job: Any) -> None:
+    """Submit; a cluster that has just started has no agent to take the job yet, and says to try again later."""
+    logging.getLogger("ray").setLevel(logging.WARNING)  # a line for every .gitignore it meets
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            client.submit_job(**job)
+            return
+        except Exception as error:
+            if "try again later" not in str(error) or time.monotonic() > deadline:
+                raise UserError(f"the cluster refuses the job: {str(error).strip()}") from error
+            time.sleep(2 * POLL_SECONDS)
+
+
 def diagnose_there(recipe: str, arguments: list[str], as_json: bool) -> int:
     """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status."""
     refuse_relative_paths(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
     command = ["python", "-m", "recipes.doctor", recipe, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
-    client.submit_job(
-        entrypoint=shlex.join(command), runtime_env=runtime_environment(recipe, os.environ), submission_id=job
-    )
+    runtime_env = runtime_environment(recipe, os.environ)
+    _submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
     while not (info := client.get_job_info(job)).status.is_terminal():
         time.sleep(POLL_SECONDS)
     lines = client.get_job_logs(job).splitlines()
@@ -218,7 +233,7 @@ def ask_to_stop(client: Any, job: str) -> bool:
     if metadata.get("recipe") == "sft":
         return False  # verl's SFT trainer has no such seam: its last checkpoint counts
     file = f"{metadata['save_path']}/{STOP}.{job}"
-    client.submit_job(entrypoint=f"touch {shlex.quote(file)}", submission_id=f"stop-{job}-{uuid.uuid4().hex[:4]}")
+    _submit_job(client, entrypoint=f"touch {shlex.quote(file)}", submission_id=f"stop-{job}-{uuid.uuid4().hex[:4]}")
     return True
 
 

@@ -28,7 +28,7 @@ VERL_AND_RAY = {
 }
 VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}
 LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs", "checkpoint_files")
-LIGHT += ("judge_verdict", "judge_prompt", "judge_schema", "judge_metrics")
+LIGHT += ("guard", "saving", "judge_verdict", "judge_prompt", "judge_schema", "judge_metrics")
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))

@@ -58,6 +58,23 @@ PINS = {
     "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
     "TaskRunnerV1.run": ("26be986901db888b", "recipes.rank_grpo.train, which runs it in the driver's process"),
     "run_sft": ("5c028a6a2bc8c667", "recipes.sft.train, which does its steps on a CPU host"),
+    # checkpoints, stops, lost processes
+    "PPOTrainer._save_checkpoint": (
+        "8c2435b577e54f19",
+        "trainer.RankGRPOMixin._save_checkpoint, saving.save (the tracker is written last)",
+    ),
+    "PPOTrainer._validate": ("f1d58a70e91d7883", "trainer.RankGRPOMixin._validate"),
+    "PPOTrainer._init_dataloader": ("86cf3749e087b883", "trainer.RankGRPOMixin._init_dataloader (steps and epochs)"),
+    "PPOTrainer.fit": (
+        "7d83a81c2e62979f",
+        "trainer.RankGRPOMixin.fit, on_step_begin, on_step_end (order of save, log, validate)",
+    ),
+    "ReplayBuffer._sampleable_terminal_keys": ("9328fc8437504a1a", "rollout.stop_on_failure"),
+    "AgentLoopWorkerTQ._run_prompt": ("3d9bca6b0ea5fe25", "rollout.ConvRecAgentLoopWorker (what it is called with)"),
+    "AgentLoopManagerTQ.__init__": ("9f1e99d66170d332", "rollout.ConvRecAgentLoopManager"),
+    "AgentLoopWorker._run_agent_loop": ("32c3d607c5d4c9fa", "rollout.ConvRecAgentLoopWorker"),
+    "AgentLoopWorker._compute_score": ("cf4b57719ad3c1b2", "rollout.ConvRecAgentLoopWorker"),
+    "vLLMHttpServer.launch_server": ("fff334de2369bfa0", "vllm_server.ConvRecHttpServer (self.engine)"),
     "SingleTurnAgentLoop.run": ("1baec41cee2de25f", "dataset.ConvRecDataset (how a row's prompt is tokenized)"),
 }
 
@@ -65,8 +82,10 @@ PINS = {
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Name -> source. The imports take about 15 s, once."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.trainer.main_ppo import TaskRunnerV1
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.sft_trainer import SFTTrainer, run_sft
@@ -99,6 +118,12 @@ def sources() -> dict[str, str]:
         GPUModelRunner.reload_weights,
         UnquantizedEmbeddingMethod.process_weights_after_loading,
         ReplayBuffer.__init__,
+        ReplayBuffer._sampleable_terminal_keys,
+        AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt,
+        AgentLoopManagerTQ.__init__,
+        AgentLoopWorker._run_agent_loop,
+        AgentLoopWorker._compute_score,
+        vLLMHttpServer.launch_server,
         ActorRolloutRefWorker.init_model,
         task_runner.run,
         SingleTurnAgentLoop.run,

@@ -60,13 +60,15 @@ class Cluster:
 
     def ray(self, *arguments: str) -> None:
         command = [str(Path(sys.executable).parent / "ray"), *arguments]
-        subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=120)
+        subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=300)
 
     def start(self) -> None:
         slots = ["--num-gpus=1", "--num-cpus=16", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
         head = ["--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
-        self.ray("start", *head, "--include-dashboard=true", f"--temp-dir={self.ray_folder}", *slots)
-        self.ray("start", f"--address=127.0.0.1:{self.port}", *slots)
+        head += ["--include-dashboard=true", f"--temp-dir={self.ray_folder}"]
+        # two nodes on one address, and other clusters may run here: their agents need ports of their own
+        self.ray("start", *head, *slots, f"--dashboard-agent-listen-port={free_port()}")
+        self.ray("start", f"--address=127.0.0.1:{self.port}", *slots, f"--dashboard-agent-listen-port={free_port()}")
 
     def processes(self) -> list[psutil.Process]:
         """Whatever has this cluster's folder or token in its environment or on its command line."""

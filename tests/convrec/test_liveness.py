@@ -1,0 +1,82 @@
+"""A dead process interrupts the main thread where it waits. tests/e2e/test_deaths.py kills real ones."""
+
+import signal
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from convrec import liveness
+
+
+class Actors:
+    """Stands for Ray: which actors answer, which are busy, which are dead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state = {"training worker 0": "busy", "vLLM server 0.0": "alive"}
+        monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if self.state[r] != "busy"], []))
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
+
+    def get(self, name: str) -> None:
+        if self.state[name] == "dead":
+            raise RayActorError
+
+    def handles(self) -> dict[str, Any]:
+        def handle(name: str) -> Any:
+            return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
+
+        return {name: handle(name) for name in self.state}
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
+    handler = signal.getsignal(signal.SIGUSR2)
+    yield Actors(monkeypatch)
+    signal.signal(signal.SIGUSR2, handler)
+
+
+def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -> None:
+    watch = liveness.Watch(actors.handles)
+    assert watch.lost_actor() == ""  # asked
+    assert watch.lost_actor() == ""
+    actors.state["vLLM server 0.0"] = "dead"
+    assert watch.lost_actor() == "vLLM server 0.0"
+
+
+def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
+    watch = liveness.Watch(actors.handles)
+    watch.start()
+    try:
+        time.sleep(0.1)
+        actors.state["training worker 0"] = "dead"
+        with pytest.raises(liveness.ProcessLost, match="the training worker 0 is gone"):
+            time.sleep(30)
+    finally:
+        watch.stop()
+
+
+def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr(liveness, "SECONDS_TO_STOP", 0.05)
+    monkeypatch.setattr(liveness.os, "_exit", statuses.append)
+    actors.state["training worker 0"] = "dead"
+    watch = liveness.Watch(actors.handles)
+    watch.start()
+    with pytest.raises(liveness.ProcessLost):
+        time.sleep(30)
+    time.sleep(0.5)  # stands for a close that waits for the dead
+    watch.stop()
+    assert statuses == [1]
+
+
+def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
+    watch = liveness.Watch(actors.handles)
+    watch.start()
+    watch.stop()
+    actors.state["training worker 0"] = "dead"
+    time.sleep(0.1)
