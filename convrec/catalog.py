@@ -1,6 +1,8 @@
 """The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
 
+import io
 import pickle
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,11 +72,17 @@ class Catalog:
 
 
 # What the unpickler raises for damaged bytes.
-_NOT_A_PICKLE = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_NOT_A_PICKLE = (
+    *(pickle.UnpicklingError, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, MemoryError),
+)
 
 
-class _NoGlobals(pickle.Unpickler):
-    """Plain lists, tuples, sets, strings and numbers only: a pickle that names any class or function is refused."""
+class _NoGlobals(pickle._Unpickler):  # type: ignore[name-defined]
+    """Plain lists, tuples, sets, strings and numbers only: a pickle that names any class or function is refused.
+
+    The unpickler written in Python: a few damaged bytes make the one in C allocate gigabytes for its memo.
+    """
 
     def find_class(self, module: str, name: str) -> object:
         raise UserError(
@@ -115,13 +123,12 @@ def _load_parquet(path: Path) -> Catalog:
 
 
 def _load_pickle(path: Path) -> Catalog:
-    with path.open("rb") as file:
-        try:
-            content = _NoGlobals(file).load()
-        except UserError as error:
-            raise UserError(f"catalog {path}: {error}") from None
-        except _NOT_A_PICKLE as error:
-            raise UserError(f"catalog {path}: not a pickle ({error})") from error
+    try:
+        content = _NoGlobals(io.BytesIO(path.read_bytes())).load()
+    except UserError as error:
+        raise UserError(f"catalog {path}: {error}") from None
+    except _NOT_A_PICKLE as error:
+        raise UserError(f"catalog {path}: not a pickle ({error})") from error
     if not isinstance(content, list | tuple | set | frozenset):
         raise UserError(f"catalog {path}: a list of (title, year) was expected, not {type(content).__name__}")
     # A set has no order of its own; sorting makes indices the same in every process.

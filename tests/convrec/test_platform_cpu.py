@@ -36,7 +36,10 @@ PINS = {
     # trainer: overridden, most with a call of super()
     "PPOTrainer.__init__": ("6f938d77859b66ae", "trainer.RankGRPOMixin.__init__ (replay_buffer)"),
     "PPOTrainer._init_tokenizer": ("c4c19f471702b827", "trainer.RankGRPOMixin._init_tokenizer"),
-    "PPOTrainer._init_dataloader": ("86cf3749e087b883", "trainer.RankGRPOMixin._init_dataloader (val_dataset)"),
+    "PPOTrainer._init_dataloader": (
+        "86cf3749e087b883",
+        "ConvRecMixin._init_dataloader (steps and epochs), RankGRPOMixin._init_dataloader (val_dataset)",
+    ),
     "PPOTrainer._init_resource_pool_mgr": (
         "9eaa3bab711e4deb",
         "trainer.RankGRPOMixin._init_resource_pool_mgr (role_worker_mapping)",
@@ -52,7 +55,6 @@ PINS = {
     ),
     "PPOTrainer._update_actor": ("d7009bd8a69d40b9", "trainer.RankGRPOMixin._update_actor"),
     "PPOTrainer._val_metrics_update": ("8cecd418b5011bfc", "trainer.RankGRPOMixin._val_metrics_update"),
-    "PPOTrainer.fit": ("7d83a81c2e62979f", "tracking.install (the name Tracking, looked up in the module)"),
     "SFTTrainer.fit": ("88292f0424ff619b", "tracking.install (the same)"),
     "ReplayBuffer.__init__": ("0c37a48629991988", "trainer.POLL_SECONDS (poll_interval)"),
     "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
@@ -64,10 +66,9 @@ PINS = {
         "trainer.RankGRPOMixin._save_checkpoint, saving.save (the tracker is written last)",
     ),
     "PPOTrainer._validate": ("f1d58a70e91d7883", "trainer.RankGRPOMixin._validate"),
-    "PPOTrainer._init_dataloader": ("86cf3749e087b883", "trainer.RankGRPOMixin._init_dataloader (steps and epochs)"),
     "PPOTrainer.fit": (
         "7d83a81c2e62979f",
-        "trainer.RankGRPOMixin.fit, on_step_begin, on_step_end (order of save, log, validate)",
+        "ConvRecMixin.fit, on_step_begin, on_step_end (order of save, log, validate); tracking.install (Tracking)",
     ),
     "ReplayBuffer._sampleable_terminal_keys": ("9328fc8437504a1a", "rollout.stop_on_failure"),
     "AgentLoopWorkerTQ._run_prompt": ("3d9bca6b0ea5fe25", "rollout.ConvRecAgentLoopWorker (what it is called with)"),
