@@ -71,6 +71,8 @@ def resumable(
     starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
     name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
     tracking = Tracking(project_name, name, backends, config)
+    if "tensorboard" in backends:
+        _write_at_once(tracking.logger["tensorboard"])
     refill = [backend for backend in backends if backend in KEEP_THE_FIRST_VALUE]
     if done and refill:
         for row in read_metrics(run_folder):
@@ -78,6 +80,17 @@ def resumable(
                 data = {key: value for key, value in row.items() if key != "step"}
                 tracking.log(data=data, step=row["step"], backend=refill)
     return tracking
+
+
+def _write_at_once(tensorboard: Any) -> None:
+    """verl's writer keeps up to two minutes in memory, which a killed run would lose for good."""
+    log = tensorboard.log
+
+    def log_and_flush(data: dict[str, Any], step: int) -> None:
+        log(data, step)
+        tensorboard.writer.flush()
+
+    tensorboard.log = log_and_flush
 
 
 def _forget_after(folder: Path, step: int) -> None:

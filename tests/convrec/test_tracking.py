@@ -20,6 +20,7 @@ from verl.utils.tracking import ValidationGenerationsLogger
 
 run = Path(sys.argv[1])
 os.environ.update(tracking.tracker_environment(run, "group-of-the-run", os.environ))
+alive = []
 for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     if done:
         (run / "latest_checkpointed_iteration.txt").write_text(str(done))
@@ -29,7 +30,8 @@ for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
         trackers.log({"return": step + 100.0 * start}, step=step)
     samples = ValidationGenerationsLogger("project", "experiment")
     samples.log(["swanlab", "tensorboard"], [("in", "out", 0.5)], steps[-1])
-    trackers.finish()
+    trackers.logger["swanlab"].finish()  # one process has one SwanLab run; the rest is left as a kill leaves it
+    alive.append(trackers)
 os._exit(0)  # the interpreter's own end takes as long as all of this
 """
 

@@ -39,9 +39,11 @@ class Demo:
     def start(self) -> subprocess.Popen:
         command = [sys.executable, "-m", "recipes.demo", "--out", str(self.out)]
         command += ["--sft-steps", str(SFT_STEPS), "--rl-steps", str(RL_STEPS)]
+        trackers = {"LOGGER": "console,tensorboard,swanlab", "SWANLAB_MODE": "offline"}
         return subprocess.Popen(
             command,
             cwd=ROOT,
+            env={**os.environ, **trackers},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -79,6 +79,18 @@ def test_every_step_logs_the_ranks_and_the_rollouts_are_the_policys(demo):
     assert max(skipped) < min(made) / 5
 
 
+def test_the_trackers_of_a_resumed_run_have_its_whole_curve_and_its_samples(demo):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = demo.out / "rank_grpo"
+    logged = {row["step"]: row["rank_grpo/return@1"] for row in read_metrics(run) if "rank_grpo/return@1" in row}
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert {event.step: event.value for event in events.Scalars("rank_grpo/return@1")} == pytest.approx(logged)
+    assert len(events.Scalars("rank_grpo/return@1")) == RL_STEPS
+    assert "val/generations/text_summary" in events.Tags()["tensors"]
+    assert len(list((run / "swanlab").glob("run-*"))) == 2  # a start each, of one group
+
+
 def test_evaluation_agrees_with_the_validation_of_training(demo):
     """Training's val/ndcg (positions kept, `strict`) on its rows = our metrics on evaluation's own generations."""
     from convrec.catalog import load_catalog
