@@ -271,12 +271,13 @@ def test_a_finished_run_is_left_alone(
     good: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(good["SAVE_PATH"])
-    run.mkdir()
+    (run / "global_step_7").mkdir(parents=True)
+    (run / "global_step_7" / "model.pt").touch()
     (run / "latest_checkpointed_iteration.txt").write_text("7")
     _set(monkeypatch, good | {"TOTAL_STEPS": "7"})
     assert rank_grpo.main([]) == 0
     assert "already has its 7 steps" in capfd.readouterr().err
-    assert [path.name for path in run.iterdir()] == ["latest_checkpointed_iteration.txt"]
+    assert sorted(path.name for path in run.iterdir()) == ["global_step_7", "latest_checkpointed_iteration.txt"]
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])

@@ -73,12 +73,13 @@ def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, cap
 
 
 def test_a_finished_judge_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    (run / "run").mkdir()
+    (run / "run" / "global_step_7").mkdir(parents=True)
+    (run / "run" / "global_step_7" / "model.pt").touch()
     (run / "run" / "latest_checkpointed_iteration.txt").write_text("7")
     monkeypatch.setenv("TOTAL_STEPS", "7")
     assert train.main(["pairwise"]) == 0
     assert "already has its 7 steps" in capfd.readouterr().err
-    assert len(list((run / "run").iterdir())) == 1
+    assert len(list((run / "run").iterdir())) == 2
 
 
 def test_a_mode_is_needed(capfd: Any) -> None:

@@ -24,7 +24,10 @@ def run(
     def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
         for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
             monkeypatch.delenv(name, raising=False)
-        for name, value in ({"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9"} | variables).items():
+        files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
+        for file in files.values():
+            Path(file).touch()
+        for name, value in ({"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9"} | files | variables).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
         status = runner.run("sft", "Training", "the parts", [], check, train, {"loss": "loss"})
