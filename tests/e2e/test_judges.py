@@ -23,14 +23,16 @@ from convrec.judge_schema import read_judge_table
 from convrec.judge_verdict import score_verdict
 from convrec.runs import latest_step, read_metrics
 from convrec.tiny_model import make_tiny_model, read_texts
+from data_prep import build as reflect_build
 from data_prep.judge import convert
 from data_prep.judge_demonstrations import build
 from data_prep.judge_sample import write_sample
 from data_prep.sample import write_sample as write_conversations
+from recipes import evaluate
 
 from .conftest import ROOT
 
-SFT_STEPS = 120
+SFT_STEPS = 80
 SIZES = {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "24"}
 
 
@@ -110,22 +112,21 @@ def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]
     return rows
 
 
-def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path) -> None:
+def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = sft / "data" / "pairwise"
     rows = train("pairwise", sft, {n: str(data / f"{s}.parquet") for n, s in FILES})
     assert rows[0]["reward/score"] == pytest.approx(rows[0]["reward/accuracy"])
     assert rows[0]["reward/no_verdict"] < 0.5  # the form is learned from the demonstrations
 
     out = sft / "evaluation"
-    command = [sys.executable, "-m", "recipes.evaluate", "--judge", "pairwise", "--model", str(sft / "pairwise")]
-    command += ["--data", str(data / "test.parquet"), "--out", str(out), "--max-response-length", "24"]
-    first, again = (
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False) for _ in range(2)
-    )
-    assert first.returncode == 0, first.stderr
-    assert "accuracy_swapped" in first.stdout
-    assert "by always saying the same" in first.stdout
-    assert "\n0 of " in again.stdout  # nothing is generated twice
+    arguments = ["--judge", "pairwise", "--model", str(sft / "pairwise"), "--data", str(data / "test.parquet")]
+    arguments += ["--out", str(out), "--max-response-length", "24"]
+    assert evaluate.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "accuracy_swapped" in said
+    assert "by always saying the same" in said
+    assert evaluate.main(arguments) == 0
+    assert "\n0 of " in capsys.readouterr().out  # nothing is generated twice
     metrics = json.loads((out / "metrics.json").read_text())
     table = pq.read_table(out / "rows.parquet").to_pylist()
     labels = [row["label"] for row in table]
@@ -194,22 +195,20 @@ def served(sft: Path) -> Iterator[str]:
                 os.killpg(server.pid, signal.SIGKILL)  # its engine, should it still be there
 
 
-def test_a_served_judge_rates_candidates_in_the_reflect_step(sft: Path, served: str) -> None:
+def test_a_served_judge_rates_candidates_in_the_reflect_step(
+    sft: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An address and a model name are all it takes."""
-    counts = {"train": 40, "validation": 4, "test": 4}
-    data = write_conversations(sft / "conversations", counts=counts)
-    out = sft / "demonstrations"
-    command = [sys.executable, "-m", "data_prep.build", "--out", str(out)]
+    data = write_conversations(sft / "conversations", counts={"train": 40, "validation": 4, "test": 4})
     rows = ["rows", "--train", str(data / "train.parquet"), "--validation", str(data / "validation.parquet")]
     rows += ["--catalog", str(data / "catalog.parquet"), "--share", "0.1"]
     stages = [rows, ["teacher", "--teacher", "retrieval"], ["metadata"], ["remap", "--candidates", "20"]]
     stages += [["reflect", "--judge", "pointwise", "--judged", "3", "--sampling", '{"max_tokens": 24}']]
-    environment = {**os.environ, "JUDGE_BASE_URL": served, "JUDGE_MODEL": "judge"}
+    monkeypatch.setenv("JUDGE_BASE_URL", served)
+    monkeypatch.setenv("JUDGE_MODEL", "judge")
+    out = sft / "demonstrations"
     for stage in stages:
-        done = subprocess.run(
-            [*command[:3], *stage, *command[3:]], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        reflect_build.main([*stage, "--out", str(out)])
     answers = [json.loads(path.read_text())["answer"]["text"] for path in (out / "answers").rglob("*.json")]
     verdicts = {score_verdict(text) for text in answers}
     assert verdicts - {None}, answers[:5]
