@@ -10,9 +10,10 @@ With unit vectors E, p S + lambda c = (p E + lambda e_conversation) E_catalog^T:
 and only the `candidates` best unseen items of each are kept. Neither S nor the scores of all conversations ever exist.
 """
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from convrec.matching import Matcher
 from convrec.ranks import format_item
-from data_prep.embeddings import Embedder, make_embedder
+from data_prep.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.rows import ROWS, catalog_matcher, conversation_of_row
 from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks
 
@@ -36,6 +37,7 @@ SCHEMA = pa.schema(
 )
 BLOCK = 512  # conversations: a block of scores over 7,404 items is 15 MB
 FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
+FOLDS, ALL = 4, -1
 
 
 def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
@@ -86,14 +88,7 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
     matcher = catalog_matcher(folder)
     num_catalog, writable_M = len(matcher.catalog), writable_rows(matcher)
     metadata = pq.read_table(folder / "metadata.parquet", columns=["text"])["text"].to_pylist()
-    is_full = settings["remap"] == "full"
-    embedder, items_ID = None, np.zeros((len(metadata), 1), np.float32)
-    if is_full:
-        texts = metadata + training_texts(folder)
-        catalog = zip(matcher.catalog.titles, matcher.catalog.years, strict=True)
-        names = [format_item(title, year) for title, year in catalog if year is not None]
-        embedder = make_embedder(settings["embedding"], texts, names, settings["dimensions"], settings["seed"])
-        items_ID = embedder.encode(metadata)
+    spaces = make_spaces(folder, matcher, metadata, settings) if settings["remap"] == "full" else {}
     kept = 0
     with (
         parquet_writer(folder / FILE, SCHEMA) as writer,
@@ -103,7 +98,7 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
             read_blocks(folder / ROWS, BLOCK), read_blocks(folder / "teacher.parquet", BLOCK, ["items"]), strict=True
         ):
             p_BI = rank_weights([entry["items"] for entry in teacher], len(metadata))
-            scores_BM = _scores(p_BI, items_ID, num_catalog, embedder, rows, settings)
+            scores_BM = _scores(p_BI, num_catalog, spaces, rows, settings["conversation_weight"])
             scores_BM[:, ~writable_M] = -np.inf
             found = []
             for row, scores_M in zip(rows, scores_BM, strict=True):
@@ -121,29 +116,67 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
                 )
             )
             bar.update(len(rows))
-    return {"candidates_a_row": round(kept / max(count_rows(folder / ROWS), 1), 1), "dimensions": items_ID.shape[1]}
+    dimensions = spaces[ALL].items_ID.shape[1] if spaces else 0
+    return {"candidates_a_row": round(kept / max(count_rows(folder / ROWS), 1), 1), "dimensions": dimensions}
 
 
 def _scores(
-    p_BI: sparse.csr_matrix,
-    items_ID: np.ndarray,
-    num_catalog: int,
-    embedder: Embedder | None,
-    rows: list[dict],
-    settings: dict[str, Any],
+    p_BI: sparse.csr_matrix, num_catalog: int, spaces: Mapping[int, "Space"], rows: list[dict], weight: float
 ) -> np.ndarray:
-    if embedder is None:
+    if not spaces:
         return matched_scores(p_BI, num_catalog)
-    conversations_BD = embedder.encode([conversation_of_row(row) for row in rows])
-    return remap_scores(p_BI, items_ID, num_catalog, conversations_BD, settings["conversation_weight"])
+    fold_B = np.array([fold_of(row) if len(spaces) > 1 else ALL for row in rows])
+    scores_BM = np.empty((len(rows), num_catalog), np.float32)
+    for fold in np.unique(fold_B):
+        chosen, space = np.flatnonzero(fold_B == fold), spaces[int(fold)]
+        conversations_BD = space.embedder.encode([conversation_of_row(rows[b]) for b in chosen])
+        scores_BM[chosen] = remap_scores(p_BI[chosen], space.items_ID, num_catalog, conversations_BD, weight)
+    return scores_BM
 
 
-def training_texts(folder: Path) -> list[str]:
-    """Conversations of the training split, evenly thinned to FIT_TEXTS."""
+# ---- embeddings that have not read the conversation they are asked about
 
-    def texts() -> Iterator[str]:
-        for block in read_blocks(folder / ROWS, 4096, ["prompt", "split"]):
-            yield from (conversation_of_row(row) for row in block if row["split"] == "train")
 
+class Space(NamedTuple):
+    embedder: Embedder
+    items_ID: np.ndarray
+
+
+def fold_of(row: dict) -> int:
+    """The part of the training split that a row's conversation belongs to; ALL for validation rows."""
+    return zlib.crc32(row["group"].encode()) % FOLDS if row["split"] == "train" else ALL
+
+
+def make_spaces(folder: Path, matcher: Matcher, metadata: list[str], settings: dict[str, Any]) -> dict[int, Space]:
+    """One for every row under ALL; where the embedding is fitted, also one a fold, fitted without that fold.
+
+    A later row of a conversation names what was recommended in an earlier one. An embedding that has read it ranks that
+    item higher for the earlier row than it ever could for a new conversation, and adjust would rely on it.
+    """
+    folds, texts = training_texts(folder) if settings["embedding"] == TFIDF_SVD else ([], [])
+    catalog = zip(matcher.catalog.titles, matcher.catalog.years, strict=True)
+    names = [format_item(title, year) for title, year in catalog if year is not None]
+    spaces = {}
+    for fold in sorted({ALL, *folds}):
+        read = [text for text, own in zip(texts, folds, strict=True) if own != fold]  # of ALL, everything
+        embedder = make_embedder(
+            settings["embedding"], metadata + read, names, settings["dimensions"], settings["seed"]
+        )
+        spaces[fold] = Space(embedder, embedder.encode(metadata))
+    return spaces
+
+
+def training_texts(folder: Path) -> tuple[list[int], list[str]]:
+    """(fold, conversation) of the training split, evenly thinned to FIT_TEXTS."""
+    folds: list[int] = []
+    texts: list[str] = []
     step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
-    return [text for index, text in enumerate(texts()) if index % step == 0]
+    index = 0
+    for block in read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"]):
+        for row in block:
+            if row["split"] == "train":
+                if index % step == 0:
+                    folds.append(fold_of(row))
+                    texts.append(conversation_of_row(row))
+                index += 1
+    return folds, texts

@@ -1,6 +1,8 @@
 """Remap by hand, block by block, and what may not be recommended."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +10,18 @@ from hypothesis import strategies as st
 from convrec.catalog import Catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
-from convrec.ranks import Item
+from convrec.ranks import Item, format_item
 from data_prep.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
-from data_prep.remap import matched_scores, rank_weights, remap_scores, top_candidates, writable_rows
+from data_prep.remap import (
+    fold_of,
+    make_spaces,
+    matched_scores,
+    rank_weights,
+    remap_scores,
+    top_candidates,
+    writable_rows,
+)
+from data_prep.rows import CATALOG, ROWS, SCHEMA
 
 # catalog items 0, 1, 2 and item 3, which only the teacher knows
 ITEMS_ID = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6]], np.float32)
@@ -111,3 +122,30 @@ def test_embeddings_that_cannot_be_are_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # as if not installed
     with pytest.raises(UserError, match=r"extra `embeddings`"):
         check_embedding("sentence-transformers:any")
+
+
+def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversation(tmp_path):
+    films = [("Odd", 1990), ("Plain", 1991), ("Other", 1992)]
+    pq.write_table(
+        pa.table({"title": [t for t, _ in films], "year": pa.array([y for _, y in films], pa.int32())}),
+        tmp_path / CATALOG,
+    )
+
+    def row(group, text, split="train"):
+        prompt = [{"content": text, "role": "user"}]
+        truth: list = []
+        named = dict.fromkeys(("seen_titles", "groundtruth_with_release_year"), truth)
+        return {"prompt": prompt, **named, "sample_id": f"{group}{text}", "split": split, "group": group}
+
+    # only conversation `a` says zebra and names Odd; the others name Plain and Other
+    rows = [row("a", "zebra"), row("a", "zebra Odd (1990)"), row("v", "zebra", "validation")]
+    rows += [row(f"c{n}", f"lion {('Plain (1991)', 'Other (1992)')[n % 2]}") for n in range(20)]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / ROWS)
+    names = [format_item(*film) for film in films]
+    settings = {"embedding": TFIDF_SVD, "dimensions": 3, "seed": 1}
+    spaces = make_spaces(tmp_path, Matcher(Catalog.from_items(films)), names, settings)
+    assert set(spaces) == {fold_of(r) for r in rows}
+    for asked, rates_odd in ((rows[0], False), (rows[2], True)):
+        space = spaces[fold_of(asked)]
+        odd = (space.embedder.encode(["zebra"]) @ space.items_ID.T)[0, 0]
+        assert (odd > 0.3) == rates_odd
