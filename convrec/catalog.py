@@ -78,7 +78,7 @@ _NOT_A_PICKLE = (
 )
 
 
-class _NoGlobals(pickle._Unpickler):  # type: ignore[name-defined]
+class _NoGlobals(pickle._Unpickler):
     """Plain lists, tuples, sets, strings and numbers only: a pickle that names any class or function is refused.
 
     The unpickler written in Python: a few damaged bytes make the one in C allocate gigabytes for its memo.
