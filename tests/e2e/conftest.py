@@ -1,11 +1,13 @@
 """One set-up for the slow tests: the demo, cut to a few steps, run as a user runs it and interrupted once."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -62,26 +64,37 @@ def descendants(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@contextlib.contextmanager
+def killed_on_error(process: subprocess.Popen) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # the run's guard ends the rest
+        raise
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory) -> Demo:
     demo = Demo(tmp_path_factory.mktemp("demo") / "out")
 
     # first start: Ctrl-C (a signal to the whole foreground group) once Rank-GRPO has a checkpoint
     first = demo.start()
-    deadline = time.monotonic() + 600
-    while not trained_steps(demo.out / "rank_grpo") or latest_step(demo.out / "rank_grpo") < 1:
-        assert first.poll() is None, first.communicate()[1][-3000:]
-        assert time.monotonic() < deadline, "no checkpoint of Rank-GRPO after 10 minutes"
-        time.sleep(0.5)
-    demo.children = descendants(first)
-    os.killpg(first.pid, signal.SIGINT)
-    _, demo.first_stderr = first.communicate(timeout=120)
+    with killed_on_error(first):
+        deadline = time.monotonic() + 600
+        while not trained_steps(demo.out / "rank_grpo") or latest_step(demo.out / "rank_grpo") < 1:
+            assert first.poll() is None, first.communicate()[1][-3000:]
+            assert time.monotonic() < deadline, "no checkpoint of Rank-GRPO after 10 minutes"
+            time.sleep(0.5)
+        demo.children = descendants(first)
+        os.killpg(first.pid, signal.SIGINT)
+        _, demo.first_stderr = first.communicate(timeout=120)
     demo.first_status = first.returncode
     demo.step_when_stopped = latest_step(demo.out / "rank_grpo")
     _, demo.left_behind = psutil.wait_procs(demo.children, timeout=60)
 
     second = demo.start()
-    demo.stdout, demo.stderr = second.communicate(timeout=800)
+    with killed_on_error(second):
+        demo.stdout, demo.stderr = second.communicate(timeout=800)
     demo.status = second.returncode
     assert demo.status == 0, demo.stderr[-3000:]
     return demo
