@@ -123,10 +123,11 @@ def peak_memory(progress: Progress) -> None:
 
 
 def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
-    """bash run_*.sh with these variables and no others of ours from the caller's shell."""
+    """bash run_*.sh with these variables and none of ours from the caller's shell but LOGGER."""
     from recipes.variables import VARIABLES
 
-    environment = {key: value for key, value in os.environ.items() if key not in {v.name for v in VARIABLES}}
+    others = {variable.name for variable in VARIABLES} - {"LOGGER"}
+    environment = {key: value for key, value in os.environ.items() if key not in others}
     environment.pop("RAY_ADDRESS", None)
     environment |= variables | {"PYTHON": sys.executable}
     with subprocess.Popen(["bash", str(HERE / name), *overrides], env=environment) as script:
