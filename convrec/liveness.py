@@ -15,10 +15,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from convrec import guard
+
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
-SECONDS_TO_STOP = 60.0  # for what the driver does on its way out, which may wait for the dead as well
+SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for the dead as well
 
 
 class ProcessLost(RuntimeError):
@@ -66,6 +68,7 @@ class Watch:
             if lost and not self.stopped.is_set():
                 self.lost = f"the {lost} is gone (killed, or out of memory); the log may say why"
                 logger.error("%s", self.lost)
+                guard.explain(f"failed: {self.lost}; the same command resumes")
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
                 if not self.stopped.wait(SECONDS_TO_STOP):
                     logger.error("the run does not end by itself within %g s: ending it", SECONDS_TO_STOP)

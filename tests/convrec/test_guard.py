@@ -60,7 +60,7 @@ class Run:
         self.guard = psutil.Process(int((self.folder / "guard.pid").read_text().split()[0]))
         time.sleep(2.5 * guard.POLL_SECONDS)  # it has looked at them
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline

@@ -45,7 +45,6 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(demo, t
     folders = {process.environ().get("CONVREC_RUN_TMP") for process in processes if process.name() == "gcs_server"}
     (folder,) = folders
     segments = {name for process in processes if process.name() == victim for name in shared_memory_of(process)}
-    exposed = {c.laddr.ip for process in processes for c in process.net_connections("tcp") if c.status == "LISTEN"}
     start = time.monotonic()
     (run if victim == "the driver" else next(p for p in processes if p.name() == victim)).kill()
     _, stderr = run.communicate(timeout=BOUND)
@@ -56,7 +55,6 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(demo, t
     assert "the same command resumes" in stderr
     assert not os.path.exists(folder)
     assert not segments & set(os.listdir("/dev/shm"))
-    assert exposed <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}  # Ray, verl's and vLLM's servers are local
     assert saving.choose_resume_step(tmp_path / "run") == [] or latest_step(tmp_path / "run") >= 2
 
 
