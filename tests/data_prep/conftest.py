@@ -1,0 +1,31 @@
+"""Conversations about two kinds of films, which a retrieval teacher can tell apart by words and titles."""
+
+import numpy as np
+
+from convrec.schema import prompt_text
+
+HORROR = [(f"Ghost {i}", str(1980 + i)) for i in range(6)]
+COMEDY = [(f"Laughs {i}", str(1990 + i)) for i in range(6)]
+
+
+def row(sample_id, conversation, seen, truth):
+    return {
+        "prompt": [{"content": prompt_text(conversation), "role": "user"}],
+        "seen_titles": seen,
+        "groundtruth_with_release_year": [list(pair) for pair in truth],
+        "sample_id": sample_id,
+    }
+
+
+def make_rows(prefix, count, seed):
+    """Conversations of two rows each: a taste, a film of that taste, then another one."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for index in range(count):
+        films, word = ((HORROR, "scary haunted"), (COMEDY, "funny jokes"))[index % 2]
+        first, second, third = (films[i] for i in rng.choice(len(films), 3, replace=False))
+        start = f"USER: I want something {word}, I liked {first[0]} ({first[1]})\n"
+        more = start + f"SYSTEM: Try {second[0]} ({second[1]})\nUSER: Seen that, something else {word}?\n"
+        rows.append(row(f"{prefix}_{index}_t1", start, [first[0]], [second]))
+        rows.append(row(f"{prefix}_{index}_t3", more, [first[0], second[0]], [third, ("Obscure", "1999")]))
+    return rows
