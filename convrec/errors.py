@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this."""
+"""The one exception that means: the user can mend this; and what other errors are called on the screen."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,19 @@ class UserError(ValueError):
 
     Entry points print it without a traceback and exit with status 2.
     """
+
+
+def one_line(error: BaseException) -> str:
+    """The innermost cause of an error: Ray wraps a worker's error in its own, with its traceback as the message."""
+    cause = getattr(error, "cause", None) or error
+    names = {base.__name__ for base in type(cause).__mro__}  # by name: Ray and vLLM are seconds to import
+    if "EngineDeadError" in names:
+        return "vLLM's engine is gone (killed, or out of memory)"
+    if "RayActorError" in names:
+        return "a process of the run is gone (killed, or out of memory)"
+    lines = str(cause).strip().splitlines()
+    # out of memory: a first line with the figures, then pages of advice
+    line = lines and (lines[0] if "OutOfMemoryError" in names else lines[-1])
+    if not line:
+        return type(cause).__name__
+    return line if type(cause) is RuntimeError else f"{type(cause).__name__}: {line}"

@@ -9,8 +9,8 @@ What a CPU host needs, and where it is given:
 | an FSDP engine for "cpu"                     | `EngineRegistry` (`register_engine`)                          |
 | a rollout server that can take new weights   | `RolloutReplicaRegistry` (`register_rollout`, `vllm_cpu.py`)  |
 
-One verl function is replaced, for speed: `use_whole_batch_log_probs`. `tests/convrec/test_platform_cpu.py` pins the
-source of the verl code this relies on.
+Two verl functions are replaced, for speed, wherever flash-attn is missing: `use_whole_batch_log_probs` here and
+`convrec.micro_batches`. `tests/convrec/test_platform_cpu.py` pins the source of the verl code this relies on.
 """
 
 import os

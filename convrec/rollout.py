@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from convrec.errors import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
         except Exception as error:
-            self.first_failure = self.first_failure or describe(error)
+            self.first_failure = self.first_failure or one_line(error)
             raise
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
@@ -67,18 +68,9 @@ async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) ->
         except TimeoutError:
             reason = f"took more than {timeout:g} s (convrec.reward_timeout)"
         except Exception as error:
-            reason = f"raised {describe(error)}"
+            reason = f"failed ({one_line(error)})"
         logger.warning("%s %s, attempt %d of %d", what, reason, number, REWARD_ATTEMPTS)
     raise RuntimeError(f"{what} {reason}, {REWARD_ATTEMPTS} times")
-
-
-def describe(error: BaseException) -> str:
-    """The innermost cause in a line: Ray wraps a worker's error in its own."""
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, RayActorError):
-        return "the process that computes it is gone (killed, or out of memory)"
-    lines = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {lines[-1]}" if lines else type(cause).__name__
 
 
 class ConvRecAgentLoopManager(AgentLoopManagerTQ):

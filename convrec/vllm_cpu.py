@@ -8,6 +8,7 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 import torch
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from convrec.platform_cpu import in_run_folder
 from convrec.vllm_server import ConvRecHttpServer, ConvRecReplica
@@ -38,6 +39,14 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         )
         self.model_runner.reload_weights(weights_iterator=iter(weights))
         repack_tied_head(self.model_runner.model)
+
+
+class InProcessExecutor(UniProcExecutor):
+    """vLLM's one-process executor: a process, its imports and its hand-over of every decoded token less.
+
+    vLLM's CPU build turns its name, "uni", into "mp", because threads cannot be bound to cores from within. Here they
+    are not bound: training and rollout share the cores.
+    """
 
 
 class CPUHttpServer(ConvRecHttpServer):

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from convrec import guard, saving
-from convrec.errors import UserError
+from convrec.errors import UserError, one_line
 from convrec.runs import MODEL_KEYS, latest_step, next_metrics_file
 from recipes import doctor, host
 from recipes.console import Console, output_to, progress
@@ -91,7 +91,7 @@ def run(
         with open(log_file, "a") as log:
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {_reason(error)}\n"
+            f"failed after {_seconds_since(start)}: {one_line(error)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
         return 1
@@ -101,11 +101,3 @@ def run(
 
 def _seconds_since(start: float) -> str:
     return f"{time.monotonic() - start:.0f} s"
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause: Ray wraps a worker's error in its own."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    # out of memory: a first line with the figures, then pages of advice
-    return lines[0] if type(cause).__name__ == "OutOfMemoryError" else lines[-1]

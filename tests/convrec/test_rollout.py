@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
 
 from convrec import rollout
 
@@ -29,7 +28,7 @@ def test_a_reward_that_always_raises_ends_with_its_reason() -> None:
     async def attempt() -> None:
         raise ValueError("line 1\nno catalog")
 
-    with pytest.raises(RuntimeError, match="the reward of sample 3 raised ValueError: no catalog, 3 times"):
+    with pytest.raises(RuntimeError, match="the reward of sample 3 failed .ValueError: no catalog., 3 times"):
         asyncio.run(rollout.with_retries(attempt, "the reward of sample 3", 5))
 
 
@@ -44,10 +43,6 @@ def test_a_reward_that_hangs_in_a_thread_times_out() -> None:
         return time.monotonic() - start
 
     assert asyncio.run(run()) < wakes
-
-
-def test_a_lost_process_is_called_so() -> None:
-    assert "process that computes it is gone" in rollout.describe(RayActorError())
 
 
 def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
