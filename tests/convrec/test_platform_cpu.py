@@ -22,6 +22,16 @@ PINS = {
     # the one replaced function, and what it falls back to without flash-attn
     "logprobs_from_logits": ("dffd21fe40eb806b", "platform_cpu.log_probs_of_labels (signature, callers)"),
     "logprobs_from_logits_v2": ("1074be97faf338ae", "platform_cpu.use_whole_batch_log_probs (is it still a loop?)"),
+    # replaced where flash-attn is missing; what the order of its groups is used for
+    "prepare_micro_batches": ("e3083217530fed22", "micro_batches.prepare_micro_batches"),
+    "FSDPEngine.forward_backward_batch": (
+        "be92c8d155f0c179",
+        "micro_batches.prepare_micro_batches (arguments, micro-batches a process)",
+    ),
+    "postprocess_batch_func": (
+        "83c8d9c984b3c02a",
+        "micro_batches.prepare_micro_batches (it restores the order by the groups)",
+    ),
     "RolloutReplicaRegistry.register": ("283ce5dd7be73264", "platform_cpu.register_rollout"),
     # rollout server: replaced on a CPU host
     "vLLMColocateWorkerExtension.update_weights_from_ipc": ("21edd41f704fbb7b", "vllm_cpu.CPUWorkerExtension"),
@@ -31,6 +41,7 @@ PINS = {
     ),
     "vLLMHttpServer._get_worker_extension_cls": ("f2a2ee36d2481803", "vllm_cpu.CPUHttpServer"),
     "vLLMReplica.__init__": ("a43756da3be14482", "vllm_cpu.CPUReplica (server_class)"),
+    "UniProcExecutor._init_executor": ("7bdb84b8222a897e", "vllm_cpu.InProcessExecutor"),
     "GPUModelRunner.reload_weights": ("b173f581f73e39d7", "vllm_cpu.CPUWorkerExtension, repack_tied_head"),
     "UnquantizedEmbeddingMethod.process_weights_after_loading": ("3f18c9f56bcc9abd", "vllm_cpu.repack_tied_head"),
     # trainer: overridden, most with a call of super()
@@ -94,12 +105,14 @@ def sources() -> dict[str, str]:
     from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+    from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
     from verl.workers.engine_workers import ActorRolloutRefWorker
     from verl.workers.rollout.replica import RolloutReplicaRegistry
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     task_runner = TaskRunnerV1.__ray_metadata__.modified_class
@@ -110,6 +123,10 @@ def sources() -> dict[str, str]:
         logprobs_from_logits,
         logprobs_from_logits_v2,
         FSDPEngine._build_fsdp_module,
+        FSDPEngine.forward_backward_batch,
+        prepare_micro_batches,
+        postprocess_batch_func,
+        UniProcExecutor._init_executor,
         EngineRegistry.register,
         RolloutReplicaRegistry.register,
         vLLMColocateWorkerExtension.update_weights_from_ipc,

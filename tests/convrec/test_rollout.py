@@ -28,7 +28,7 @@ def test_a_reward_that_always_raises_ends_with_its_reason() -> None:
     async def attempt() -> None:
         raise ValueError("line 1\nno catalog")
 
-    with pytest.raises(RuntimeError, match="the reward of sample 3 failed .ValueError: no catalog., 3 times"):
+    with pytest.raises(RuntimeError, match=r"the reward of sample 3 failed \(ValueError: no catalog\), 3 times"):
         asyncio.run(rollout.with_retries(attempt, "the reward of sample 3", 5))
 
 

@@ -16,11 +16,14 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
     monkeypatch.setenv("REDIAL", "/data/redial")
     read = read_matrix(ROOT / "benchmarks" / "redial_matrix.yaml")
     runs = {run.name: run for run in runs_of(read)}
-    assert len(runs) == 1 + 7 * 2
-    assert runs["sft"].variables["LR"] == "4e-3"  # its own, not that of all
-    assert runs["rank_exp_inf_mu2-s3408"].variables.items() >= {"MU": "2", "SEED": "3408", "LR": "1e-4"}.items()
+    assert len(runs) == 2 + 7 * 2
+    assert runs["sft"].start == "sft_titles"
+    assert runs["sft"].variables["LR"] == "3e-3"  # its own, not that of all
+    assert runs["rank_exp_inf_mu2-s3408"].variables.items() >= {"MU": "2", "SEED": "3408", "LR": "0.00015"}.items()
     assert all(run.start == "sft" for run in runs.values() if run.recipe == "rank_grpo")
-    budgets = {(run.variables["TOTAL_STEPS"], run.variables["ROLLOUT_N"]) for run in runs.values() if run.start}
+    budgets = {
+        (run.variables["TOTAL_STEPS"], run.variables["ROLLOUT_N"]) for run in runs.values() if run.recipe != "sft"
+    }
     assert len(budgets) == 1  # the same rollouts for all
     assert "--source /data/redial" in read["prepare"][0]["run"]
 

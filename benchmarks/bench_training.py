@@ -1,0 +1,146 @@
+"""Start-up, step time and memory of Rank-GRPO against verl's stock GRPO: same model, data, seed and host. Prints JSON.
+
+python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16] [--rollouts 8] [--runs ours stock]
+
+--demo is a folder that `make demo` has left: its data and its SFT model are trained on. `ours` is run_rank_grpo.sh
+with ALGORITHM=rank_grpo, `grpo` the same with ALGORITHM=grpo; `stock` is verl's own trainer, worker, loss, replay
+buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py). One run after the other;
+start nothing else meanwhile. Step times leave out the first two steps.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from convrec.runs import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "step")
+MILESTONES = {  # a process whose title holds this has begun -> what begins with it
+    "gcs_server": "Ray",
+    "TransferQueueController": "TransferQueue",
+    "WorkerDict": "FSDP worker",
+    "vllm_server": "vLLM server",
+    "VLLM::EngineCore": "vLLM engine",
+    "AgentLoopWorker": "agent loop",
+}
+
+
+class Watcher(threading.Thread):
+    """Looks at the descendants of a process twice a second: when each began, and the most memory it held."""
+
+    def __init__(self, pid: int, start: float) -> None:
+        super().__init__(daemon=True)
+        self.root, self.start_time = psutil.Process(pid), start
+        self.began: dict[str, float] = {}
+        self.peak: dict[str, int] = {}
+        self.total = 0
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.5):
+            now: dict[str, int] = {}
+            for process in [self.root, *self.root.children(recursive=True)]:
+                try:
+                    title = (process.cmdline() or [process.name()])[0].split("(")[0] + " " + process.name()
+                    memory, began = process.memory_full_info().pss, process.create_time() - self.start_time
+                except psutil.Error:
+                    continue
+                name = next((what for key, what in MILESTONES.items() if key in title), None)
+                if name:
+                    self.began[name] = min(began, self.began.get(name, began))
+                name = name or ("driver" if process.pid == self.root.pid else "the rest")
+                now[name] = now.get(name, 0) + memory
+            for name, memory in now.items():
+                self.peak[name] = max(memory, self.peak.get(name, 0))
+            self.total = max(self.total, sum(now.values()))
+
+
+def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One run: seconds to each milestone and to the first rollout, medians of the parts of a step, peak memory."""
+    data = options.demo / "data"
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "TRAIN_FILE": str(data / "train.parquet"),
+        "VAL_FILE": str(data / "validation.parquet"),
+        "CATALOG_FILE": str(data / "catalog.parquet"),
+        "MODEL_PATH": str(options.demo / "sft"),
+        "SAVE_PATH": str(folder / kind),
+        "TRAIN_BATCH_SIZE": str(options.batch),
+        "ROLLOUT_N": str(options.rollouts),
+        "MAX_PROMPT_LENGTH": "256",
+        "MAX_RESPONSE_LENGTH": str(options.response),
+        "TOTAL_STEPS": str(options.steps),
+        "SAVE_FREQ": "-1",
+        "TEST_FREQ": "-1",
+        "LR": "2e-4",
+        "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
+    }
+    script = ["bash", str(ROOT / "run_rank_grpo.sh")]
+    if kind == "stock":
+        script = [sys.executable, str(ROOT / "benchmarks" / "stock_grpo.py")]
+    start = time.time()
+    with open(folder / f"{kind}.log", "wb") as log:
+        process = subprocess.Popen(
+            [*script, "trainer.val_before_train=false"], env=environment, cwd=ROOT, stdout=log, stderr=log
+        )
+        watcher = Watcher(process.pid, start)
+        watcher.start()
+        first_step = None
+        while process.poll() is None:
+            rows = read_metrics(folder / kind) if first_step is None else []
+            if rows:
+                first_step = time.time() - start
+            time.sleep(0.2)
+    watcher.done.set()
+    if process.returncode or first_step is None:
+        raise SystemExit(f"{kind} ended with status {process.returncode}: see {folder / kind / 'run.log'}")
+    steps = [row for row in read_metrics(folder / kind) if "timing_s/step" in row]
+    medians = {
+        part: round(statistics.median(row[f"timing_s/{part}"] for row in steps[2:]), 3)
+        for part in PARTS
+        if all(f"timing_s/{part}" in row for row in steps[2:])
+    }
+    times = [row["timing_s/step"] for row in steps[2:]]
+    return {
+        "seconds_to_first_rollout": round(first_step - steps[0]["timing_s/step"], 1),
+        "seconds_to": {name: round(at, 1) for name, at in sorted(watcher.began.items(), key=lambda item: item[1])},
+        "seconds_in_all": round(time.time() - start, 1),
+        "step_seconds": medians,
+        "step_quartiles": [round(value, 3) for value in statistics.quantiles(times, n=4)],
+        "response_tokens": round(statistics.median(row["response_length/mean"] for row in steps), 1),
+        "peak_MiB": {name: memory >> 20 for name, memory in sorted(watcher.peak.items())},
+        "peak_MiB_in_all": watcher.total >> 20,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--demo", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rollouts", type=int, default=8)
+    parser.add_argument("--response", type=int, default=100)
+    parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=["ours", "grpo", "stock"])
+    options = parser.parse_args()
+    options.demo = options.demo.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
+        for kind in options.runs:
+            report[kind] = train(kind, options, Path(folder))
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""verl's stock GRPO on a CPU host, for bench_training.py: settings of this project, nothing else of it that is fast.
+
+It has the CPU platform, FSDP engine, process group and vLLM server without which verl 0.9.1 does not run here; trainer,
+loss, replay buffer, log-probs, micro-batches, agent loop and vLLM's executor are verl's and vLLM's own.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from convrec import guard, platform_cpu
+from recipes import host, rank_grpo
+from recipes.settings import compose, save_config
+
+STOCK = [
+    "trainer.v1.trainer_mode=stock",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
+    "actor_rollout_ref.rollout.calculate_log_probs=false",
+    "data.custom_cls.name=ConvRecDataset",
+]
+
+
+class StockWorker(ActorRolloutRefWorker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        platform_cpu.register_engine()
+        platform_cpu.init_process_group()
+        super().init_model()
+        if hasattr(self.rollout, "zmq_handle"):
+            self.rollout.zmq_handle = platform_cpu.in_run_folder(self.rollout.zmq_handle)
+
+
+@register_trainer("stock")
+class StockTrainer(PPOTrainerSync):
+    def __init__(self, config: Any) -> None:
+        platform_cpu.register_rollout()
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
+
+    def _init_resource_pool_mgr(self) -> None:
+        import ray
+
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            self.role_worker_mapping[role] = ray.remote(StockWorker)
+
+
+def main() -> None:
+    config = compose("rank_grpo", [*STOCK, *sys.argv[1:]])
+    run_folder = Path(config.trainer.default_local_dir)
+    os.environ.update(host.process_environment(has_accelerator=False))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics" / "0.jsonl")
+    (run_folder / "metrics").mkdir(parents=True)
+    save_config(config, run_folder)
+    with guard.guarded("stock: gone"):
+        rank_grpo.train(config)
+
+
+if __name__ == "__main__":
+    main()
