@@ -1,0 +1,161 @@
+"""Ranks of tokens, and forward plus backward of the rank-level loss, against verl's losses. Prints one JSON object.
+
+python benchmarks/bench_loss.py [--device cpu|cuda] [--dtype float32|bfloat16] [--threads 1] [--repeats 15]
+
+A step at full scale: B = 384 responses of up to T = 1,024 tokens in 20 ranks, lists of 180 to 240 tokens; the rest is
+padding, as in verl's batch. Losses get the same log-probs (old, new, reference) and masks; each is timed with what a
+step needs of it: policy term, k3 KL, metrics, backward. Milliseconds are medians of --repeats with the quartiles;
+memory is the peak above what is there before, in B T tensors of 4 bytes. `floor`: reading the inputs and writing the
+gradient once, at the speed of a copy of the same tensors.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_gspo, compute_policy_loss_vanilla, kl_penalty
+from verl.workers.config import FSDPActorConfig
+
+from convrec.advantages import assign_units
+from convrec.policy_loss import rank_policy_loss
+from convrec.token_ranks import VocabTable, stop_token_mask, table_from_bytes, token_rank_ids
+
+B, T, RANKS, KL = 384, 1024, 20, 0.001
+NEWLINE, WORDS = 1, 2000  # token ids: 0 ends, 1 is a new line, the others are words
+EOS = [0]
+
+
+def make_batch(device: str) -> tuple[torch.Tensor, torch.Tensor, VocabTable]:
+    """(responses (B, T), response mask (B, T), the vocabulary's table)."""
+    generator = torch.Generator().manual_seed(3407)
+    responses = torch.randint(2, WORDS, (B, T), generator=generator)
+    mask = torch.zeros(B, T, dtype=torch.long)
+    for row in range(B):
+        lengths = torch.randint(8, 12, (RANKS,), generator=generator)
+        ends = lengths.cumsum(0)
+        responses[row, ends - 1] = NEWLINE
+        responses[row, ends[-1]] = EOS[0]
+        mask[row, : ends[-1] + 1] = 1
+    table = table_from_bytes([b"", b"\n", *[b" word%d" % number for number in range(2, WORDS)]])
+    return responses.to(device), mask.to(device), table.to(device)
+
+
+def timed(call: Callable[[], Any], repeats: int, device: str) -> dict[str, float]:
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        call()
+        wait()
+        times.append((time.perf_counter() - start) * 1e3)
+    low, median, high = statistics.quantiles(times, n=4)
+    return {"ms": round(median, 3), "quartiles": [round(low, 3), round(high, 3)]}
+
+
+def peak_tensors(call: Callable[[], Any], device: str) -> float:
+    """Most memory held at once above the start, in units of B T 4 bytes."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+    else:
+        with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            call()
+        held = peak = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                peak = max(peak, held)
+    return round(peak / (B * T * 4), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the log-probs")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device, dtype = options.device, getattr(torch, options.dtype)
+
+    responses, mask, table = make_batch(device)
+    ranks = token_rank_ids(responses, mask, table, EOS)
+    stop = stop_token_mask(responses, mask, EOS)
+    generator = torch.Generator().manual_seed(1)
+    rank_advantages = torch.randn(B, RANKS, generator=generator).to(device)
+    units, advantages = assign_units(ranks, rank_advantages, stop, RANKS)
+    new = (-torch.rand(B, T, generator=generator) * 2).to(device, dtype)
+    old = new + 0.05 * torch.randn(B, T, generator=generator).to(device, dtype)
+    reference = new + 0.1 * torch.randn(B, T, generator=generator).to(device, dtype)
+    log_prob = new.clone().requires_grad_()
+    tokens = int(mask.sum())
+    config = FSDPActorConfig(strategy="fsdp2", rollout_n=8, ppo_micro_batch_size_per_gpu=B, clip_ratio_c=3.0)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=B)
+
+    def ours(with_kl: bool, old_log_prob: torch.Tensor | None) -> None:
+        log_prob.grad = None
+        loss, _ = rank_policy_loss(
+            log_prob,
+            advantages,
+            units,
+            num_ranks=RANKS,
+            global_batch_size=B,
+            old_log_prob_BT=old_log_prob,
+            ref_log_prob_BT=reference if with_kl else None,
+            kl_coef=KL if with_kl else 0.0,
+        )
+        loss.backward()
+
+    def verls(policy_loss: Callable[..., Any], with_kl: bool) -> None:
+        log_prob.grad = None
+        loss, _ = policy_loss(
+            old_log_prob=old, log_prob=log_prob, advantages=advantages, response_mask=mask, config=config
+        )
+        if with_kl:
+            divergence = kl_penalty(logprob=log_prob, ref_logprob=reference, kl_penalty="low_var_kl")
+            loss = loss + KL * agg_loss(
+                loss_mat=divergence, loss_mask=mask, loss_agg_mode="token-mean", **config.global_batch_info
+            )
+        loss.backward()
+
+    losses: dict[str, Callable[[], None]] = {
+        "rank_grpo, mu 1": lambda: ours(True, None),
+        "rank_grpo": lambda: ours(True, old),
+        "vanilla": lambda: verls(compute_policy_loss_vanilla, True),
+        "gspo": lambda: verls(compute_policy_loss_gspo, True),
+        "rank_grpo without KL": lambda: ours(False, old),
+        "vanilla without KL": lambda: verls(compute_policy_loss_vanilla, False),
+    }
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {options.threads} thread(s)",
+        "dtype": options.dtype,
+        "B, T, tokens": [B, T, tokens],
+        "segmentation": timed(lambda: token_rank_ids(responses, mask, table, EOS), options.repeats, device),
+    }
+    for name, call in losses.items():
+        report[name] = timed(call, options.repeats, device) | {"peak": peak_tensors(call, device)}
+    # log-probs new, old, reference and the gradient; advantages and unit ids are read as well
+    touched = [new, old, reference, new, advantages, units]
+    copies = [torch.empty_like(tensor) for tensor in touched]
+    copy_ms = timed(lambda: [a.copy_(b) for a, b in zip(copies, touched, strict=True)], options.repeats, device)["ms"]
+    report["floor"] = {"ms": round(copy_ms / 2, 3), "bytes": sum(tensor.nbytes for tensor in touched)}
+    report["times vanilla"] = round(report["rank_grpo"]["ms"] / report["vanilla"]["ms"], 3)
+    report["times floor"] = round(report["rank_grpo"]["ms"] / report["floor"]["ms"], 2)
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
