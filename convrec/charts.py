@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
-from convrec.curves import Series, trailing_mean, window_of
+from convrec.curves import Series, smoothed, window_of
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ def draw(chart: Chart) -> str:
     if not points_of:
         return f"<figure><h3>{escape(title)}</h3><p>Nothing was logged.</p></figure>"
     window = max(map(window_of, points_of.values())) if smooth else 1
-    drawn = {name: trailing_mean(points, window) for name, points in points_of.items()}
+    drawn = {name: smoothed(points, window) for name, points in points_of.items()}
 
     every = [point for points in (*drawn.values(), *(points_of.values() if not smooth else ())) for point in points]
-    first, last = min(step for step, _ in every), max(step for step, _ in every)
+    last = max(1, *(step for step, _ in every))
     low, high = min(value for _, value in every), max(value for _, value in every)
     if from_zero:
         low = min(0.0, low)
@@ -74,13 +74,11 @@ def draw(chart: Chart) -> str:
         low, high = (low, high + margin) if from_zero else (low - margin, high + margin)
     y_ticks = _ticks(low, high, 5)
     low, high = y_ticks[0], y_ticks[-1]
-    span = max(1, last - first)
-    x_ticks = [
-        tick for tick in _ticks(first, first + span, 5) if first <= tick <= first + span and float(tick).is_integer()
-    ]
+    # round steps, and the last one in place of those that its label would touch
+    x_ticks = [tick for tick in _ticks(0, last, 6) if tick <= 0.9 * last and float(tick).is_integer()] + [last]
 
     def x(step: float) -> float:
-        return _LEFT + (step - first) / span * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + step / last * (_WIDTH - _LEFT - _RIGHT)
 
     def y(value: float) -> float:
         return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
@@ -100,7 +98,8 @@ def draw(chart: Chart) -> str:
     for name, points in drawn.items():
         index = list(chart.series).index(name)  # a run keeps its colour where another has nothing
         colour = (_ORDERED if chart.ordered else _CATEGORIES)[index % 6]
-        style = f'stroke="{colour}" stroke-dasharray="{_DASHES[index % 6]}"'
+        dashes = _DASHES[(index + index // 6) % 6]  # 36 runs look different
+        style = f'stroke="{colour}" stroke-dasharray="{dashes}"'
         path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
         svg.append(f'<polyline class="curve" points="{path}" {style}/>')
         if len(points) == 1 or (len(points) <= 25 and not smooth):
@@ -113,7 +112,7 @@ def draw(chart: Chart) -> str:
     svg.append("</svg>")
     caption = f"{chart.y_label[:1].upper()}{chart.y_label[1:]} by step"
     if window > 1:
-        caption += f", each point the mean of the last {window} steps"
+        caption += f", each point the mean of about {window} steps"
     return (
         f'<figure><h3>{escape(title)}</h3>{"".join(svg)}<ul class="keys">{"".join(legend)}</ul>'
         f"<figcaption>{escape(caption)}; the legend gives first and last value.</figcaption></figure>"

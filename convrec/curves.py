@@ -24,7 +24,8 @@ Series = Mapping[int, float]  # step -> value
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. metric: a logged name, or of the sweep `evaluated/...`; smooth: noisy, a trailing mean is drawn."""
+    """One chart. metric: a logged name, or of the sweep `evaluated/...`; smooth: noisy, drawn as a mean over
+    neighbouring steps."""
 
     metric: str
     title: str
@@ -124,13 +125,17 @@ def _guess(found: Mapping[str, Series]) -> str:
     return "rank_grpo" if any(key.startswith("rank_grpo/") for key in found) else "sft"
 
 
-def trailing_mean(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
-    """Each point the mean of the last `window` ones."""
+def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """Each point the mean of about `window` ones around it, of fewer where less lies before or after it.
+
+    The first point stays itself, so that a steep start is drawn where it is and not later, as a trailing mean draws it.
+    """
     values = [value for _, value in points]
     out = []
     for index, (step, _) in enumerate(points):
-        recent = values[max(0, index - window + 1) : index + 1]
-        out.append((step, sum(recent) / len(recent)))
+        reach = min(index, window // 2)
+        around = values[index - reach : index + reach + 1]
+        out.append((step, sum(around) / len(around)))
     return out
 
 
@@ -174,11 +179,15 @@ def write_png(path: Path, runs: Sequence[RunCurves]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     panels = [panel for panel in PANELS[runs[0].recipe] if any(run.series.get(panel.metric) for run in runs)]
+    last = max(max(run.series[panel.metric]) for run in runs for panel in panels if run.series.get(panel.metric))
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.1 * rows), squeeze=False)
+    legend_rows = math.ceil(len(runs) / columns) if len(runs) > 1 else 0
+    height = 3.1 * rows + 0.22 * legend_rows  # inches
+    figure, axes = plt.subplots(rows, columns, figsize=(4.6 * columns, height), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     for panel, axis in zip(panels, axes.flat, strict=False):
@@ -186,25 +195,30 @@ def write_png(path: Path, runs: Sequence[RunCurves]) -> None:
             points = sorted(run.series.get(panel.metric, {}).items())
             if not points:
                 continue
-            colour = f"C{index % 10}"
             window = window_of(points) if panel.smooth else 1
             if window > 1:
-                axis.plot(*zip(*points, strict=True), color=colour, alpha=0.2, linewidth=0.8)
+                axis.plot(*zip(*points, strict=True), color=f"C{index % 10}", alpha=0.2, linewidth=0.8)
             marker = "o" if len(points) <= 25 and window == 1 else None
-            drawn = zip(*trailing_mean(points, window), strict=True)
-            axis.plot(*drawn, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=run.name)
+            drawn = zip(*smoothed(points, window), strict=True)
+            axis.plot(*drawn, **_style(index), linewidth=1.6, marker=marker, markersize=3.5)
         shown = next(run for run in runs if run.series.get(panel.metric))
         axis.set_title(shown.panel_title(panel), fontsize=10)
+        axis.set_xlim(-0.03 * last, 1.03 * last or 1)  # one scale of steps for all panels, with step 0
         axis.set_xlabel("step", fontsize=9)
         axis.set_ylabel(panel.y_label, fontsize=9)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
-    if len(runs) > 1:
-        handles, labels = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda pair: len(pair[0]))
-        figure.legend(handles, labels, loc="lower center", ncols=min(4, len(labels)), fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0.3 / (3.1 * rows) if len(runs) > 1 else 0, 1, 1))
+    if legend_rows:
+        handles = [Line2D([], [], **_style(index), label=run.name) for index, run in enumerate(runs)]
+        figure.legend(handles=handles, loc="lower center", ncols=columns, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, (0.22 * legend_rows + 0.1) / height if legend_rows else 0, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     figure.savefig(partial, dpi=130, format="png")
     plt.close(figure)
     partial.replace(path)
+
+
+def _style(index: int) -> dict[str, Any]:
+    """The look of run `index`: ten colours, then the same ones dashed, dotted and dash-dotted."""
+    return {"color": f"C{index % 10}", "linestyle": ("-", "--", ":", "-.")[index // 10 % 4]}

@@ -17,6 +17,7 @@ from convrec.matching import Matcher
 
 HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
+MANY = 5  # models or runs that fit beside each other
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def write_report(
 ) -> Path:
     """Write the report, whole or not at all, and return its path.
 
-    settings: run -> setting -> value; of several runs, those that differ come first. table: a mapping for each model:
+    settings: run -> setting -> value; of several runs, what differs comes first. table: a mapping for each model:
     "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in order
     of first appearance.
     """
@@ -172,44 +173,47 @@ def _cell(value: Any, best: bool) -> str:
 def _table(table: Sequence[Mapping[str, Any]]) -> str:
     if not table:
         return "<p>No metrics.</p>"
-    metrics = list(dict.fromkeys(key for row in table for key in row if key != "model"))
-    head = "".join(f'<th scope="col">{escape(str(row["model"]))}</th>' for row in table)
-    lines = []
-    for metric in metrics:
+    rows = []
+    for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
         values = [row.get(metric) for row in table]
         means = [_mean_of(value) for value in values]
         known = [mean for mean in means if mean is not None]
         higher_is_better = metric.lower().startswith(("recall", "ndcg"))
         best = max(known) if higher_is_better and len(known) > 1 else None
-        cells = "".join(
-            _cell(value, best is not None and mean == best) for value, mean in zip(values, means, strict=True)
-        )
-        lines.append(f'<tr><th scope="row">{escape(metric)}</th>{cells}</tr>')
-    return (
-        f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-        '<p class="caption">Mean ± standard error (bootstrap over conversations); bold is the best of a row.</p>'
-    )
+        cells = [_cell(value, best is not None and mean == best) for value, mean in zip(values, means, strict=True)]
+        rows.append((metric, cells))
+    caption = "Mean ± standard error (bootstrap over conversations); bold is the best of a metric."
+    return _grid([str(row["model"]) for row in table], rows) + f'<p class="caption">{caption}</p>'
 
 
 def _settings(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    if len(settings) == 1:
-        (only,) = settings.values()
-        rows = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd>" for key, value in only.items())
-        return f"<dl>{rows}</dl>"
-    keys = list(dict.fromkeys(key for some in settings.values() for key in some))
-    values = {key: [str(some.get(key, "–")) for some in settings.values()] for key in keys}
-    differ = {key: len(set(row)) > 1 for key, row in values.items()}
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in settings)
-    lines = []
-    for key in sorted(keys, key=lambda key: not differ[key]):
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values[key])
-        row_class = ' class="differs"' if differ[key] else ""
-        lines.append(f'<tr{row_class}><th scope="row">{escape(str(key))}</th>{cells}</tr>')
+    """What differs between the runs as a table, what they share as a list."""
+    values = {
+        key: [str(some.get(key, "–")) for some in settings.values()]
+        for key in dict.fromkeys(key for some in settings.values() for key in some)
+    }
+    shared = {key: row[0] for key, row in values.items() if len(set(row)) == 1}
+    rows = [
+        (str(key), [f"<td>{escape(value)}</td>" for value in row]) for key, row in values.items() if key not in shared
+    ]
+    parts = [_grid(list(settings), rows, "settings")] if rows else []
+    if len(settings) > 1 and shared:
+        parts.append("<h3>The same in all runs</h3>")
+    items = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(value)}</dd>" for key, value in shared.items())
+    return "\n".join([*parts, f"<dl>{items}</dl>" if items else ""])
+
+
+def _grid(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], kind: str = "metrics") -> str:
+    """A table of cells; many columns become its rows, because paper and telephones are narrow."""
+    if len(columns) > MANY:
+        names = [name for name, _ in rows]
+        rows = list(zip(columns, zip(*(cells for _, cells in rows), strict=True), strict=True))
+        columns, kind = names, f"{kind} wide"
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    body = "".join(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>' for name, cells in rows)
     return (
-        f'<div class="scroll"><table class="settings"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-        '<p class="caption">In bold: what differs between the runs.</p>'
+        f'<div class="scroll"><table class="{kind}"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -33,15 +33,13 @@ from typing import Any
 
 import psutil
 
-from convrec.charts import Chart
-from convrec.curves import return_per_rank, series
 from convrec.errors import UserError
-from convrec.report import table_row, text_table, write_report
-from convrec.runs import latest_step, read_metrics
+from convrec.report import table_row, text_table
+from convrec.runs import latest_step
 from convrec.tiny_model import make_tiny_model, read_texts, read_titles
 from recipes.console import repeating
-from recipes.evaluation.examples import examples
 from recipes.evaluation.single import evaluate
+from recipes.report import report as write_report
 
 HERE = Path(__file__).resolve().parent.parent
 KS = (5, 10, 20)
@@ -179,7 +177,8 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     with progress.phase("report", "tables, curves, conversations"):
         settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 5)}
         summary = _summarise(scored, settings, progress)
-        report = _report(out, summary, scored)
+        evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
+        report = write_report([sft, rl], out / "report.html", evaluations)
     summary["seconds"] = progress.seconds
     summary["report"] = str(report)
     write_json(out / "summary.json", summary)
@@ -230,26 +229,6 @@ def _summarise(scored: dict[str, dict[str, Any]], settings: dict[str, Any], prog
         "settings": settings,
         "report": None,
     }
-
-
-def _report(out: Path, summary: dict[str, Any], scored: dict[str, dict[str, Any]]) -> Path:
-    metrics = series(read_metrics(out / "rank_grpo"))
-    settings = {
-        f"{phase} {name}": value for phase, values in summary["settings"].items() for name, value in values.items()
-    }
-    return write_report(
-        out / "report.html",
-        title="Rank-GRPO demo",
-        settings={"demo": settings | summary["versions"]},
-        table=[table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")],
-        charts=[
-            Chart(
-                "Return per rank", "mean return", return_per_rank(metrics), ordered=True, smooth=True, from_zero=True
-            ),
-            Chart("Validation NDCG@20", "NDCG", {"validation": metrics.get("val/ndcg", {})}),
-        ],
-        examples=examples({"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}),
-    )
 
 
 def main() -> int:

@@ -77,7 +77,7 @@ def report(
     table, about = _table(metrics)
     return write_report(
         out,
-        title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
+        title=", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         notes=[about] if about else ["No evaluation yet: python -m recipes.evaluate --model RUN --sweep ... adds it."],
         table_title="Recommendation",
         settings={run.name: _settings(run, of_run[run.name]) for run in runs},
@@ -147,15 +147,16 @@ def _settings(run: RunCurves, folder: Path) -> dict[str, Any]:
 
 
 def _charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """A chart a panel, a line a run; of a single run its returns are one chart, a line a rank."""
+    """A chart a panel, a line a run; the returns of a recipe's only run are one chart, a line a rank."""
     charts = []
-    if len(runs) == 1 and (returns := return_per_rank(runs[0].series)):
-        charts.append(Chart("Return per rank", "mean return", returns, ordered=True, smooth=True, from_zero=True))
     for recipe, panels in PANELS.items():
         some = [run for run in runs if run.recipe == recipe]
+        returns = return_per_rank(some[0].series) if len(some) == 1 else {}
+        if returns:
+            charts.append(Chart("Return per rank", "mean return", returns, ordered=True, smooth=True, from_zero=True))
         for panel in panels:
             lines = {run.name: run.series.get(panel.metric, {}) for run in some}
-            if not any(lines.values()) or (len(runs) == 1 and "/return@" in panel.metric):
+            if not any(lines.values()) or (returns and "/return@" in panel.metric):
                 continue
             shown = next(run for run in some if lines[run.name])
             charts.append(Chart(shown.panel_title(panel), panel.y_label, lines, smooth=panel.smooth))

@@ -13,7 +13,7 @@ from convrec.curves import (
     read_curves,
     return_per_rank,
     series,
-    trailing_mean,
+    smoothed,
     write_csv,
     write_png,
 )
@@ -84,8 +84,11 @@ def test_csv_keeps_numbers_and_leaves_out_what_is_missing(tmp_path: Path) -> Non
     assert read_csv(tmp_path / "t.csv") == [{"step": 0.0}, {"step": 5.0, "se": 0.25, "n": 3.0}]
 
 
-def test_a_trailing_mean_is_over_what_there_is() -> None:
-    assert trailing_mean([(1, 1.0), (2, 3.0), (4, 5.0)], 2) == [(1, 1.0), (2, 2.0), (4, 4.0)]
+def test_a_curve_is_smoothed_around_its_points_and_begins_where_it_begins() -> None:
+    points = [(1, 9.0), (2, 3.0), (4, 3.0), (5, 0.0)]
+    # (9 + 3 + 3) / 3 = 5, (3 + 3 + 0) / 3 = 2, (3 + 0) / 2 = 1.5
+    assert smoothed(points, 2) == [(1, 9.0), (2, 5.0), (4, 2.0), (5, 1.5)]
+    assert smoothed(points, 1) == points
 
 
 def test_series_keep_finite_numbers_by_step() -> None:
