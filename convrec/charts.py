@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 from convrec.curves import Series, smoothed, window_of
@@ -10,14 +10,19 @@ from convrec.curves import Series, smoothed, window_of
 
 @dataclass(frozen=True)
 class Chart:
-    """series: name in the legend -> {step: value}. ordered: colours run from first to last, as ranks do."""
+    """series: name in the legend -> {step: value}; errors: the same of standard errors, where they are known.
+
+    ordered: colours run from first to last, as ranks do. smooth, span: as of curves.Panel.
+    """
 
     title: str
     y_label: str
     series: Mapping[str, Series]
     ordered: bool = False
-    smooth: bool = False  # each point the mean of some steps
+    smooth: bool = False
     from_zero: bool = False
+    span: float = 0.0
+    errors: Mapping[str, Series] = field(default_factory=dict)
 
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480, 300, 52, 12, 12, 40
@@ -64,9 +69,15 @@ def draw(chart: Chart) -> str:
     window = max(map(window_of, points_of.values())) if smooth else 1
     drawn = {name: smoothed(points, window) for name, points in points_of.items()}
 
-    every = [point for points in (*drawn.values(), *(points_of.values() if not smooth else ())) for point in points]
-    last = max(1, *(step for step, _ in every))
-    low, high = min(value for _, value in every), max(value for _, value in every)
+    error_of = {name: chart.errors.get(name, {}) for name in drawn}
+    last = max(1, *(step for points in drawn.values() for step, _ in points))
+    ends = [
+        value + sign * error_of[name].get(step, 0.0)
+        for name, points in drawn.items()
+        for step, value in points
+        for sign in (-1, 1)
+    ]
+    low, high = min(*ends, max(ends) - chart.span), max(ends)
     if from_zero:
         low = min(0.0, low)
     if high - low < 1e-9:
@@ -104,6 +115,10 @@ def draw(chart: Chart) -> str:
         svg.append(f'<polyline class="curve" points="{path}" {style}/>')
         if len(points) == 1 or (len(points) <= 25 and not smooth):
             svg += [f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="3" fill="{colour}"/>' for step, value in points]
+        for step, value in points:
+            if error := error_of[name].get(step):
+                bar = f'y1="{y(value - error):.1f}" y2="{y(value + error):.1f}"'
+                svg.append(f'<line class="error" x1="{x(step):.1f}" x2="{x(step):.1f}" {bar} stroke="{colour}"/>')
         start, end = points[0][1], points[-1][1]
         legend.append(
             f'<li><svg viewBox="0 0 30 8" class="key"><line x1="0" x2="30" y1="4" y2="4" class="curve" {style}/></svg>'
@@ -113,6 +128,8 @@ def draw(chart: Chart) -> str:
     caption = f"{chart.y_label[:1].upper()}{chart.y_label[1:]} by step"
     if window > 1:
         caption += f", each point the mean of about {window} steps"
+    if any(error_of.values()):
+        caption += ", bars of one standard error to each side"
     return (
         f'<figure><h3>{escape(title)}</h3>{"".join(svg)}<ul class="keys">{"".join(legend)}</ul>'
         f"<figcaption>{escape(caption)}; the legend gives first and last value.</figcaption></figure>"

@@ -18,25 +18,33 @@ from convrec.errors import UserError
 from convrec.runs import METRICS, read_config, read_metrics, recipe_of
 
 SWEEP = "sweep.csv"
+SHARE = 0.05  # span of shares that are near 1
+ERROR = " se"  # after a metric's name: its standard error
+FEW = 4  # runs whose single steps are drawn behind their smoothed curves
 REPORTED_RANKS = (1, 2, 5, 10, 15, 20)
 Series = Mapping[int, float]  # step -> value
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. metric: a logged name, or of the sweep `evaluated/...`; smooth: noisy, drawn as a mean over
-    neighbouring steps."""
+    """One chart.
+
+    metric: a logged name, or of the sweep `evaluated/...`, whose standard errors are drawn too where they are known.
+    smooth: noisy, drawn as a mean over neighbouring steps. span: what the axis covers at the least, because a change
+    far below it means nothing and must not look like much.
+    """
 
     metric: str
     title: str
     y_label: str
     smooth: bool = False
+    span: float = 0.0
 
 
 _EVALUATED = (
     Panel("evaluated/ndcg", "NDCG@{k} on {split}, by checkpoint", "NDCG"),
     Panel("evaluated/recall", "Recall@{k} on {split}, by checkpoint", "Recall"),
-    Panel("evaluated/in catalog", "In catalog on {split}, by checkpoint", "share of items"),
+    Panel("evaluated/in catalog", "In catalog on {split}, by checkpoint", "share of items", span=SHARE),
 )
 _JUDGE = (
     Panel("reward/score", "Reward, samples", "mean reward", smooth=True),
@@ -54,11 +62,11 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
     "rank_grpo": (
         *(Panel(f"rank_grpo/return@{k}", f"Return at rank {k}", "mean return", smooth=True) for k in REPORTED_RANKS),
         Panel("val/ndcg", "Validation NDCG in training (strict)", "NDCG"),
-        Panel("rank_grpo/catalog_hit_ratio", "In catalog, samples", "share of items", smooth=True),
+        Panel("rank_grpo/catalog_hit_ratio", "In catalog, samples", "share of items", smooth=True, span=SHARE),
         Panel("actor/kl", "KL to the start", "nats a token", smooth=True),
-        Panel("rank_grpo/num_items", "List length, samples", "items", smooth=True),
+        Panel("rank_grpo/num_items", "List length, samples", "items", smooth=True, span=1.0),
         *_EVALUATED,
-        Panel("evaluated/items per list", "List length on {split}, by checkpoint", "items"),
+        Panel("evaluated/items per list", "List length on {split}, by checkpoint", "items", span=1.0),
     ),
     "judge_pointwise": (*_JUDGE, Panel("reward/exact_match", "Exact match, samples", "share", smooth=True)),
     "judge_pairwise": (*_JUDGE, Panel("reward/prefers_a", "Prefers A, samples", "share", smooth=True)),
@@ -113,7 +121,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None) ->
     if chosen:
         rows = read_csv(sweeps[chosen])
         largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
-        columns = {"ndcg": f"ndcg@{largest}", "recall": f"recall@{largest}"}
+        columns = {f"{name}{se}": f"{name}@{largest}{se}" for name in ("ndcg", "recall") for se in ("", ERROR)}
         columns |= {key: key for key in ("in catalog", "items per list")}
         for key, column in columns.items():
             found[f"evaluated/{key}"] = {int(row["step"]): row[column] for row in rows if column in row}
@@ -196,7 +204,12 @@ def write_png(path: Path, runs: Sequence[RunCurves]) -> None:
             if not points:
                 continue
             window = window_of(points) if panel.smooth else 1
-            if window > 1:
+            if errors := run.series.get(panel.metric + ERROR, {}):
+                bars = [errors.get(step, 0.0) for step, _ in points]
+                axis.errorbar(
+                    *zip(*points, strict=True), bars, fmt="none", ecolor=f"C{index % 10}", alpha=0.5, capsize=2
+                )
+            if window > 1 and len(runs) <= FEW:
                 axis.plot(*zip(*points, strict=True), color=f"C{index % 10}", alpha=0.2, linewidth=0.8)
             marker = "o" if len(points) <= 25 and window == 1 else None
             drawn = zip(*smoothed(points, window), strict=True)
@@ -205,7 +218,10 @@ def write_png(path: Path, runs: Sequence[RunCurves]) -> None:
         axis.set_title(shown.panel_title(panel), fontsize=10)
         axis.set_xlim(-0.03 * last, 1.03 * last or 1)  # one scale of steps for all panels, with step 0
         axis.set_xlabel("step", fontsize=9)
-        axis.set_ylabel(panel.y_label, fontsize=9)
+        has_errors = any(run.series.get(panel.metric + ERROR) for run in runs)
+        axis.set_ylabel(panel.y_label + (" ± standard error" if has_errors else ""), fontsize=9)
+        low, high = axis.get_ylim()
+        axis.set_ylim(min(low, high - panel.span), high + 0.05 * panel.span)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
     if legend_rows:

@@ -74,12 +74,14 @@ def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict
     }
 
 
-def text_table(table: Sequence[Mapping[str, Any]]) -> str:
-    """The report's table for a terminal: a line for each metric, a column for each model."""
+def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -> str:
+    """The report's table for a terminal: a line for each metric, a column for each model; or the other way round."""
     metrics = list(dict.fromkeys(key for row in table for key in row if key != "model"))
     lines = [["", *(str(row["model"]) for row in table)]]
     for metric in metrics:
         lines.append([metric, *(_text_cell(row.get(metric)) for row in table)])
+    if line_a_model:
+        lines = [list(column) for column in zip(*lines, strict=True)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
@@ -209,12 +211,17 @@ def _grid(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], kin
         names = [name for name, _ in rows]
         rows = list(zip(columns, zip(*(cells for _, cells in rows), strict=True), strict=True))
         columns, kind = names, f"{kind} wide"
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    body = "".join(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>' for name, cells in rows)
+    head = "".join(f'<th scope="col">{_name(name)}</th>' for name in columns)
+    body = "".join(f'<tr><th scope="row">{_name(name)}</th>{"".join(cells)}</tr>' for name, cells in rows)
     return (
         f'<div class="scroll"><table class="{kind}"><thead><tr><th></th>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _name(name: str) -> str:
+    """A run's name may be broken after its underscores."""
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _legend_of_marks() -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.charts import Chart
-from convrec.curves import PANELS, RunCurves, return_per_rank
+from convrec.curves import ERROR, PANELS, RunCurves, return_per_rank
 from convrec.errors import UserError
 from convrec.report import table_row, write_report
 from convrec.runs import MODEL_KEYS, read_config, setting
@@ -159,7 +159,9 @@ def _charts(runs: Sequence[RunCurves]) -> list[Chart]:
             if not any(lines.values()) or (returns and "/return@" in panel.metric):
                 continue
             shown = next(run for run in some if lines[run.name])
-            charts.append(Chart(shown.panel_title(panel), panel.y_label, lines, smooth=panel.smooth))
+            errors = {run.name: run.series.get(panel.metric + ERROR, {}) for run in some}
+            title = shown.panel_title(panel)
+            charts.append(Chart(title, panel.y_label, lines, smooth=panel.smooth, span=panel.span, errors=errors))
     return charts
 
 

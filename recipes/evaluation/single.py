@@ -1,6 +1,7 @@
 """One model evaluated on one split: answers, their scores, the baselines beside, and three files."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from convrec.ranks import parse_items
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
 from recipes.evaluation.scoring import compare, read_other, score, summary, write_json, write_rows
 from recipes.evaluation.split import Split, read_split, read_training_rows
+
+USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
 
 
 def evaluate(
@@ -94,6 +97,13 @@ def evaluate(
         },
         "warnings": split.warnings,
     }
+    lengths = Counter(len(items) for items in lists["model"])
+    length, times = lengths.most_common(1)[0]
+    if length != num_items and times > USUAL * len(split.rows):
+        metrics["warnings"] += [
+            f"{times} of {len(split.rows)} lists have {length} items, not {num_items}: "
+            "if the model was trained for that, say so with --num-items and --ks"
+        ]
     by_model = {protocol: by_name["model"] for protocol, by_name in scored.items()}
     if other is not None:
         found = compare(other, split, by_model[protocols[0]], ks, seed)

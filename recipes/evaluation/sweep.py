@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from convrec.curves import SWEEP, write_csv
 from convrec.errors import UserError
-from convrec.report import text_table
+from convrec.report import table_row, text_table
 from convrec.runs import LATEST, latest_step, saved_steps, start_model
 from recipes.evaluation.single import evaluate
 
@@ -42,23 +42,34 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
 
 
 def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None, **options: Any) -> str:
-    """Evaluate every step, write OUT/sweep.csv and return the table to print; `options` are evaluate's."""
+    """Evaluate every step, write OUT/sweep.csv and return the table to print (the largest k); `options` are evaluate's.
+
+    The baselines and a warning that all steps have are said once.
+    """
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
     found: dict[int, dict[str, Any]] = {}
-    results: dict[str, Any] = {}
+    shown: list[dict[str, Any]] = []
+    largest = [max(options["ks"])]
+    warned: set[str] = set()
     for step, model in steps.items():
         metrics = evaluate(model=model, out=folder / f"step_{step:06d}", **options)
         protocol = metrics["settings"]["protocols"][0]
-        results = metrics["results"][protocol]
-        found[step] = _row(results["model"], options["ks"])
-        if step == 0:
-            for warning in metrics["warnings"]:
+        results = dict(metrics["results"][protocol])
+        of_model = results.pop("model")
+        found[step] = _row(of_model, options["ks"])
+        if not shown:
+            shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
+        shown.append(table_row(f"step {step}", of_model, largest))
+        for warning in metrics["warnings"]:
+            if warning not in warned:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
+        warned |= {*metrics["warnings"]}
     write_csv(folder / SWEEP, [{"step": step, **row} for step, row in found.items()])
-    shown = [{"model": name, **_row(some, options["ks"])} for name, some in results.items() if name != "model"]
-    shown += [{"model": f"step {step}", **row} for step, row in found.items()]
-    return f"{run} on {options['data']}, protocol {protocol}\n{text_table(shown)}\nwritten to {folder}"
+    return (
+        f"{run} on {options['data']}, {of_model['n']} rows, protocol {protocol}\n"
+        f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
+    )
 
 
 def _row(summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs as curves: repeated steps, step 0 and the last step, the table and the picture."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def run(tmp_path: Path) -> Path:
 
 def sweep(run: Path, split: str = "test") -> None:
     rows = [{"step": 0, "ndcg@5": 0.1, "ndcg@5 se": None, "ndcg@20": 0.2, "recall@20": 0.3, "in catalog": 1.0}]
-    write_csv(run / "evaluation" / split / "sweep.csv", [*rows, rows[0] | {"step": 3, "ndcg@20": 0.4}])
+    rows[0]["ndcg@20 se"] = 0.05
+    rows.append(rows[0] | {"step": 3, "ndcg@20": 0.4, "ndcg@20 se": None})
+    write_csv(run / "evaluation" / split / "sweep.csv", rows)
 
 
 def test_the_first_and_the_last_step_are_there_and_repeated_steps_are_the_later_starts(run: Path) -> None:
@@ -56,6 +59,7 @@ def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
     curves = read_curves(run)
     assert curves.series["evaluated/ndcg"] == {0: 0.2, 3: 0.4}  # at the largest k
     assert curves.series["evaluated/recall"] == {0: 0.3, 3: 0.3}
+    assert curves.series["evaluated/ndcg se"] == {0: 0.05}
     panel = next(panel for panel in PANELS["rank_grpo"] if panel.metric == "evaluated/ndcg")
     assert curves.panel_title(panel) == "NDCG@20 on test, by checkpoint"
     sweep(run, "validation")
@@ -120,7 +124,12 @@ def test_the_picture_has_a_panel_for_each_metric_that_a_run_has(run: Path, tmp_p
     import matplotlib.image
 
     sweep(run)
-    write_png(tmp_path / "one.png", [read_curves(run)])
+    curves = read_curves(run)
+    write_png(tmp_path / "one.png", [curves])
     height, width, _ = matplotlib.image.imread(tmp_path / "one.png").shape
     # return@1, validation NDCG, and of the sweep NDCG, Recall, in catalog: 5 panels in 2 rows of 3
     assert (width, height) == (round(3 * 4.6 * 130), round(2 * 3.1 * 130))
+    # the names of 14 runs get 5 lines of 3 below the panels
+    write_png(tmp_path / "many.png", [replace(curves, name=f"run {number}") for number in range(14)])
+    height, width, _ = matplotlib.image.imread(tmp_path / "many.png").shape
+    assert (width, height) == (round(3 * 4.6 * 130), round((2 * 3.1 + 5 * 0.22) * 130))

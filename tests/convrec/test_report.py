@@ -25,7 +25,7 @@ from convrec.report import (
 class Page(HTMLParser):
     """Checks nesting and gathers text, tags and attribute values."""
 
-    void = frozenset({"meta", "br", "img", "link", "input"})
+    void = frozenset({"meta", "br", "img", "link", "input", "wbr"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -127,6 +127,41 @@ def test_a_curve_is_drawn_through_its_values(tmp_path: Path) -> None:
     assert (y0, y1) == (260, 12)
 
 
+def test_a_small_change_is_drawn_small_and_an_error_as_a_bar(tmp_path: Path) -> None:
+    """The axis covers [0.95, 1] in steps of 0.01; errors widen it: 0.2 - 0.1 = 0.1 is its foot, 0.3 + 0.1 its head."""
+    small = Chart("In catalog", "share", {"a": {0: 1.0, 10: 0.999}}, span=0.05)
+    errors = Chart("NDCG", "NDCG", {"a": {0: 0.2, 10: 0.3}}, errors={"a": {0: 0.1, 10: 0.1}})
+    html = write(tmp_path, charts=[small, errors])
+    first, second = re.findall(r'<polyline class="curve" points="([^"]+)"', html)
+    assert first == "52.0,12.0 468.0,17.0"  # 0.001 / 0.05 of 248 units
+    assert second == "52.0,177.3 468.0,94.7"
+    assert re.findall(r'class="error" x1="([\d.]+)" x2="\1" y1="([\d.]+)" y2="([\d.]+)"', html) == [
+        ("52.0", "260.0", "94.7"),
+        ("468.0", "177.3", "12.0"),
+    ]
+    assert html.count("bars of one standard error") == 1
+
+
+def test_the_axis_of_steps_begins_at_0_and_ends_at_the_last_one(tmp_path: Path) -> None:
+    html = write(tmp_path, charts=[Chart("Loss", "nats", {"a": {step: 1.0 / step for step in range(1, 104)}})])
+    assert re.findall(r'text-anchor="middle">(\d+)</text>', html) == ["0", "20", "40", "60", "80", "103"]
+
+
+def test_the_lines_of_many_runs_look_different(tmp_path: Path) -> None:
+    runs = {f"run {number}": {0: float(number)} for number in range(36)}
+    html = write(tmp_path, charts=[Chart("NDCG", "NDCG", runs)])
+    assert len(set(re.findall(r'<polyline .*?(stroke="[^"]+" stroke-dasharray="[^"]*")', html))) == 36
+
+
+def test_many_models_are_rows_and_few_are_columns(tmp_path: Path) -> None:
+    def corners(count: int) -> list[str]:
+        table = [{"model": f"m{number}", "NDCG@5": 0.1, "in catalog": 1.0} for number in range(count)]
+        return re.findall(r'<th scope="col">([^<]+)</th>', write(tmp_path, table=table))
+
+    assert corners(3) == ["m0", "m1", "m2"]
+    assert corners(6) == ["NDCG@5", "in catalog"]
+
+
 def test_lines_are_marked_with_what_became_of_them() -> None:
     matcher = Matcher(Catalog.from_items([("Alien", 1979), ("Heat", 1995), ("Toy Story", 1995)]))
     text = "Toy Story (1995)\nAlien (1979)\nAlien (1979)\nNo Such Film (2001)\n\nSorry!\nHeat (1995)\nAlien (1979)"
@@ -153,7 +188,7 @@ def test_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
 
 def test_settings_that_differ_between_runs_come_first(tmp_path: Path) -> None:
     text = Page(write(tmp_path, settings={"a": {"lr": 1, "mu": 1}, "b": {"lr": 1, "mu": 2}})).text
-    assert text.index("mu") < text.index("lr")
+    assert text.index("mu") < text.index("The same in all runs") < text.index("lr")
 
 
 def test_the_terminal_table_is_aligned_and_shows_errors() -> None:

@@ -103,6 +103,15 @@ def test_popularity_stands_beside_the_model(files: dict[str, Path], asked: list[
     assert "1 rows without ground truth left out" in text
 
 
+def test_lists_that_are_all_of_another_length_are_warned_about(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in LISTS:
+        monkeypatch.setitem(LISTS, word, "Heat (1995)\nJaws (1975)")
+    (warning,) = run(files, tmp_path / "out")["warnings"]
+    assert warning.startswith("4 of 4 lists have 2 items, not 3: ")
+
+
 def test_further_protocols_are_scored_from_the_same_lists(
     files: dict[str, Path], asked: list[int], tmp_path: Path
 ) -> None:

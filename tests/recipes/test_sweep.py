@@ -87,9 +87,23 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
-    printed = capsys.readouterr().out
-    assert "popularity" in printed
-    assert "step 4" in printed
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith("test.parquet, 2 rows, protocol paper")
+    assert [line.split("  ")[0] for line in printed[2:6]] == ["popularity", "step 0", "step 2", "step 4"]
+    assert printed[5].split() == [
+        "step",
+        "4",
+        "1.0000",
+        "±0.0000",
+        "1.0000",
+        "±0.0000",
+        "0.5000",
+        "1",
+        "0",
+        "of",
+        "2",
+        "0.0000",
+    ]
     rows = read_csv(run / "evaluation" / "test" / "sweep.csv")
     assert [(row["step"], row["recall@1"], row["recall@2"]) for row in rows] == [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
     assert [row["in catalog"] for row in rows] == [1.0, 1.0, 0.5]
