@@ -1,9 +1,13 @@
-"""A run that is stopped and resumed, with SwanLab (offline) and TensorBoard for real."""
+"""A run that is stopped and resumed, with SwanLab and W&B (both offline) and TensorBoard for real."""
 
+import json
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,12 +29,13 @@ for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     if done:
         (run / "latest_checkpointed_iteration.txt").write_text(str(done))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
-    trackers = tracking.resumable(run, "project", "experiment", ["file", "tensorboard", "swanlab"], config={})
+    trackers = tracking.resumable(run, "project", "experiment", ["file", "tensorboard", "swanlab", "wandb"], config={})
     for step in steps:
         trackers.log({"return": step + 100.0 * start}, step=step)
     samples = ValidationGenerationsLogger("project", "experiment")
-    samples.log(["swanlab", "tensorboard"], [("in", "out", 0.5)], steps[-1])
-    trackers.logger["swanlab"].finish()  # one process has one SwanLab run; the rest is left as a kill leaves it
+    samples.log(["swanlab", "tensorboard", "wandb"], [("in", "out", 0.5)], steps[-1])
+    for one in ("swanlab", "wandb"):  # one process has one run of theirs; the rest is left as a kill leaves it
+        trackers.logger[one].finish()
     alive.append(trackers)
 os._exit(0)  # the interpreter's own end takes as long as all of this
 """
@@ -40,7 +45,7 @@ os._exit(0)  # the interpreter's own end takes as long as all of this
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tracked") / "run"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SWANLAB_", "WANDB_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent)}
+    environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent), "WANDB_X_DISABLE_STATS": "true"}
     done = subprocess.run(
         [sys.executable, "-c", TWO_STARTS, str(folder)], env=environment, cwd=folder.parent, capture_output=True,
         text=True, timeout=300, check=False,
@@ -77,6 +82,42 @@ def test_the_newest_swanlab_run_has_the_whole_curve_with_the_repeated_steps(run:
     assert curves == [{step: float(step) for step in range(1, 6)}, REPEATED]
     assert names == [("experiment", "group-of-the-run"), ("experiment-start2", "group-of-the-run")]
     assert tables == [[5], [6]]  # the samples of each validation
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """A .wandb file is a LevelDB log: after 7 bytes blocks of 32 KiB, in them parts (crc, length, kind) of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, part, place = file.read_bytes(), b"", 7
+    while place + 7 <= len(content):
+        if (left := 2**15 - place % 2**15) < 7:
+            place += left
+            continue
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        part += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(part)
+            yield record
+            part = b""
+
+
+def test_the_newest_wandb_run_has_the_whole_curve_with_the_repeated_steps(run: Path) -> None:
+    curves, names, tables = [], [], []
+    for file in sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
+        records = list(wandb_records(file))
+        names += [(record.run.display_name, record.run.run_group) for record in records if record.HasField("run")]
+        rows = [
+            {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            for record in records
+            if record.HasField("history")
+        ]
+        curves.append({row["_step"]: row["return"] for row in rows})
+        tables.append([row["_step"] for row in rows if row.get("val/generations/_type") == "table-file"])
+    assert curves == [{step: float(step) for step in range(1, 6)}, REPEATED]
+    assert names == [("experiment", "group-of-the-run"), ("experiment-start2", "group-of-the-run")]
+    assert tables == [[5], [6]]
 
 
 def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
