@@ -19,8 +19,8 @@ from convrec.runs import LATEST, latest_step, start_model
 ADAPTER = "adapter_config.json"
 
 
-def check_model_path(model_path: str | Path) -> str:
-    """The path or Hugging Face id as text.
+def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
+    """The path or Hugging Face id as text; given_as: the variable or option that errors name.
 
     Raises UserError for a folder that is missing or holds neither a model nor a run.
     """
@@ -30,13 +30,13 @@ def check_model_path(model_path: str | Path) -> str:
         holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
         if not holds_model and _step_folder(folder) is None:
             raise UserError(
-                f"MODEL_PATH={text}: the folder has neither a config.json (a Hugging Face model) nor a complete "
+                f"{given_as}{text}: the folder has neither a config.json (a Hugging Face model) nor a complete "
                 f"checkpoint ({LATEST}); give a model folder, a run folder or a Hugging Face id"
             )
         return text
     is_hub_id = text.count("/") == 1 and not text.startswith((".", "/", "~")) and " " not in text
     if not is_hub_id or Path(text.split("/")[0]).is_dir():
-        raise UserError(f"MODEL_PATH={text}: no such folder, and not a Hugging Face id (organisation/name)")
+        raise UserError(f"{given_as}{text}: no such folder, and not a Hugging Face id (organisation/name)")
     return text
 
 
@@ -48,12 +48,12 @@ def _step_folder(folder: Path) -> Path | None:
     return folder / f"global_step_{step}" if step else None
 
 
-def resolve_model(model_path: str | Path) -> str:
+def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
     """A Hugging Face folder or id for any of: id, Hugging Face folder, PEFT adapter, run folder, RUN/global_step_N.
 
     Raises UserError as `check_model_path` does, and when a checkpoint is half written or cannot be merged.
     """
-    text = check_model_path(model_path)
+    text = check_model_path(model_path, given_as)
     folder = Path(text).expanduser()
     if not folder.is_dir() or (folder / "config.json").exists():
         return text

@@ -90,10 +90,15 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(request.model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(request.model)
+        context = _context_length(request.model)
+    except OSError as error:  # a Hugging Face id that does not exist, may not be read, or cannot be reached from here
+        raise UserError(
+            f"model {request.model}: {str(error).splitlines()[0]} Give a folder, or an id that can be loaded here."
+        ) from None
     if not tokenizer.chat_template:
         raise UserError(f"model {request.model}: its tokenizer has no chat template; use an instruction-tuned model.")
-    context = _context_length(request.model)
     limit = min(request.max_prompt_tokens, context - request.max_tokens)
     if limit < 1:
         raise UserError(

@@ -45,7 +45,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
         lines.append(text_table([table_row(name, results[name], settings["ks"]) for name in order]))
         lines.append("")
     if pair := metrics.get("paired"):
-        lines.append(f"minus {pair['against']}, {pair['n']} rows paired:")
+        lines.append(f"the model minus {pair['against']}, {pair['n']} rows paired:")
         for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in settings["ks"]):
             mean, error, chance = (pair[name][key] for key in ("mean", "se", "p"))
             lines.append(f"  {name:<10} {mean:+.4f} ±{error:.4f}  p {chance:.4f}")

@@ -49,7 +49,7 @@ def evaluate(
     for k in ks:
         if not 1 <= k <= num_items:
             raise UserError(f"--ks {k}: must be from 1 to the {num_items} items of a list (--num-items)")
-    model_path = str(model) if str(model).startswith(API) else resolve_model(model)
+    model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
     split = read_split(data, catalog, matching, limit)
     train_rows = read_training_rows(train, split.catalog) if train else []
     lists = {name: baseline_lists(name, split, train_rows, num_items) for name in baselines if train}

@@ -58,7 +58,7 @@ def evaluate_judge(
     has more than max_prompt_length tokens are left out and counted. Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
-    model_path = str(model) if str(model).startswith(API) else resolve_model(model)
+    model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
     rows: Rows = list(enumerate(read_judge_table(data, mode)))[:limit]
     other = _read_other(Path(against), mode) if against else None
     kept = rows

@@ -1,4 +1,4 @@
-"""A LoRA checkpoint as verl's FSDP workers write it, at world size 2, becomes one model: base + (alpha / r) B A."""
+"""Checkpoints as verl's FSDP workers write them, of 2 and 3 processes, become one model; LoRA: base + alpha / r B A."""
 
 import json
 from pathlib import Path
@@ -79,6 +79,21 @@ def test_lora_shards_of_two_processes_are_merged(base: Path, tmp_path: Path) -> 
             moved += 1
         torch.testing.assert_close(merged[name], expected, rtol=0, atol=1e-5)
     assert moved == 7  # q, k, v, o, gate, up, down of the one layer
+
+
+def test_shards_of_three_processes_are_merged(base: Path, tmp_path: Path) -> None:
+    """Without LoRA, and with 64 rows, which three processes cannot share evenly."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)  # the merger writes bfloat16
+    actor = tmp_path / "run" / "global_step_3" / "actor"
+    actor.mkdir(parents=True)
+    save_shards(model.state_dict(), actor, world_size=3)
+    AutoConfig.from_pretrained(base).save_pretrained(actor / "huggingface")
+    AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
+    merged = AutoModelForCausalLM.from_pretrained(resolve_model(actor.parent), dtype=torch.bfloat16).state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(merged[name], value, rtol=0, atol=0)
 
 
 def test_an_adapter_without_a_base_is_named(tmp_path: Path) -> None:

@@ -1,13 +1,39 @@
-"""A small sample of the project's own data."""
+"""A small sample of the project's own data, and the environment of a run that would start."""
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from data_prep.sample import write_sample
+from recipes import host
+from recipes.variables import VARIABLES
 
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     counts = {"train": 40, "validation": 10, "test": 10}
     return write_sample(tmp_path_factory.mktemp("sample") / "data", counts=counts)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As much of a model as the checks look at."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 1024}))
+    return folder
+
+
+@pytest.fixture
+def set_variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
+    """These variables and no other of ours, on a host without accelerators."""
+
+    def set_them(variables: Mapping[str, str]) -> None:
+        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+
+    return set_them

@@ -1,10 +1,9 @@
 """Bad input is one clear message and exit status 2, before Ray, torch.distributed or a run folder exists."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ import pytest
 from convrec.errors import UserError
 from convrec.schema import RL_SCHEMA
 from recipes import checks, host, rank_grpo, settings, sft
-from recipes.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 Refused = Callable[..., str]
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As much of a model as the checks look at."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 1024}))
-    return folder
+SetVariables = Callable[[Mapping[str, str]], None]
 
 
 @pytest.fixture
@@ -53,18 +44,11 @@ def good_sft(good: dict[str, str], sample: Path) -> dict[str, str]:
     return good | files
 
 
-def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
-    for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
-
-
 @pytest.fixture
 def refused(
     good: dict[str, str],
     good_sft: dict[str, str],
+    set_variables: SetVariables,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Refused:
@@ -72,7 +56,7 @@ def refused(
     import ray
 
     def run(*overrides: str, recipe: Any = rank_grpo, **variables: str) -> str:
-        _set(monkeypatch, (good if recipe is rank_grpo else good_sft) | variables)
+        set_variables((good if recipe is rank_grpo else good_sft) | variables)
 
         def must_not_train(*args: Any) -> None:
             raise AssertionError("training began")
@@ -100,11 +84,11 @@ def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]]
 
 
 def test_the_settings_these_tests_break_are_good(
-    good: dict[str, str], good_sft: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables
 ) -> None:
-    _set(monkeypatch, good)
+    set_variables(good)
     assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
-    _set(monkeypatch, good_sft)
+    set_variables(good_sft)
     assert checks.check_sft(settings.compose("sft", [])) == []
 
 
@@ -203,7 +187,7 @@ def test_catalog_without_years_for_ground_truth_with_years(
 
 
 def test_data_without_years_train_but_not_with_the_references_matching(
-    good: dict[str, str], sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: dict[str, str], sample: Path, tmp_path: Path, set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def undate(rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -217,7 +201,7 @@ def test_data_without_years_train_but_not_with_the_references_matching(
     titles = pq.read_table(sample / "catalog.parquet")["title"]
     catalog = tmp_path / "catalog.parquet"
     pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), catalog)
-    _set(monkeypatch, good | files | {"CATALOG_FILE": str(catalog)})
+    set_variables(good | files | {"CATALOG_FILE": str(catalog)})
     assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
     monkeypatch.setenv("PRESET", "reference")
     with pytest.raises(UserError, match=r"no years, which convrec\.matching=reference"):
@@ -225,20 +209,22 @@ def test_data_without_years_train_but_not_with_the_references_matching(
 
 
 def test_a_broken_year_is_only_a_warning(
-    good: dict[str, str], sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: dict[str, str], sample: Path, tmp_path: Path, set_variables: SetVariables
 ) -> None:
     file = tmp_path / "catalog.parquet"
     catalog = pq.read_table(sample / "catalog.parquet").to_pylist()
     catalog[4]["year"] = 201
     pq.write_table(pa.Table.from_pylist(catalog), file)
-    _set(monkeypatch, good | {"CATALOG_FILE": str(file)})
+    set_variables(good | {"CATALOG_FILE": str(file)})
     (warning,) = checks.check_rank_grpo(settings.compose("rank_grpo", []))
     assert warning.startswith(f"{file}: row 4: ")
     assert "201" in warning
 
 
-def test_more_gpus_than_there_are(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, good | {"N_GPUS_PER_NODE": "8"})
+def test_more_gpus_than_there_are(
+    good: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables(good | {"N_GPUS_PER_NODE": "8"})
     monkeypatch.setattr(host, "num_accelerators", lambda: 2)
     config = settings.compose("rank_grpo", [])
     with pytest.raises(ValueError, match="N_GPUS_PER_NODE=8, but this machine has 2 GPUs"):
@@ -268,13 +254,13 @@ def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said
 
 
 def test_a_finished_run_is_left_alone(
-    good: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    good: dict[str, str], set_variables: SetVariables, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(good["SAVE_PATH"])
     (run / "global_step_7").mkdir(parents=True)
     (run / "global_step_7" / "model.pt").touch()
     (run / "latest_checkpointed_iteration.txt").write_text("7")
-    _set(monkeypatch, good | {"TOTAL_STEPS": "7"})
+    set_variables(good | {"TOTAL_STEPS": "7"})
     assert rank_grpo.main([]) == 0
     assert "already has its 7 steps" in capfd.readouterr().err
     assert sorted(path.name for path in run.iterdir()) == ["global_step_7", "latest_checkpointed_iteration.txt"]

@@ -177,7 +177,7 @@ def test_paired_comparison_is_by_row(
 
 def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match=r"--model .*nowhere: no such folder"):
         run(files, out, model=tmp_path / "nowhere")
     empty = tmp_path / "empty.parquet"
     pq.write_table(pa.Table.from_pylist([ROWS[3]], RL_SCHEMA), empty)

@@ -1,6 +1,6 @@
 """A judge's bad input is one clear message before Ray starts; good input passes; a finished run is left alone."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +10,29 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.judge_schema import judge_schema, make_row
-from recipes import checks, evaluate, host, settings
+from recipes import checks, evaluate, settings
 from recipes.judge import train
 from recipes.judge.evaluation import format_metrics
-from recipes.variables import VARIABLES
 
 USER = [{"role": "user", "content": "A horror film?"}]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def run(set_variables: Callable[[dict[str, str]], None], model: Path, tmp_path: Path) -> Path:
     """The environment of a small pairwise run that would start."""
     rows = [make_row(USER, ["Alien.", "Up."], label, "test") for label in "AB" * 4]
     pq.write_table(pa.Table.from_pylist(rows, judge_schema("pairwise")), tmp_path / "rows.parquet")
-    (tmp_path / "model").mkdir()
-    config = {"model_type": "qwen2", "max_position_embeddings": 1024}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    given = {
-        "MODEL_PATH": str(tmp_path / "model"),
-        "TRAIN_FILE": str(tmp_path / "rows.parquet"),
-        "VAL_FILE": str(tmp_path / "rows.parquet"),
-        "SAVE_PATH": str(tmp_path / "run"),
-        "TRAIN_BATCH_SIZE": "4",
-        "MAX_PROMPT_LENGTH": "512",
-        "MAX_RESPONSE_LENGTH": "128",
-    }
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    set_variables(
+        {
+            "MODEL_PATH": str(model),
+            "TRAIN_FILE": str(tmp_path / "rows.parquet"),
+            "VAL_FILE": str(tmp_path / "rows.parquet"),
+            "SAVE_PATH": str(tmp_path / "run"),
+            "TRAIN_BATCH_SIZE": "4",
+            "MAX_PROMPT_LENGTH": "512",
+            "MAX_RESPONSE_LENGTH": "128",
+        }
+    )
     return tmp_path
 
 
@@ -100,10 +92,10 @@ def test_a_mode_is_needed(capfd: Any) -> None:
     ],
 )
 def test_evaluation_refuses(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, arguments: list[str], said: str
+    run: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(run)
-    assert evaluate.main([*arguments, "--model", "model", "--out", "out"]) == 2
+    assert evaluate.main([*arguments, "--model", str(model), "--out", "out"]) == 2
     assert said in capsys.readouterr().err
     assert not (run / "out").exists()
 
