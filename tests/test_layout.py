@@ -15,6 +15,7 @@ VERL_AND_RAY = {
     "convrec/dataset.py",
     "convrec/judge_dataset.py",
     "convrec/liveness.py",
+    "convrec/micro_batches.py",
     "convrec/platform_cpu.py",
     "convrec/registration.py",
     "convrec/rollout.py",
