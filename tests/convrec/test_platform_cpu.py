@@ -2,15 +2,16 @@
 
 import hashlib
 import inspect
-import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
-from convrec import platform_cpu
+from convrec import guard, platform_cpu
 
 # name -> (digest of its source, what to read again when it changes)
 PINS = {
@@ -212,21 +213,27 @@ def test_a_cpu_host_is_one_where_verl_is_told_so(
     assert platform_cpu.is_cpu_host() is expected
 
 
-def test_process_group_is_plain_gloo_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_group_is_plain_gloo_made_once_and_listens_on_the_loopback_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in group.items():
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (group | {guard.FOLDER_VARIABLE: str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DIST_INIT_METHOD", "restored afterwards")
+    before = listening()
     platform_cpu.init_process_group()
     try:
         assert torch.distributed.get_backend() == "gloo"
         initialize_global_process_group_ray()  # verl's own call finds it done
+        assert {ip for ip, _ in listening() - before} <= {"127.0.0.1"}
     finally:
         torch.distributed.destroy_process_group()
+
+
+def listening() -> set[tuple[str, int]]:
+    return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
 
 
 @pytest.mark.usefixtures("sources")

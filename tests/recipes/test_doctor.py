@@ -241,6 +241,19 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
         tmp_path.chmod(0o700)
 
 
+def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
+    here, closed = node.Reach("127.0.0.1"), node.Reach("127.0.0.1")
+    addresses = {"node-b": here.address(), "node-c": closed.address()}
+    closed.server.close()
+    unreachable = here.unreachable(addresses)
+    assert list(unreachable) == ["node-c"]
+    found = only(doctor.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
+    assert (found.check, found.where) == ("ports", "node-a")
+    assert found.what == f"cannot connect to node-c: 127.0.0.1:{addresses['node-c'][1]} Connection refused"
+    (fine,) = doctor.port_findings({"node-a": {}, "node-b": {}})
+    assert (fine.status, fine.where) == ("ok", "node-a, node-b")
+
+
 def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:
     warning = doctor.Finding("memory", "warning", "node-a", "tight", "more GPUs")
     assert doctor.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
