@@ -34,6 +34,7 @@ from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggre
 from convrec.rank_metrics import rank_metrics
 from convrec.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.trainer_base import ConvRecMixin, scalar_infos
+from convrec.worker import ConvRecDetachWorker
 
 logger = logging.getLogger(__name__)
 
@@ -233,12 +234,17 @@ class RankGRPOTrainer(RankGRPOMixin, PPOTrainerSync):
 class RankGRPOSeparateAsyncTrainer(RankGRPOMixin, PPOTrainerSeparateAsync):
     """Rollout on devices of its own, ahead of training: verl's "separate_async" mode."""
 
+    worker = ConvRecDetachWorker
+
     @property
     def trainer_mode(self) -> str:
         return "separate_async"
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None: ...
+
+    def _replicas(self) -> list[Any]:
+        return [*super()._replicas(), *self.standalone_server_manager.get_replicas()]
 
 
 def _stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:
