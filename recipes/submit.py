@@ -148,7 +148,7 @@ def submit(recipe: str, arguments: list[str], detach: bool = False) -> int:
     _submit_job(client, entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job, metadata=metadata)
     say(f"submitted {job} to {address}; checkpoints, metrics and log: {save_path}")
     if detach:
-        ours = f"RAY_ADDRESS={address} python -m recipes.submit"
+        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes.submit"
         say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
         return 0
     return follow(client, job)
