@@ -67,6 +67,9 @@ PINS = {
     ),
     "PPOTrainer._update_actor": ("d7009bd8a69d40b9", "trainer.RankGRPOMixin._update_actor"),
     "PPOTrainer._val_metrics_update": ("8cecd418b5011bfc", "trainer.RankGRPOMixin._val_metrics_update"),
+    "PPOTrainerSeparateAsync._setup": ("792593a969da40cf", "trainer._WithoutFlush (is flush=True gone?)"),
+    "CheckpointEngineWorker.__init__": ("c13ae6f24ae583c6", "vllm_cpu.CPUWeightsWorker (zmq_handle, process group)"),
+    "RolloutReplica.get_ray_class_with_init_args": ("50dafe7818bfbb26", "vllm_cpu.CPUReplica"),
     "SFTTrainer.fit": ("88292f0424ff619b", "tracking.install (the same)"),
     "ReplayBuffer.__init__": ("0c37a48629991988", "trainer.POLL_SECONDS (poll_interval)"),
     "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
@@ -95,12 +98,14 @@ PINS = {
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Name -> source. The imports take about 15 s, once."""
+    from verl.checkpoint_engine.base import CheckpointEngineWorker
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
     from verl.trainer.sft_trainer import SFTTrainer, run_sft
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
@@ -108,7 +113,7 @@ def sources() -> dict[str, str]:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
     from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
     from verl.workers.engine_workers import ActorRolloutRefWorker
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+    from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -121,6 +126,9 @@ def sources() -> dict[str, str]:
         initialize_global_process_group_ray,
         run_sft,
         SFTTrainer.fit,
+        PPOTrainerSeparateAsync._setup,
+        CheckpointEngineWorker.__init__,
+        RolloutReplica.get_ray_class_with_init_args,
         logprobs_from_logits,
         logprobs_from_logits_v2,
         FSDPEngine._build_fsdp_module,

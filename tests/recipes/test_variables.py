@@ -178,7 +178,7 @@ def test_every_config_file_is_composed_by_these_tests() -> None:
     hosts = {f"{group}/{on}.yaml" for group in ("host", "sft_host") for on in ("cpu", "gpu")}
     algorithms = {f"algorithm_preset/{name}.yaml" for name in ("rank_grpo", "grpo", "gspo")}
     judges = {"judge.yaml", *(f"{recipe}.yaml" for recipe in JUDGES)}
-    scales = {f"scale/{name}.yaml" for name in ("lora", "tensor_parallel", "separate_async")}
+    scales = {f"scale/{name}.yaml" for name in ("lora", "tensor_parallel", "separate_async", "separate_async_cpu")}
     assert shipped == {"rank_grpo.yaml", "sft.yaml", "rl.yaml"} | judges | hosts | algorithms | scales
 
 
@@ -196,14 +196,18 @@ def test_lora_and_tensor_parallel_rollout_compose_and_verl_takes_them() -> None:
         assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).tensor_model_parallel_size == 2
 
 
-def test_the_asynchronous_trainer_composes_and_meets_verls_demands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run by nobody here: verl's way of sending weights to other processes needs GPUs."""
+@pytest.mark.parametrize(("on", "scale"), [("gpu", "separate_async"), ("cpu", "separate_async_cpu")])
+def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
+    monkeypatch: pytest.MonkeyPatch, on: str, scale: str
+) -> None:
     from verl.trainer.ppo.v1 import trainer_separate_async
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 
     from convrec.trainer import RankGRPOSeparateAsyncTrainer
 
-    config = _shipped("rank_grpo", "host=gpu", "+scale=separate_async")
+    config = _shipped("rank_grpo", f"host={on}", f"+scale={scale}")
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    assert (engine.backend == "nccl") == (on == "gpu")
     assert get_trainer_cls(config.trainer.v1.trainer_mode) is RankGRPOSeparateAsyncTrainer
     monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
     trainer = object.__new__(RankGRPOSeparateAsyncTrainer)
