@@ -27,7 +27,10 @@ def repack_tied_head(model: torch.nn.Module) -> None:
 
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's worker extension with the one method that differs on CPU."""
+    """verl's worker extension with what differs on CPU."""
+
+    def _get_zmq_handle(self) -> str:
+        return in_run_folder(super()._get_zmq_handle())
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = True
@@ -38,7 +41,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         # The reload reads every weight at once, and the receiver's buffer is reused: keep a copy.
         weights: list[tuple[str, torch.Tensor]] = []
         BucketedWeightReceiver(
-            zmq_handle=in_run_folder(self._get_zmq_handle()), device=torch.device("cpu"), use_shm=True
+            zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=True
         ).receive_weights(
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )

@@ -32,7 +32,7 @@ def run_folder(tmp_path_factory) -> Path:
     ("victim", "status", "reason"),
     [
         ("VLLM::EngineCore", 1, "is gone (killed, or out of memory)"),
-        ("raylet", 1, "its process is gone without a word (killed, or a process of Ray died)"),
+        ("raylet", 1, " is gone "),  # the driver may still notice what else is, or be ended by Ray at once
         ("the driver", -signal.SIGKILL, "its process is gone without a word (killed, or a process of Ray died)"),
     ],
 )
