@@ -1,5 +1,7 @@
 """The one exception that means: the user can mend this; and what other errors are called on the screen."""
 
+import re
+
 
 class UserError(ValueError):
     """Bad input: the message names the file, row or variable and says how to mend it.
@@ -15,7 +17,8 @@ def one_line(error: BaseException) -> str:
     if "EngineDeadError" in names:
         return "vLLM's engine is gone (killed, or out of memory)"
     if "RayActorError" in names:
-        return "a process of the run is gone (killed, or out of memory)"
+        named = re.search(r"class_name: \S*?(\w+)$", str(cause), re.MULTILINE)
+        return f"a process of the run{f', {named[1]},' if named else ''} is gone (killed, or out of memory)"
     lines = str(cause).strip().splitlines()
     # out of memory: a first line with the figures, then pages of advice
     line = lines and (lines[0] if "OutOfMemoryError" in names else lines[-1])

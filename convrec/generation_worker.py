@@ -33,6 +33,7 @@ def _cpu_settings() -> dict[str, Any]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(min(8, max(1, available_gib // 8))))
     # Pinning threads to cores helps only when nothing else runs on them, and a container may not own what it sees.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     return {"enforce_eager": True, "dtype": "float32"}
 

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -34,6 +35,7 @@ from convrec.policy_loss import Aggregation, finish_policy_metrics, metric_aggre
 from convrec.rank_metrics import rank_metrics
 from convrec.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.trainer_base import ConvRecMixin, scalar_infos
+from convrec.worker import ConvRecDetachWorker
 
 logger = logging.getLogger(__name__)
 
@@ -233,12 +235,28 @@ class RankGRPOTrainer(RankGRPOMixin, PPOTrainerSync):
 class RankGRPOSeparateAsyncTrainer(RankGRPOMixin, PPOTrainerSeparateAsync):
     """Rollout on devices of its own, ahead of training: verl's "separate_async" mode."""
 
+    worker = ConvRecDetachWorker
+
     @property
     def trainer_mode(self) -> str:
         return "separate_async"
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None: ...
+
+    def _setup(self) -> None:
+        trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})
+        super()._setup()
+
+    def _replicas(self) -> list[Any]:
+        return [*super()._replicas(), *self.standalone_server_manager.get_replicas()]
+
+
+class _WithoutFlush(logging.LoggerAdapter):
+    """verl 0.9.1 calls `logger.info(..., flush=True)` when no rollout shares the training GPUs: a TypeError."""
+
+    def process(self, message: Any, kwargs: Any) -> tuple[Any, Any]:
+        return message, {key: value for key, value in kwargs.items() if key != "flush"}
 
 
 def _stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:

@@ -30,6 +30,7 @@ class ConvRecMixin:
     """Over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
 
     config: DictConfig
+    worker: type = ConvRecWorker
 
     # ---- wiring into verl's set-up ----
 
@@ -54,7 +55,7 @@ class ConvRecMixin:
         super()._init_resource_pool_mgr()
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(ConvRecWorker)
+                self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _load_checkpoint(self) -> None:
         registration.check(self.actor_rollout_wg.registrations())
@@ -85,7 +86,7 @@ class ConvRecMixin:
     def _actors(self) -> dict[str, Any]:
         """Every process the run needs, by name."""
         actors = {f"training worker {i}": worker for i, worker in enumerate(self.actor_rollout_wg.workers)}
-        for replica in self.llm_server_manager.get_replicas():
+        for replica in self._replicas():
             for i, server in enumerate(replica.servers):
                 actors[f"vLLM server {replica.replica_rank}.{i}"] = server
         for i, worker in enumerate(self.agent_loop_manager.agent_loop_workers):
@@ -93,6 +94,9 @@ class ConvRecMixin:
         for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
             actors[f"reward worker {i}"] = worker
         return actors
+
+    def _replicas(self) -> list[Any]:
+        return self.llm_server_manager.get_replicas()
 
     def _first_failure(self) -> str:
         failures = ray.get([worker.failure.remote() for worker in self.agent_loop_manager.agent_loop_workers])

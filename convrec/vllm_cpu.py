@@ -5,12 +5,17 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 `lm_head` again: left alone it keeps sampling from the weights it was started with.
 """
 
+from typing import Any
+
+import ray
 import torch
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from convrec.platform_cpu import in_run_folder
+from convrec.platform_cpu import in_run_folder, init_process_group
 from convrec.vllm_server import ConvRecHttpServer, ConvRecReplica
 
 
@@ -22,7 +27,10 @@ def repack_tied_head(model: torch.nn.Module) -> None:
 
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's worker extension with the one method that differs on CPU."""
+    """verl's worker extension with what differs on CPU."""
+
+    def _get_zmq_handle(self) -> str:
+        return in_run_folder(super()._get_zmq_handle())
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = True
@@ -33,7 +41,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         # The reload reads every weight at once, and the receiver's buffer is reused: keep a copy.
         weights: list[tuple[str, torch.Tensor]] = []
         BucketedWeightReceiver(
-            zmq_handle=in_run_folder(self._get_zmq_handle()), device=torch.device("cpu"), use_shm=True
+            zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=True
         ).receive_weights(
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )
@@ -54,5 +62,19 @@ class CPUHttpServer(ConvRecHttpServer):
         return f"{CPUWorkerExtension.__module__}.{CPUWorkerExtension.__qualname__}"
 
 
+class CPUWeightsWorker(CheckpointEngineWorker):
+    """What takes the weights for a rollout with slots of its own (asynchronous training)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        init_process_group()
+        super().__init__(*args, **kwargs)
+        self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
+
+
 class CPUReplica(ConvRecReplica):
     server = CPUHttpServer
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        made = super().get_ray_class_with_init_args()
+        made.cls = ray.remote(CPUWeightsWorker)
+        return made

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -46,3 +47,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
         engine.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(engine.optimizer, factor)
         engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+
+
+class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
+    """With the copies of its weights that verl's asynchronous trainer goes back to within one synchronisation."""

@@ -9,7 +9,7 @@ is wrong, else 1. The recipes ask the same before anything expensive, on every n
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -207,6 +207,17 @@ def slot_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
     return [Finding("devices", "ok", "cluster", text)]
 
 
+def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Args: node -> {another it cannot connect to: why}."""
+    mend = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they share"
+    found = [
+        Finding("ports", "failure", where, f"cannot connect to {other}: {why}", mend)
+        for where, others in unreachable.items()
+        for other, why in others.items()
+    ]
+    return found or [Finding("ports", "ok", ", ".join(unreachable), "free ports can be connected to")]
+
+
 def examine(recipe: str, config: DictConfig, on_cluster: bool, registrations: bool = False) -> list[Finding]:
     """Everything. On a cluster Ray is connected already, and every node looks for itself.
 
@@ -216,9 +227,11 @@ def examine(recipe: str, config: DictConfig, on_cluster: bool, registrations: bo
     own = node.report(*paths_of(config, recipe))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, recipe), registrations=registrations)
-        found += slot_findings(config, node.slots_of_cluster())
+        found += slot_findings(config, node.slots_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
         nodes = [own]
+        loopback = node.Reach("127.0.0.1")
+        found += port_findings({own["where"]: loopback.unreachable({"the loopback": loopback.address()})})
     return found + node_findings(config, own, nodes) + size_findings(config, recipe, nodes)
 
 

@@ -2,7 +2,7 @@
 
 P parameters over D devices, T tokens of a micro-batch, V words, L layers, H hidden size:
 
-    training state   P x (4 fp32 weights + 4 gradients + 8 Adam) / D, and 4 P / D for the reference
+    training state   P x (4 fp32 weights + 4 gradients + 8 Adam) / D, and 4 P / D for the reference; LoRA: 4 P / D
     gathered layer   2 P / L, twice (the next one is fetched while one computes)
     activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed), 16 times that without recomputation
     logits           T x V x (2 bf16 + 4 fp32 + 4 gradient)
@@ -63,7 +63,9 @@ def needs(config: DictConfig, size: ModelSize) -> Needs:
     tokens = min(tokens, per_device)  # no more than there is
     width = 4 if on_cpu else 2  # bytes of an activation
     kept = 1 if model.enable_gradient_checkpointing else 16
-    state = size.parameters * (16 + (4 if actor.use_kl_loss else 0)) / devices
+    # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
+    each = 4 if model.lora_rank else 16 + (4 if actor.use_kl_loss else 0)
+    state = size.parameters * each / devices
     gathered = 2 * size.parameters / max(1, size.layers) * width if devices > 1 else 0
     activations = tokens * size.hidden * size.layers * width * kept
     logits = tokens * size.vocabulary * (width + 8)

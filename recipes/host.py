@@ -27,6 +27,18 @@ def set_thread_policy() -> None:
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's: vLLM
 
 
+def keep_to_loopback() -> None:
+    """Without a cluster, let nothing of a run listen beyond 127.0.0.1; RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it.
+
+    Servers of Ray, verl, vLLM and TransferQueue bind to what Ray calls this node's address, and Ray's own switch for
+    "this node is the only one" makes that the loopback. Must run before Ray is imported; verl imports it.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
 def process_environment(has_accelerator: bool) -> dict[str, str]:
     """Variables every process of a run needs, the driver included. What the user has set is kept."""
     wanted = {

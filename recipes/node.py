@@ -13,12 +13,13 @@ import psutil
 from omegaconf import DictConfig
 
 from convrec import registration
-from convrec.errors import UserError
+from convrec.errors import UserError, one_line
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 OPEN_FILES = 4096
 PACKAGES = ("verl", "ray", "torch", "transformers", "TransferQueue", "tensordict")
 NODE_SECONDS = 180.0
+CONNECT_SECONDS = 10.0
 
 
 def report(files: list[str], model: str, save_path: str, registrations: bool = False) -> dict[str, Any]:
@@ -64,6 +65,11 @@ def connect(config: DictConfig) -> bool:
     return True
 
 
+def name_of(entry: dict[str, Any]) -> str:
+    """How a node of `ray.nodes()` is called in messages."""
+    return f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
+
+
 def _alive_nodes() -> list[dict[str, Any]]:
     import ray
 
@@ -77,7 +83,7 @@ def reports_of_cluster(files: list[str], model: str, save_path: str, registratio
 
     asked = {}
     for entry in _alive_nodes():
-        where = f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
+        where = name_of(entry)
         strategy = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
         task = ray.remote(num_cpus=0, max_retries=0)(report).options(scheduling_strategy=strategy)
         asked[where] = task.remote(files, model, save_path, registrations)
@@ -93,6 +99,53 @@ def reports_of_cluster(files: list[str], model: str, save_path: str, registratio
     return found
 
 
+class Reach:
+    """A free port of a machine that others try to reach, as they will reach those of NCCL, vLLM and TransferQueue."""
+
+    def __init__(self, ip: str) -> None:
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        self.server = socket.create_server((ip, 0), family=family, backlog=1024)
+
+    def address(self) -> tuple[str, int]:
+        ip, port = self.server.getsockname()[:2]
+        return ip, port
+
+    def unreachable(self, addresses: dict[str, tuple[str, int]]) -> dict[str, str]:
+        """name -> why, of those this machine cannot connect to."""
+        found = {}
+        for name, address in addresses.items():
+            try:
+                socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+            except OSError as error:
+                found[name] = f"{address[0]}:{address[1]} {error.strerror or error}"
+        return found
+
+
+def reach_of_cluster() -> dict[str, dict[str, str]]:
+    """node -> which other nodes it cannot connect to, and why. A single node is not asked."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = {name_of(entry): entry for entry in _alive_nodes()}
+    if len(nodes) == 1:
+        return {name: {} for name in nodes}
+    actors = {
+        name: ray.remote(num_cpus=0)(Reach)
+        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False))
+        .remote(entry["NodeManagerAddress"])
+        for name, entry in nodes.items()
+    }
+    try:
+        addresses = {name: ray.get(actor.address.remote(), timeout=NODE_SECONDS) for name, actor in actors.items()}
+        asked = {name: actor.unreachable.remote(addresses) for name, actor in actors.items()}
+        return {name: ray.get(answer, timeout=NODE_SECONDS) for name, answer in asked.items()}
+    except Exception as error:
+        raise UserError(f"the nodes' ports cannot be tried: {one_line(error)}") from error
+    finally:
+        for actor in actors.values():
+            ray.kill(actor)
+
+
 def slots_of_cluster() -> list[dict[str, Any]]:
     """GPU slots of each node: {"where", "total", "free"}."""
     from ray._private.state import available_resources_per_node
@@ -100,7 +153,7 @@ def slots_of_cluster() -> list[dict[str, Any]]:
     free = available_resources_per_node()
     return [
         {
-            "where": f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})",
+            "where": name_of(entry),
             "total": entry["Resources"].get("GPU", 0),
             "free": free.get(entry["NodeID"], {}).get("GPU", 0),
         }

@@ -52,9 +52,6 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
 
 def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports)."""
-    if not os.environ.get("RAY_ADDRESS"):
-        # Ray's switch for "this node is the only one", read on import; some servers listen elsewhere all the same
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

@@ -35,6 +35,7 @@ def run(
         shown: metric name -> short name beside the progress bar.
     """
     host.set_thread_policy()
+    host.keep_to_loopback()
     console = Console()
     start = time.monotonic()
     try:

@@ -1,7 +1,7 @@
 """`ray job submit` of a recipe to a cluster, followed to its end. Run by run_*.sh when RAY_ADDRESS is an http address.
 
     RAY_ADDRESS=http://head:8265 python -m recipes.submit rank_grpo [--detach] [hydra overrides]
-    RAY_ADDRESS=http://head:8265 python -m recipes.submit --follow JOB      the log of a job that runs, then its status
+    RAY_ADDRESS=http://head:8265 python -m recipes.submit --follow JOB      its log and exit status; Ctrl-C leaves it
     RAY_ADDRESS=http://head:8265 python -m recipes.submit --stop JOB        ask it to save a checkpoint and end
 
 The code travels (runtime_env.yaml says what), data and models do not: their paths are made absolute here and must exist
@@ -44,6 +44,7 @@ SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0
 AGENT_SECONDS = 120.0
+ASKED = "asked the job to save a checkpoint and end, at the end of its step"
 
 
 def job_environment(recipe: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -147,7 +148,7 @@ def submit(recipe: str, arguments: list[str], detach: bool = False) -> int:
     _submit_job(client, entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job, metadata=metadata)
     say(f"submitted {job} to {address}; checkpoints, metrics and log: {save_path}")
     if detach:
-        ours = f"RAY_ADDRESS={address} python -m recipes.submit"
+        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes.submit"
         say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
         return 0
     return follow(client, job)
@@ -183,8 +184,11 @@ def diagnose_there(recipe: str, arguments: list[str], as_json: bool) -> int:
     return 0 if info.status.name == "SUCCEEDED" else 1
 
 
-def follow(client: Any, job: str) -> int:
-    """Print the job's log until it has ended. Returns its exit status; 130 when it was interrupted from here."""
+def follow(client: Any, job: str, stops: bool = True) -> int:
+    """Print the job's log until it has ended. Returns its exit status; 130 when it was interrupted from here.
+
+    stops: Ctrl-C stops the job; else it ends the following alone.
+    """
     log = threading.Thread(target=lambda: asyncio.run(_print_log(client, job)), daemon=True)
     log.start()
     interrupts = 0
@@ -195,9 +199,12 @@ def follow(client: Any, job: str) -> int:
                 break
             time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
+            if not stops:
+                say(f"{job} goes on")
+                return 130
             interrupts += 1
             if interrupts == 1 and ask_to_stop(client, job):
-                say("asked the job to save a checkpoint and end, at the end of its step; Ctrl-C again ends it at once")
+                say(f"{ASKED}; Ctrl-C again ends it at once")
             else:
                 stop_now(client, job)
     log.join(timeout=10)
@@ -246,6 +253,34 @@ def stop_now(client: Any, job: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def stop(client: Any, job: str) -> int:
+    """For `--stop`: as the first Ctrl-C of who follows it. Exit status."""
+    status = client.get_job_info(job).status
+    if status.is_terminal():
+        say(f"{job} has ended: {status}")
+    elif ask_to_stop(client, job):
+        say(f"{ASKED}; at once: ray job stop {job}")
+    else:
+        stop_now(client, job)
+        say(f"{job} is stopped; its last checkpoint counts")
+    return 0
+
+
+def client_of(job: str) -> Any:
+    """A client of the cluster that has this job of ours. Raises UserError when there is none."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address.startswith("http"):
+        raise UserError("RAY_ADDRESS is not set: give the address of the cluster's dashboard, http://head:8265")
+    client = connect(address)
+    try:
+        metadata = client.get_job_info(job).metadata or {}
+    except RuntimeError as error:
+        raise UserError(f"{job}: no such job on {address}; `ray job list` names them") from error
+    if "save_path" not in metadata:
+        raise UserError(f"{job} is no training of ours, which alone can be followed and stopped here")
+    return client
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -254,14 +289,12 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         if len(arguments) == 2 and arguments[0] == "--follow":
-            return follow(connect(os.environ["RAY_ADDRESS"]), arguments[1])
+            return follow(client_of(arguments[1]), arguments[1], stops=False)
         if len(arguments) == 2 and arguments[0] == "--stop":
-            client = connect(os.environ["RAY_ADDRESS"])
-            if not ask_to_stop(client, arguments[1]):
-                stop_now(client, arguments[1])
-            return 0
+            return stop(client_of(arguments[1]), arguments[1])
         if not arguments or arguments[0] not in RECIPES:
-            say(f"usage: python -m recipes.submit {{{','.join(RECIPES)}}} [--detach] [hydra overrides]")
+            recipe = f"{{{','.join(RECIPES)}}} [--detach] [hydra overrides]"
+            say(f"usage: python -m recipes.submit {recipe} | --follow JOB | --stop JOB")
             return 2
         overrides = [argument for argument in arguments[1:] if argument != "--detach"]
         return submit(arguments[0], overrides, detach="--detach" in arguments)

@@ -25,6 +25,7 @@ VERL_AND_RAY = {
     "convrec/verl_plugin.py",
     "convrec/vllm_cpu.py",
     "convrec/vllm_server.py",
+    "convrec/weight_files.py",
     "convrec/worker.py",
 }
 VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}

@@ -14,6 +14,8 @@ def wrapped(cause: Exception) -> RayTaskError:
 def test_a_lost_process_is_called_so_however_it_is_wrapped() -> None:
     lost = "is gone (killed, or out of memory)"
     assert one_line(RayActorError()) == f"a process of the run {lost}"
+    of_ray = "The actor died unexpectedly.\n\tclass_name: make.<locals>.WorkerDict\n\tactor_id: 1\n"
+    assert one_line(RayActorError(error_msg=of_ray)) == f"a process of the run, WorkerDict, {lost}"
     assert one_line(wrapped(EngineDeadError())) == f"vLLM's engine {lost}"
 
 

@@ -2,15 +2,16 @@
 
 import hashlib
 import inspect
-import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
-from convrec import platform_cpu
+from convrec import guard, platform_cpu
 
 # name -> (digest of its source, what to read again when it changes)
 PINS = {
@@ -66,6 +67,9 @@ PINS = {
     ),
     "PPOTrainer._update_actor": ("d7009bd8a69d40b9", "trainer.RankGRPOMixin._update_actor"),
     "PPOTrainer._val_metrics_update": ("8cecd418b5011bfc", "trainer.RankGRPOMixin._val_metrics_update"),
+    "PPOTrainerSeparateAsync._setup": ("792593a969da40cf", "trainer._WithoutFlush (is flush=True gone?)"),
+    "CheckpointEngineWorker.__init__": ("c13ae6f24ae583c6", "vllm_cpu.CPUWeightsWorker (zmq_handle, process group)"),
+    "RolloutReplica.get_ray_class_with_init_args": ("50dafe7818bfbb26", "vllm_cpu.CPUReplica"),
     "SFTTrainer.fit": ("88292f0424ff619b", "tracking.install (the same)"),
     "ReplayBuffer.__init__": ("0c37a48629991988", "trainer.POLL_SECONDS (poll_interval)"),
     "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
@@ -94,12 +98,14 @@ PINS = {
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Name -> source. The imports take about 15 s, once."""
+    from verl.checkpoint_engine.base import CheckpointEngineWorker
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
     from verl.trainer.sft_trainer import SFTTrainer, run_sft
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
@@ -107,7 +113,7 @@ def sources() -> dict[str, str]:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
     from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
     from verl.workers.engine_workers import ActorRolloutRefWorker
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+    from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -120,6 +126,9 @@ def sources() -> dict[str, str]:
         initialize_global_process_group_ray,
         run_sft,
         SFTTrainer.fit,
+        PPOTrainerSeparateAsync._setup,
+        CheckpointEngineWorker.__init__,
+        RolloutReplica.get_ray_class_with_init_args,
         logprobs_from_logits,
         logprobs_from_logits_v2,
         FSDPEngine._build_fsdp_module,
@@ -212,21 +221,27 @@ def test_a_cpu_host_is_one_where_verl_is_told_so(
     assert platform_cpu.is_cpu_host() is expected
 
 
-def test_process_group_is_plain_gloo_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_group_is_plain_gloo_made_once_and_listens_on_the_loopback_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in group.items():
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (group | {guard.FOLDER_VARIABLE: str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DIST_INIT_METHOD", "restored afterwards")
+    before = listening()
     platform_cpu.init_process_group()
     try:
         assert torch.distributed.get_backend() == "gloo"
         initialize_global_process_group_ray()  # verl's own call finds it done
+        assert {ip for ip, _ in listening() - before} <= {"127.0.0.1"}
     finally:
         torch.distributed.destroy_process_group()
+
+
+def listening() -> set[tuple[str, int]]:
+    return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
 
 
 @pytest.mark.usefixtures("sources")

@@ -29,7 +29,7 @@ def config(**trainer: Any) -> Any:
             "actor_rollout_ref": {
                 "rollout": rollout | {"tensor_model_parallel_size": 1},
                 "actor": actor,
-                "model": {"path": "somewhere", "enable_gradient_checkpointing": True},
+                "model": {"path": "somewhere", "enable_gradient_checkpointing": True, "lora_rank": 0},
             },
         }
     )
@@ -144,6 +144,10 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
         in only(doctor.memory_findings(config(), needs, [machine(device_memory=24 * GIB)]), "failure").what
     )
 
+    lora = config()
+    lora.actor_rollout_ref.model.lora_rank = 32
+    assert needs.training - estimate.needs(lora, half_b).training == 16 * 500_000_000  # 20 - 4 bytes each
+
     seventy_b = estimate.needs(config(n_gpus_per_node=64), estimate.ModelSize(70_000_000_000, 80, 8192, 151_936))
     assert seventy_b.rollout_weights == 140_000_000_000
     found = doctor.memory_findings(config(), seventy_b, [machine()])
@@ -239,6 +243,19 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
         tmp_path.chmod(0o500)
         assert "may not be written to" in node.report([], "a/b", str(tmp_path / "run"))["save_problem"]
         tmp_path.chmod(0o700)
+
+
+def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
+    here, closed = node.Reach("127.0.0.1"), node.Reach("127.0.0.1")
+    addresses = {"node-b": here.address(), "node-c": closed.address()}
+    closed.server.close()
+    unreachable = here.unreachable(addresses)
+    assert list(unreachable) == ["node-c"]
+    found = only(doctor.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
+    assert (found.check, found.where) == ("ports", "node-a")
+    assert found.what == f"cannot connect to node-c: 127.0.0.1:{addresses['node-c'][1]} Connection refused"
+    (fine,) = doctor.port_findings({"node-a": {}, "node-b": {}})
+    assert (fine.status, fine.where) == ("ok", "node-a, node-b")
 
 
 def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:

@@ -2,11 +2,15 @@
 
 import os
 import sys
+import threading
 import zipfile
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray._private.runtime_env.packaging import create_package
+from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
 from recipes import submit
@@ -131,6 +135,98 @@ def test_a_judges_job_runs_its_module() -> None:
         "judge_pointwise": ("recipes.judge.train", "pointwise"),
         "judge_pairwise": ("recipes.judge.train", "pairwise"),
     }
+
+
+class Jobs:
+    """In the place of Ray's client: one job, which is over when it is stopped or asked to."""
+
+    def __init__(self, recipe: str = "rank_grpo", status: str = "RUNNING", exit_code: int | None = None) -> None:
+        self.info = SimpleNamespace(status=JobStatus(status), driver_exit_code=exit_code)
+        self.info.metadata = {"recipe": recipe, "save_path": "/runs/a b"}
+        self.submitted: list[str] = []
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        if job != "job-1":
+            raise RuntimeError("404")
+        return self.info
+
+    def submit_job(self, entrypoint: str, submission_id: str) -> None:
+        self.submitted.append(entrypoint)
+
+    def stop_job(self, job: str) -> None:
+        self.info.status = JobStatus.STOPPED
+
+    def get_job_logs(self, job: str) -> str:
+        return "step 1\nstep 2\n"
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        yield "step 1\n"  # and the connection breaks
+
+
+def call(monkeypatch: pytest.MonkeyPatch, jobs: Jobs, *arguments: str) -> int:
+    monkeypatch.setattr(submit, "connect", lambda address: jobs)
+    monkeypatch.setattr(submit, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "argv", ["submit", *arguments])
+    return submit.main()
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "expected"), [("SUCCEEDED", 0, 0), ("FAILED", 130, 130), ("FAILED", None, 1)]
+)
+def test_following_prints_each_line_once_and_returns_the_jobs_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, exit_code: int, expected: int
+) -> None:
+    assert call(monkeypatch, Jobs(status=status, exit_code=exit_code), "--follow", "job-1") == expected
+    assert capsys.readouterr().out == "step 1\nstep 2\n"
+
+
+def test_ctrl_c_ends_the_following_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = Jobs()
+    ask = jobs.get_job_info
+
+    def interrupted(job: str) -> SimpleNamespace:
+        if threading.current_thread() is threading.main_thread() and len(asked) == 1:
+            jobs.info.status = JobStatus.SUCCEEDED  # for the thread that prints
+            raise KeyboardInterrupt
+        asked.append(job)
+        return ask(job)
+
+    asked: list[str] = []
+    jobs.get_job_info = interrupted  # type: ignore[method-assign]
+    assert call(monkeypatch, jobs, "--follow", "job-1") == 130
+    assert "job-1 goes on" in capsys.readouterr().err
+    assert not jobs.submitted
+
+
+def test_stop_asks_for_a_checkpoint_where_the_recipe_looks_and_ends_sft_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = Jobs()
+    assert call(monkeypatch, jobs, "--stop", "job-1") == 0
+    assert jobs.submitted == ["touch '/runs/a b/stop.job-1'"]
+    assert jobs.info.status == JobStatus.RUNNING
+    assert "save a checkpoint and end" in capsys.readouterr().err
+    sft = Jobs("sft")
+    assert call(monkeypatch, sft, "--stop", "job-1") == 0
+    assert sft.info.status == JobStatus.STOPPED
+    assert not sft.submitted
+    assert call(monkeypatch, sft, "--stop", "job-1") == 0
+    assert "job-1 has ended: STOPPED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--follow", "--stop"])
+def test_a_job_that_is_not_there_or_not_ours_and_no_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    jobs = Jobs()
+    assert call(monkeypatch, jobs, option, "job-2") == 2
+    assert "job-2: no such job on http://127.0.0.1:9" in capsys.readouterr().err
+    jobs.info.metadata = None
+    assert call(monkeypatch, jobs, option, "job-1") == 2
+    assert "no training of ours" in capsys.readouterr().err
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert call(monkeypatch, jobs, option, "job-1") == 2
+    assert "RAY_ADDRESS is not set" in capsys.readouterr().err
 
 
 def test_an_unknown_recipe_is_told_the_known_ones(

@@ -178,7 +178,44 @@ def test_every_config_file_is_composed_by_these_tests() -> None:
     hosts = {f"{group}/{on}.yaml" for group in ("host", "sft_host") for on in ("cpu", "gpu")}
     algorithms = {f"algorithm_preset/{name}.yaml" for name in ("rank_grpo", "grpo", "gspo")}
     judges = {"judge.yaml", *(f"{recipe}.yaml" for recipe in JUDGES)}
-    assert shipped == {"rank_grpo.yaml", "sft.yaml", "rl.yaml"} | judges | hosts | algorithms
+    scales = {f"scale/{name}.yaml" for name in ("lora", "tensor_parallel", "separate_async", "separate_async_cpu")}
+    assert shipped == {"rank_grpo.yaml", "sft.yaml", "rl.yaml"} | judges | hosts | algorithms | scales
+
+
+def test_lora_and_tensor_parallel_rollout_compose_and_verl_takes_them() -> None:
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    for recipe in ("rank_grpo", *JUDGES):
+        config = _shipped(recipe, "host=gpu", "+scale=lora", "trainer.n_gpus_per_node=4")
+        OmegaConf.resolve(config)
+        validate_config(config, use_reference_policy=True, use_critic=False)
+        assert config.actor_rollout_ref.model.lora_rank == 32
+        assert config.actor_rollout_ref.actor.optim.lr == 1e-5
+        config = _shipped(recipe, "host=gpu", "+scale=tensor_parallel", "trainer.n_gpus_per_node=4")
+        validate_config(config, use_reference_policy=True, use_critic=False)
+        assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).tensor_model_parallel_size == 2
+
+
+@pytest.mark.parametrize(("on", "scale"), [("gpu", "separate_async"), ("cpu", "separate_async_cpu")])
+def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
+    monkeypatch: pytest.MonkeyPatch, on: str, scale: str
+) -> None:
+    from verl.trainer.ppo.v1 import trainer_separate_async
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
+
+    from convrec.trainer import RankGRPOSeparateAsyncTrainer
+
+    config = _shipped("rank_grpo", f"host={on}", f"+scale={scale}")
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    assert (engine.backend == "nccl") == (on == "gpu")
+    assert get_trainer_cls(config.trainer.v1.trainer_mode) is RankGRPOSeparateAsyncTrainer
+    monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
+    trainer = object.__new__(RankGRPOSeparateAsyncTrainer)
+    trainer_separate_async.PPOTrainerSeparateAsync.__init__(trainer, config)  # asserts
+    assert trainer.trainer_mode == "separate_async"
+    assert {"save_model_to_cpu", "registrations", "set_lr_schedule"} <= set(dir(trainer.worker))
+    trainer.is_rank_level, trainer.parameter_sync_step = True, 1
+    assert not trainer._is_on_policy  # its log-probs are taken anew, and the weights correct the difference
 
 
 @pytest.mark.parametrize("on", ["cpu", "gpu"])

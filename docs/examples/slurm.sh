@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Rank-GRPO on nodes of a SLURM cluster: a Ray cluster for the time of the job, and the recipe submitted to it.
+#   TRAIN_FILE=... VAL_FILE=... CATALOG_FILE=... MODEL_PATH=... SAVE_PATH=... sbatch docs/examples/slurm.sh
+# Submit it from the checkout, which lies, as data and models do, on storage that all nodes see; the same command resumes.
+#SBATCH --job-name=rank-grpo
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@900
+#SBATCH --open-mode=append
+set -euo pipefail
+: "${TRAIN_FILE:?}" "${VAL_FILE:?}" "${CATALOG_FILE:?}" "${MODEL_PATH:?}" "${SAVE_PATH:?}"
+HERE=${SLURM_SUBMIT_DIR:?run it with sbatch}
+export PATH="$HERE/.venv/bin:$PATH" SAVE_PATH
+
+# Who reaches the dashboard runs programs on the nodes: a token of this job's own, which goes with it
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HERE/.ray-token-$SLURM_JOB_ID"
+trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
+(umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' > "$RAY_AUTH_TOKEN_PATH")
+
+# 15 minutes before the end (--signal): a checkpoint at the end of the step, then exit status 130
+trap 'mkdir -p "$SAVE_PATH" && touch "$SAVE_PATH/stop"' USR1
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
+ulimit -n 65536 2> /dev/null || true
+srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
+  ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
+until ray health-check --address "$address:6379" > /dev/null 2>&1; do
+  kill -0 $! || exit 1
+  sleep 2
+done
+if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+  srun --overlap --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks-per-node=1 --exclude="$head" \
+    ray start --address="$address:6379" --block &
+fi
+
+nodes='import ray; ray.init(log_to_driver=False); print(sum(node["Alive"] for node in ray.nodes()))'
+until [ "$(RAY_ADDRESS="$address:6379" python -c "$nodes" 2> /dev/null)" = "$SLURM_JOB_NUM_NODES" ]; do sleep 5; done
+
+export RAY_ADDRESS="http://$address:8265" N_NODES="$SLURM_JOB_NUM_NODES" N_GPUS_PER_NODE="$SLURM_GPUS_ON_NODE"
+bash "$HERE/run_rank_grpo.sh" "$@" &
+run=$! status=0
+wait "$run" || status=$?
+while [ "$status" -eq 138 ]; do # 128 + USR1: it was the signal that ended the wait
+  status=0
+  wait "$run" || status=$?
+done
+exit "$status"

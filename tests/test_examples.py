@@ -1,0 +1,105 @@
+"""The launch files of docs/examples say what this version of the project understands."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.variables import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[1]
+SLURM = ROOT / "docs" / "examples" / "slurm.sh"
+# sbatch's options in use, with what their values look like
+SBATCH = {
+    "job-name": r"[\w-]+",
+    "nodes": r"\d+",
+    "ntasks-per-node": "1",  # one raylet a node
+    "gpus-per-node": r"\d+",
+    "cpus-per-task": r"\d+",
+    "exclusive": "",
+    "time": r"\d+:\d\d:\d\d",
+    "signal": r"B:USR1@\d+",
+    "open-mode": "append",
+}
+FILES = dict.fromkeys(("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "MODEL_PATH"), "x")
+
+
+def test_slurm_options_are_sbatchs_own() -> None:
+    subprocess.run(["bash", "-n", str(SLURM)], check=True)
+    options = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE)
+    assert {name for name, _ in options} == set(SBATCH)
+    assert all(re.fullmatch(SBATCH[name], value) for name, value in options), options
+
+
+@pytest.fixture
+def slurm_job(tmp_path: Path) -> subprocess.Popen:
+    """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
+    bin_folder = tmp_path / ".venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    commands = {
+        "scontrol": "printf 'node1\\nnode2\\n'",
+        "srun": 'echo "srun $@" >> calls; case "$*" in *hostname*) echo 10.0.0.1;; *--block) exec sleep 20;; esac',
+        "ray": "exit 0",
+        "python": 'case "$*" in *secrets*) echo token;; *) echo 2;; esac',
+    }
+    for name, text in commands.items():
+        (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (bin_folder / name).chmod(0o755)
+    (tmp_path / "run_rank_grpo.sh").write_text(
+        'stat -c %a "$RAY_AUTH_TOKEN_PATH" > mode\necho "$RAY_ADDRESS $N_NODES $N_GPUS_PER_NODE $*" > started\n'
+        'while [ ! -e "$SAVE_PATH/stop" ]; do sleep 0.05; done\nsleep 0.3\nexit 7\n'
+    )
+    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
+    variables |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", "SAVE_PATH": str(tmp_path / "run")}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    job = subprocess.Popen(
+        ["bash", str(SLURM), "a=b"], env=environment | FILES | variables, cwd=tmp_path, start_new_session=True
+    )
+    yield job
+    os.killpg(job.pid, signal.SIGKILL)  # the raylets, which SLURM would end
+
+
+def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: subprocess.Popen, tmp_path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "started").read_text() == "http://10.0.0.1:8265 2 8 a=b\n"
+    assert (tmp_path / "mode").read_text() == "600\n"
+    slurm_job.send_signal(signal.SIGUSR1)
+    assert slurm_job.wait(20) == 7  # the run's own
+    assert not list(tmp_path.glob(".ray-token*"))
+    calls = (tmp_path / "calls").read_text()
+    assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1" in calls
+    assert "--nodes=1 --ntasks-per-node=1 --exclude=node1 ray start --address=10.0.0.1:6379" in calls
+
+
+def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
+    job = yaml.safe_load((ROOT / "docs" / "examples" / "kuberay.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["rayVersion"] == metadata.version("ray")
+    assert cluster["authOptions"] == {"mode": "token"}
+    variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
+    known = {variable.name for variable in VARIABLES if "rank_grpo" in variable.keys}
+    assert set(variables) - known == {"VERL_USE_EXTERNAL_MODULES"}
+    assert all(isinstance(value, str) for value in variables.values())  # Ray refuses numbers
+    (script,) = re.findall(r"bash (run_\w+\.sh)", job["spec"]["entrypoint"])
+    assert (ROOT / script).exists()
+
+    (workers,) = cluster["workerGroupSpecs"]
+    assert int(variables["N_NODES"]) == 1 + workers["replicas"]
+    for group in (cluster["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == variables["N_GPUS_PER_NODE"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
+        assert "/dev/shm" in mounted.values()
+        paths = [value for name, value in variables.items() if name.endswith(("_FILE", "_PATH"))]
+        assert all(path.startswith(mounted["training"] + "/") for path in paths)
