@@ -74,9 +74,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for model in MODELS:
         for gpus in (4, 8):
-            parts = step_seconds(
-                model, gpus, options.batch, options.rollouts, options.prompt, options.response, GPU()
-            )
+            parts = step_seconds(model, gpus, options.batch, options.rollouts, options.prompt, options.response, GPU())
             total = sum(parts.values())
             cells = [f"{seconds:.2f}" for seconds in (*parts.values(), total, total + parts["reference"])]
             print(f"| {model.name} | {gpus} | " + " | ".join(cells) + " |")

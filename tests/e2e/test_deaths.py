@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from convrec.runs import latest_step
+from convrec.runs import latest_step, read_metrics
 
 from .conftest import ROOT, descendants, killed_on_error
 
@@ -40,7 +40,7 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(demo, r
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **demo.files}
     environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
-    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1"}
+    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": "grpo"}  # a baseline that no other test runs
     begun_at = latest_step(run_folder)
     run = subprocess.Popen(
         ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"],
@@ -71,6 +71,7 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(demo, r
     assert f"resuming after step {begun_at}" in stderr or not begun_at
     assert not os.path.exists(folder)
     assert not segments & set(os.listdir("/dev/shm"))
+    assert any("actor/pg_loss" in row for row in read_metrics(run_folder))
 
 
 def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str, str, int]]:
