@@ -40,7 +40,7 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(demo, r
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **demo.files}
     environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
-    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": "grpo"}  # a baseline that no other test runs
+    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": "grpo"}  # no other test runs it
     begun_at = latest_step(run_folder)
     run = subprocess.Popen(
         ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"],
