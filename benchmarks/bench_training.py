@@ -114,7 +114,8 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
     }
     times = [row["timing_s/step"] for row in steps[2:]]
     return {
-        "seconds_to_first_rollout": round(first_step - steps[0]["timing_s/step"], 1),
+        # the first step waits for the agent loop to be there: a later one's length tells when rollouts began
+        "seconds_to_first_rollout": round(first_step - medians["step"], 1),
         "seconds_to": {name: round(at, 1) for name, at in sorted(watcher.began.items(), key=lambda item: item[1])},
         "seconds_in_all": round(time.time() - start, 1),
         "step_seconds": medians,
