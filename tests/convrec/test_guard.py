@@ -49,7 +49,12 @@ class Run:
         child = CHILD.format(join=join)
         script = textwrap.dedent(DRIVER.format(root=str(ROOT), child=child, then=then))
         self.driver = subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # a background job of a script has Ctrl-C ignored, and would hand that on
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert self.driver.stdout
         lines = sorted((self.driver.stdout.readline() for _ in range(2)), key=lambda line: not line.startswith("/"))
