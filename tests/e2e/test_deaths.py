@@ -1,5 +1,7 @@
 """A run whose processes are killed: it ends by itself, says why, leaves nothing behind, and the same command resumes.
 
+One of the runs is asynchronous: it resumes what was trained synchronously, and the other way round.
+
 While it lives, nothing of it listens beyond this machine's loopback.
 """
 
@@ -29,21 +31,24 @@ def run_folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("victim", "status", "reason"),
+    ("victim", "overrides", "status", "reason"),
     [
-        ("VLLM::EngineCore", 1, "is gone (killed, or out of memory)"),
-        ("raylet", 1, " is gone "),  # the driver may still notice what else is, or be ended by Ray at once
-        ("the driver", -signal.SIGKILL, "its process is gone without a word (killed, or a process of Ray died)"),
+        ("VLLM::EngineCore", [], 1, "is gone (killed, or out of memory)"),
+        # asynchronously; the driver may still notice what else is gone, or be ended by Ray at once
+        ("raylet", ["+scale=separate_async_cpu"], 1, " is gone "),
+        ("the driver", [], -signal.SIGKILL, "its process is gone without a word (killed, or a process of Ray died)"),
     ],
 )
-def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(demo, run_folder, victim, status, reason):
+def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(
+    demo, run_folder, victim, overrides, status, reason
+):
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **demo.files}
     environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
     environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": "grpo"}  # no other test runs it
     begun_at = latest_step(run_folder)
     run = subprocess.Popen(
-        ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"],
+        ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", *overrides],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
