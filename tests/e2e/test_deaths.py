@@ -31,21 +31,21 @@ def run_folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("victim", "overrides", "status", "reason"),
+    ("victim", "algorithm", "overrides", "status", "reason"),
     [
-        ("VLLM::EngineCore", [], 1, "is gone (killed, or out of memory)"),
+        ("VLLM::EngineCore", "grpo", [], 1, "is gone (killed, or out of memory)"),
         # asynchronously; the driver may still notice what else is gone, or be ended by Ray at once
-        ("raylet", ["+scale=separate_async_cpu"], 1, " is gone "),
-        ("the driver", [], -signal.SIGKILL, "its process is gone without a word (killed, or a process of Ray died)"),
+        ("raylet", "rank_grpo", ["+scale=separate_async_cpu"], 1, " is gone "),
+        ("the driver", "rank_grpo", [], -signal.SIGKILL, "its process is gone without a word"),
     ],
 )
 def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(
-    demo, run_folder, victim, overrides, status, reason
+    demo, run_folder, victim, algorithm, overrides, status, reason
 ):
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **demo.files}
     environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
-    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": "grpo"}  # no other test runs it
+    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": algorithm}
     begun_at = latest_step(run_folder)
     run = subprocess.Popen(
         ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", *overrides],
@@ -76,7 +76,8 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(
     assert f"resuming after step {begun_at}" in stderr or not begun_at
     assert not os.path.exists(folder)
     assert not segments & set(os.listdir("/dev/shm"))
-    assert any("actor/pg_loss" in row for row in read_metrics(run_folder))
+    loss = {"grpo": "actor/pg_loss", "rank_grpo": "actor/policy_loss"}[algorithm]
+    assert any(loss in row for row in read_metrics(run_folder) if row["step"] > begun_at)
 
 
 def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str, str, int]]:
