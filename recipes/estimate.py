@@ -5,7 +5,7 @@ P parameters over D devices, T tokens of a micro-batch, V words, L layers, H hid
     training state   P x (4 fp32 weights + 4 gradients + 8 Adam) / D, and 4 P / D for the reference; LoRA: 4 P / D
     gathered layer   2 P / L, twice (the next one is fetched while one computes)
     activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed), 16 times that without recomputation
-    logits           T x V x (2 bf16 + 4 fp32 + 4 gradient)
+    logits           T x V x (2 bf16 + 4 fp32 + 4 gradient); fused kernels have a chunk of them at a time
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 """
 
@@ -17,6 +17,8 @@ from omegaconf import DictConfig
 
 BASE_BYTES = 2 * 2**30  # CUDA context, NCCL buffers, allocator slack; on CPU: Python and its libraries, in a process
 CPU_PROCESSES = 12  # that import verl or vLLM, 0.3-0.6 GiB each
+
+FUSED_CHUNK = 512  # tokens; verl's FusedLinearForPPO
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def needs(config: DictConfig, size: ModelSize) -> Needs:
     state = size.parameters * each / devices
     gathered = 2 * size.parameters / max(1, size.layers) * width if devices > 1 else 0
     activations = tokens * size.hidden * size.layers * width * kept
-    logits = tokens * size.vocabulary * (width + 8)
+    with_logits = min(tokens, FUSED_CHUNK) if model.use_fused_kernels else tokens
+    logits = with_logits * size.vocabulary * (width + 8)
     training = int(state + gathered + activations + logits + BASE_BYTES)
     weights = size.parameters * (4 if rollout.dtype == "float32" else 2) // rollout.tensor_model_parallel_size
     checkpoint = size.parameters * 16

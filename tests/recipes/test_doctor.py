@@ -29,7 +29,12 @@ def config(**trainer: Any) -> Any:
             "actor_rollout_ref": {
                 "rollout": rollout | {"tensor_model_parallel_size": 1},
                 "actor": actor,
-                "model": {"path": "somewhere", "enable_gradient_checkpointing": True, "lora_rank": 0},
+                "model": {
+                    "path": "somewhere",
+                    "enable_gradient_checkpointing": True,
+                    "lora_rank": 0,
+                    "use_fused_kernels": False,
+                },
             },
         }
     )
@@ -147,6 +152,10 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     lora = config()
     lora.actor_rollout_ref.model.lora_rank = 32
     assert needs.training - estimate.needs(lora, half_b).training == 16 * 500_000_000  # 20 - 4 bytes each
+
+    fused = config()
+    fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
+    assert needs.training - estimate.needs(fused, half_b).training == (32768 - 512) * 151_936 * 10
 
     seventy_b = estimate.needs(config(n_gpus_per_node=64), estimate.ModelSize(70_000_000_000, 80, 8192, 151_936))
     assert seventy_b.rollout_weights == 140_000_000_000
