@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from convrec.catalog import Catalog
 from convrec.errors import UserError
+from convrec.tiny_model import make_tiny_model
 from convrec.matching import Matcher
 from convrec.ranks import Item, format_item
 from data_prep.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
@@ -122,6 +123,20 @@ def test_embeddings_that_cannot_be_are_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # as if not installed
     with pytest.raises(UserError, match=r"extra `embeddings`"):
         check_embedding("sentence-transformers:any")
+
+
+def test_a_sentence_transformer_from_a_folder_gives_unit_vectors(tmp_path, monkeypatch):
+    """Any encoder-like Hugging Face folder is one, with mean pooling: here a tiny model made on the spot."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    names = [f"{word} ({year})" for word in ("Alpha", "Beta", "Gamma") for year in (1990, 1991)]
+    model = make_tiny_model(tmp_path / "model", names, names, vocab_size=300, num_layers=1)
+    vectors = make_embedder(f"sentence-transformers:{model}", []).encode([*names, "a longer text about Alpha (1990)"])
+    assert vectors.shape == (7, 128)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    similar = vectors @ vectors[0]
+    assert similar[0] > similar[1:6].max()  # every name has a vector of its own
+    with pytest.raises(UserError, match="the model does not load"):
+        make_embedder(f"sentence-transformers:{tmp_path / 'nothing'}", [])
 
 
 def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversation(tmp_path):
