@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from convrec.catalog import Catalog
 from convrec.errors import UserError
-from convrec.tiny_model import make_tiny_model
 from convrec.matching import Matcher
 from convrec.ranks import Item, format_item
+from convrec.tiny_model import make_tiny_model
 from data_prep.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
 from data_prep.remap import (
     fold_of,
