@@ -8,30 +8,20 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The end-to-end tests take longest and begin."""
+    """A file's tests stay in one process and share its set-up; those of the end-to-end demo share theirs, and start."""
     for item in items:
+        group = item.path.stem
         if item.path.parent.name == "e2e":
             item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: item.path.parent.name != "e2e")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests stay in one process and share its set-up; those of the end-to-end demo share theirs."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "demo" if file.startswith("tests/e2e/") and file != "tests/e2e/test_judges.py" else file
-
-    return Scheduling(config, log)
+            group = "0 judges" if group == "test_judges" else "0 demo"
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0][0] != "0")
 
 
 @pytest.fixture(scope="session")
