@@ -30,9 +30,8 @@ format: setup ## ruff's fixes and format
 resolve: setup ## both dependency sets still resolve and match their lock files
 	@scripts/lock.sh --check
 
-# Two processes: a run waits for its processes to start, and the other tests use that time. Memory for two runs is needed.
 pytest: setup ## the test suite; PYTEST_ARGS="-k name" narrows it
-	@$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest $(PYTEST_ARGS)
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh

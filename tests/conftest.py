@@ -12,18 +12,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay in one process and share its set-up; those of the end-to-end demo share theirs, and start."""
-    for item in items:
-        group = item.path.stem
-        if item.path.parent.name == "e2e":
-            item.add_marker(pytest.mark.e2e)
-            group = "0 judges" if group == "test_judges" else "0 demo"
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0][0] != "0")
-
-
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder with the recorded goldens and real data: `../shared` beside the repository, else $CONVREC_SHARED."""

@@ -21,6 +21,12 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
 SFT_STEPS, RL_STEPS = 40, 4
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.e2e)
+
+
 class Demo:
     """What the two starts of the small demo left behind."""
 
