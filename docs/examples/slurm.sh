@@ -24,7 +24,7 @@ trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 # 15 minutes before the end (--signal): a checkpoint at the end of the step, then exit status 130
 trap 'mkdir -p "$SAVE_PATH" && touch "$SAVE_PATH/stop"' USR1
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1') # not `head`: who is cut off ends the script
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
 ulimit -n 65536 2> /dev/null || true
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
