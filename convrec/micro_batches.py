@@ -53,10 +53,3 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
         torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX, group=dp_group)
         groups = group_by_length(lengths, limit, int(count))
     return [tensordict_utils.index_select_tensor_dict(data, rows) for rows in groups], groups
-
-
-def use_length_groups() -> None:
-    """Have verl's FSDP engine call `prepare_micro_batches` of this module. Calling it again does nothing."""
-    from verl.workers.engine.fsdp import transformer_impl
-
-    transformer_impl.prepare_micro_batches = prepare_micro_batches

@@ -9,8 +9,8 @@ What a CPU host needs, and where it is given:
 | an FSDP engine for "cpu"                     | `EngineRegistry` (`register_engine`)                          |
 | a rollout server that can take new weights   | `RolloutReplicaRegistry` (`register_rollout`, `vllm_cpu.py`)  |
 
-Two verl functions are replaced, for speed, wherever flash-attn is missing: `use_whole_batch_log_probs` here and
-`convrec.micro_batches`. `tests/convrec/test_platform_cpu.py` pins the source of the verl code this relies on.
+Two verl functions are replaced, for speed, where flash-attn is missing: `use_whole_batch_log_probs` and
+`use_length_groups`. `tests/convrec/test_platform_cpu.py` pins the source of the verl code this relies on.
 """
 
 import os
@@ -26,6 +26,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from convrec import guard
+from convrec.micro_batches import prepare_micro_batches
 
 PLATFORM = "cpu"
 
@@ -194,6 +195,13 @@ def use_whole_batch_log_probs() -> None:
     from verl.workers.engine.fsdp import transformer_impl
 
     transformer_impl.logprobs_from_logits = log_probs_of_labels
+
+
+def use_length_groups() -> None:
+    """Have verl's FSDP engine make its micro-batches by `convrec.micro_batches`. Calling it again does nothing."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    transformer_impl.prepare_micro_batches = prepare_micro_batches
 
 
 def in_run_folder(address: str) -> str:

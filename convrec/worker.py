@@ -7,7 +7,7 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from convrec import micro_batches, platform_cpu, registration
+from convrec import platform_cpu, registration
 
 
 class ConvRecWorker(ActorRolloutRefWorker):
@@ -24,7 +24,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         platform_cpu.use_whole_batch_log_probs()
-        micro_batches.use_length_groups()
+        platform_cpu.use_length_groups()
         if platform_cpu.is_cpu_host():
             platform_cpu.register_engine()
             platform_cpu.init_process_group()

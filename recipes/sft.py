@@ -26,10 +26,10 @@ def train(config: DictConfig) -> None:
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group
 
-    from convrec import micro_batches, platform_cpu, tracking
+    from convrec import platform_cpu, tracking
 
     platform_cpu.use_whole_batch_log_probs()
-    micro_batches.use_length_groups()
+    platform_cpu.use_length_groups()
     tracking.install(sft_trainer, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     if config.trainer.device != "cpu":
         sft_trainer.run_sft(config)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
-from convrec import micro_batches
+from convrec import micro_batches, platform_cpu
 from convrec.micro_batches import SHORTEST, group_by_length
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -72,7 +72,7 @@ def test_verls_engine_calls_it() -> None:
 
     before = transformer_impl.prepare_micro_batches
     try:
-        micro_batches.use_length_groups()
+        platform_cpu.use_length_groups()
         assert transformer_impl.prepare_micro_batches is micro_batches.prepare_micro_batches
     finally:
         transformer_impl.prepare_micro_batches = before
