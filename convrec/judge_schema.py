@@ -18,7 +18,7 @@ from convrec.chat import Message
 from convrec.errors import UserError
 from convrec.judge_prompt import MODES, judge_prompt
 from convrec.judge_verdict import MAX_SCORE
-from convrec.schema import TableReport
+from convrec.validation import TableReport
 
 COLUMNS = ("input", "output", "source")
 SWAPPED = {"A": "B", "B": "A"}

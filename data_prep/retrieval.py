@@ -33,7 +33,8 @@ from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.ranks import Item, parse_items
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, validate_rl_table
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.validation import validate_rl_table
 from data_prep.retrieval_teacher import Pair, RetrievalTeacher, conversation_of, conversation_text, truth_of, with_lists
 
 _TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)

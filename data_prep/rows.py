@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from convrec.catalog import load_catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt, validate_rl_table
+from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt
+from convrec.validation import validate_rl_table
 from data_prep.retrieval_teacher import conversation_of
 from data_prep.stages import Summary, file_id, parquet_writer, read_blocks, read_record, written_whole
 

@@ -12,7 +12,7 @@ from convrec.catalog import load_catalog
 from convrec.checkpoints import check_model_path
 from convrec.errors import UserError
 from convrec.judge_schema import validate_judge_table
-from convrec.schema import TableReport, validate_rl_table, validate_sft_table
+from convrec.validation import TableReport, validate_rl_table, validate_sft_table
 from recipes import host
 
 

@@ -29,8 +29,17 @@ VERL_AND_RAY = {
     "convrec/worker.py",
 }
 VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}
-LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs", "checkpoint_files")
-LIGHT += ("guard", "saving", "judge_verdict", "judge_prompt", "judge_schema", "judge_metrics")
+LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs")
+LIGHT += (
+    "validation",
+    "checkpoint_files",
+    "guard",
+    "saving",
+    "judge_verdict",
+    "judge_prompt",
+    "judge_schema",
+    "judge_metrics",
+)
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))

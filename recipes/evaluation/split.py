@@ -12,7 +12,8 @@ from convrec.errors import UserError
 from convrec.generations import prompt_id
 from convrec.matching import Matcher
 from convrec.ranks import Item, format_item
-from convrec.schema import RL_SCHEMA, validate_rl_table
+from convrec.schema import RL_SCHEMA
+from convrec.validation import validate_rl_table
 
 TRUTH = "groundtruth_with_release_year"
 FOREIGN_CATALOG = 0.1  # share of ground truth outside the catalog from which on it is worth a warning

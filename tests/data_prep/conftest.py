@@ -8,24 +8,24 @@ HORROR = [(f"Ghost {i}", str(1980 + i)) for i in range(6)]
 COMEDY = [(f"Laughs {i}", str(1990 + i)) for i in range(6)]
 
 
-def row(sample_id, conversation, seen, truth):
+def row(sample_id, conversation, seen, truth, num_items=20):
     return {
-        "prompt": [{"content": prompt_text(conversation), "role": "user"}],
+        "prompt": [{"content": prompt_text(conversation, num_items), "role": "user"}],
         "seen_titles": seen,
-        "groundtruth_with_release_year": [list(pair) for pair in truth],
+        "groundtruth_with_release_year": [[title, str(year)] for title, year in truth],
         "sample_id": sample_id,
     }
 
 
-def make_rows(prefix, count, seed):
-    """Conversations of two rows each: a taste, a film of that taste, then another one."""
+def make_rows(prefix, count, seed, kinds=(HORROR, COMEDY), num_items=20, outside=(("Obscure", 1999),)):
+    """Conversations of two rows each: a taste, a film of that taste, then another one and those no catalog has."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
-        films, word = ((HORROR, "scary haunted"), (COMEDY, "funny jokes"))[index % 2]
+        films, word = kinds[index % 2], ("scary haunted", "funny jokes")[index % 2]
         first, second, third = (films[i] for i in rng.choice(len(films), 3, replace=False))
         start = f"USER: I want something {word}, I liked {first[0]} ({first[1]})\n"
         more = start + f"SYSTEM: Try {second[0]} ({second[1]})\nUSER: Seen that, something else {word}?\n"
-        rows.append(row(f"{prefix}_{index}_t1", start, [first[0]], [second]))
-        rows.append(row(f"{prefix}_{index}_t3", more, [first[0], second[0]], [third, ("Obscure", "1999")]))
+        rows.append(row(f"{prefix}_{index}_t1", start, [first[0]], [second], num_items))
+        rows.append(row(f"{prefix}_{index}_t3", more, [first[0], second[0]], [third, *outside], num_items))
     return rows

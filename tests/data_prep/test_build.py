@@ -16,8 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.ranks import format_item, parse_items
-from convrec.schema import RL_SCHEMA, prompt_text, validate_sft_table
+from convrec.schema import RL_SCHEMA
+from convrec.validation import validate_sft_table
 from data_prep.build import main
+
+from .conftest import make_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 HORROR = [(f"Ghost {word}", 1980 + n) for n, word in enumerate(("House", "Ship", "Story", "Town", "Hotel", "Train"))]
@@ -25,31 +28,11 @@ COMEDY = [(f"Laughing {word}", 1990 + n) for n, word in enumerate(("Dog", "Boy",
 NUM_ITEMS = 4
 
 
-def make_rows(prefix, count, seed):
-    """Two rows a conversation: a taste and a film of it, then another one; both lead to films of that taste."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for index in range(count):
-        films, word = ((HORROR, "scary haunted"), (COMEDY, "funny jokes"))[index % 2]
-        first, second, third = (films[i] for i in rng.choice(len(films), 3, replace=False))
-        text = f"USER: I want something {word}, I liked {format_item(*first)}\n"
-        more = text + f"SYSTEM: Try {format_item(*second)}\nUSER: Seen that, something else {word}?\n"
-        for turn, conversation, seen, truth in ((1, text, [first], second), (3, more, [first, second], third)):
-            rows.append(
-                {
-                    "prompt": [{"content": prompt_text(conversation, NUM_ITEMS), "role": "user"}],
-                    "seen_titles": [title for title, _ in seen],
-                    "groundtruth_with_release_year": [[truth[0], str(truth[1])]],
-                    "sample_id": f"{prefix}_{index}_t{turn}",
-                }
-            )
-    return rows
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
-    for split, rows in (("train", make_rows("train", 60, 1)), ("validation", make_rows("val", 8, 2))):
+    for split, count, seed in (("train", 60, 1), ("validation", 8, 2)):
+        rows = make_rows(split, count, seed, kinds=(HORROR, COMEDY), num_items=NUM_ITEMS, outside=())
         pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), folder / f"{split}.parquet")
     films = HORROR + COMEDY
     catalog = {

@@ -14,8 +14,8 @@ from convrec.errors import UserError
 from convrec.judge_prompt import query_text
 from convrec.judge_schema import label_of, make_row, prompt_of, read_judge_table, responses_of
 from convrec.judge_verdict import preference_verdict, score_verdict
-from convrec.schema import validate_sft_table
 from convrec.tiny_model import train_tokenizer
+from convrec.validation import validate_sft_table
 from data_prep import judge, judge_demonstrations
 from data_prep.judge import balance_order, convert, swapped
 from data_prep.judge_sample import preferences, ratings, write_sample

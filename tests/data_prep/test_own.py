@@ -14,7 +14,8 @@ from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.metrics import evaluate_row
 from convrec.ranks import parse_items
-from convrec.schema import prompt_text, validate_catalog, validate_rl_table, validate_sft_table
+from convrec.schema import prompt_text
+from convrec.validation import validate_catalog, validate_rl_table, validate_sft_table
 from data_prep.own import convert_own, main
 from data_prep.own_files import BadLine
 from data_prep.own_rows import KEYS, read_conversation, read_row, read_time

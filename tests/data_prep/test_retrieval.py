@@ -6,7 +6,8 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.ranks import parse_items
-from convrec.schema import RL_SCHEMA, prompt_text, split_prompt, validate_catalog, validate_rl_table, validate_sft_table
+from convrec.schema import RL_SCHEMA, prompt_text, split_prompt
+from convrec.validation import validate_catalog, validate_rl_table, validate_sft_table
 from data_prep.retrieval import (
     cuts,
     hold_out,
