@@ -57,6 +57,8 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
             # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
             "OMP_NUM_THREADS": str(usable_cores()),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # vLLM compiles a count over log-probs: 7 s at every start (PyTorch keeps the header in the run's TMPDIR)
+            "TORCH_COMPILE_DISABLE": "1",
         }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 

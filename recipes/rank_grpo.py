@@ -5,6 +5,7 @@ python -m recipes.rank_grpo [hydra overrides]
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,30 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
 
 
 def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
-    """Run verl's task in this process (its remote form costs one more process and its imports)."""
+    """Run verl's task in this process (its remote form costs one more process and its imports).
+
+    Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
+    """
     import ray
+    import transfer_queue
+
+    environment = host.process_environment(config.trainer.device != "cpu")
+    start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            for warning in doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=True)):
+                print(f"warning: {warning}", file=sys.stderr)
+        with ThreadPoolExecutor(1) as beside:
+            queue = beside.submit(transfer_queue.init, config.transfer_queue)  # the task then finds it there
+            task = _task(config)
+            queue.result()
+        task.run(config)
+    finally:
+        ray.shutdown()
+
+
+def _task(config: DictConfig) -> Any:
+    """verl's, once the config is valid; imports all of verl's trainer."""
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.trainer.ppo.v1 import trainer_base
@@ -63,15 +86,7 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
 
     tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    environment = host.process_environment(config.trainer.device != "cpu")
-    start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))
-    try:
-        if os.environ.get("RAY_ADDRESS"):
-            for warning in doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=True)):
-                print(f"warning: {warning}", file=sys.stderr)
-        TaskRunnerV1.__ray_metadata__.modified_class().run(config)
-    finally:
-        ray.shutdown()
+    return TaskRunnerV1.__ray_metadata__.modified_class()
 
 
 def main(arguments: list[str] | None = None) -> int:
