@@ -20,7 +20,7 @@ Jaro-Winkler 77 %, WRatio 59 %) and matches 0.7 % of ReDial's titles that are no
 same film (bare ratio 0.9 %, Jaro-Winkler 5 %, WRatio 11 %).
 
 Where the catalog has no years (Catalog.dated is false), all years are equal and say nothing: similarity is the bare
-ratio, and a line is a title from end to end.
+ratio, and a line is a title from end to end; a year written behind a title that is not found is taken off.
 
 Search is blocked, which keeps it sub-linear in the catalog: only titles with the same year and the same first or last
 letter, or a year nearby and the same first or last two letters, are compared. What this loses are titles with typos at
@@ -52,6 +52,7 @@ _APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _NOT_WORD = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
+_YEAR_BEHIND = re.compile(r"(.+?)\s*\(\d{4}\)")
 _INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMAN = {tens + ones: str(10 * t + o) for t, tens in enumerate(("", "x")) for o, ones in enumerate(_ONES) if t or o}
@@ -221,7 +222,14 @@ class Matcher:
             row = self._nearest(self._by_folded.get(folded, ()), year)
             if row < 0:
                 row = self._most_similar(folded, year)
+        if row < 0 and (shorter := self._without_year(title)):
+            return self._identify(shorter, year)
         return Identity(row, self._keys[row] if row >= 0 else key)
+
+    def _without_year(self, title: str) -> str | None:
+        """Where items have no years: the title in front of the year that was written all the same."""
+        dated = None if self.catalog.dated else _YEAR_BEHIND.fullmatch(title)
+        return dated[1] if dated else None
 
     def _nearest(self, rows: Sequence[int], year: int) -> int:
         """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
@@ -275,8 +283,9 @@ class Matcher:
         compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude `Mother`;
         folded otherwise."""
         key = normalise(title)
-        if key not in self._by_title and self.catalog.dated and (dated := parse_item(title)):
-            key = normalise(dated.title)
+        if key not in self._by_title:
+            dated = parse_item(title) if self.catalog.dated else None
+            key = normalise(dated.title if dated else self._without_year(title) or title)
         return key if self.mode == "exact" or key in self._by_title else FOLDED + fold(key)
 
     def _match_reference(

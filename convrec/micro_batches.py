@@ -1,7 +1,7 @@
 """Micro-batches of rows of like length, for attention that pads.
 
 Without flash-attn verl pads a micro-batch to its longest row, and it balances micro-batches by putting long and short
-rows together: of the demo's 38,000 positions a step 13,000 held a token.
+rows together. What that costs depends on the longest prompt: docs/performance.md has it for the demo's steps.
 """
 
 from collections.abc import Sequence

@@ -370,7 +370,10 @@ UNDATED = [("Oak Desk (2020)", None), ("Blue Lamp", None), ("Kettle 2", None), (
         ("Oak Desk (2020)", 0),
         ("oak  desk (2020)", 0),
         ("Oak Desk", -1),
+        ("Oak Desk (2021)", -1),  # its year is part of the title
         ("The Blue Lamp", 1),
+        ("Blue Lamp (1999)", 1),  # as a model writes that knows the year
+        ("Blue Lamp (1999) deluxe", -1),
         ("Kettle II", 2),
         ("Kettle 4", -1),
         ("Blue Lmap", -1),  # ratio 88.9 < 90: with SAME_YEAR it would be found
@@ -391,6 +394,14 @@ def test_relevance_without_years():
     assert result.seen == [False, True, False, False, True, False]
     assert result.duplicate == [False, False, True, False, False, False]
     assert result.in_catalog == [True, True, True, False, True, True]
+
+
+def test_a_year_written_in_vain_neither_hides_a_seen_title_nor_a_repeat():
+    matcher = Matcher(Catalog.from_items(UNDATED))
+    result = matcher.match(parse_items("Blue Lamp (1999)\nKettle 3\nBlue Lamp", dated=False), [], ["Kettle 3 (2001)"])
+    assert result.in_catalog == [True, True, True]
+    assert result.seen == [False, True, False]
+    assert result.duplicate == [False, False, True]
 
 
 def test_reference_matching_needs_years():

@@ -1,54 +1,95 @@
 """A run whose processes are killed: it ends by itself, says why, leaves nothing behind, and the same command resumes.
 
-One of the runs is asynchronous: it resumes what was trained synchronously, and the other way round.
-
-While it lives, nothing of it listens beyond this machine's loopback.
+While it lives, nothing of it listens beyond this machine's loopback. Its three starts also train what the demo does
+not: GSPO, asynchronously (resuming what was trained synchronously, and the other way round), two updates a batch; all
+on data of one's own, without years, and with checkpoints that are merged when they are read.
 """
 
 import contextlib
 import ipaddress
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
+from transformers import AutoModelForCausalLM
 
+from convrec.checkpoints import resolve_model
 from convrec.runs import latest_step, read_metrics
+from convrec.schema import split_prompt
+from data_prep.own import convert_own
+from recipes.evaluation.single import evaluate
 
 from .conftest import ROOT, descendants, killed_on_error
 
 BOUND = 120  # seconds; 5-25 were seen, on busy cores
+DRIVER = "the driver"
+FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
+
+
+@pytest.fixture(scope="module")
+def own_data(demo, tmp_path_factory) -> dict[str, str]:
+    """The demo's conversations as a user's own files: JSONL, and a catalog of titles without years."""
+    source = tmp_path_factory.mktemp("own")
+    titles = dict.fromkeys(row["title"] for row in pq.read_table(demo.files["CATALOG_FILE"]).to_pylist())
+    (source / "films.jsonl").write_text("".join(json.dumps({"title": title}) + "\n" for title in titles))
+    with open(source / "dialogues.jsonl", "w") as lines:
+        for split in ("train", "validation", "test"):
+            for row in pq.read_table(demo.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist():
+                conversation = split_prompt(row["prompt"][0]["content"])[1]
+                truth = dict.fromkeys(title for title, _ in row["groundtruth_with_release_year"])
+                own = {"conversation": conversation, "ground_truth": [*truth], "seen": row["seen_titles"]}
+                lines.write(json.dumps(own | {"split": split, "conversation_id": row["sample_id"]}) + "\n")
+    folder = source / "data"
+    convert_own([source / "dialogues.jsonl"], source / "films.jsonl", folder)
+    return {name: str(folder / f"{file}.parquet") for name, file in FILES.items()}
+
+
+@dataclass
+class Killed:
+    """What one start left behind."""
+
+    begun_at: int
+    status: int
+    stderr: str
+    reachable: list[tuple[str, str, int]]
+    left: list[list[str]]
+    leavings: list[str]
+    rows: list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> Path:
-    """One for all, so that each start resumes what was killed before it."""
     return tmp_path_factory.mktemp("deaths") / "run"
 
 
-@pytest.mark.parametrize(
-    ("victim", "algorithm", "overrides", "status", "reason"),
-    [
-        ("VLLM::EngineCore", "grpo", [], 1, "is gone (killed, or out of memory)"),
-        # asynchronously; the driver may still notice what else is gone, or be ended by Ray at once
-        ("raylet", "rank_grpo", ["+scale=separate_async_cpu"], 1, " is gone "),
-        ("the driver", "rank_grpo", [], -signal.SIGKILL, "its process is gone without a word"),
-    ],
-)
-def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(
-    demo, run_folder, victim, algorithm, overrides, status, reason
-):
-    environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **demo.files}
-    environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
+@pytest.fixture(scope="module")
+def killed(demo, own_data, run_folder) -> dict[str, Killed]:
+    """Three starts of one run, each resuming what was killed before it."""
+    return {
+        "VLLM::EngineCore": train_and_kill(demo, own_data, run_folder, "VLLM::EngineCore", ALGORITHM="gspo"),
+        "raylet": train_and_kill(demo, own_data, run_folder, "raylet", "+scale=separate_async_cpu"),
+        DRIVER: train_and_kill(demo, own_data, run_folder, DRIVER, MU="2", REWARD="log_decay"),
+    }
+
+
+def train_and_kill(demo, own_data, run_folder, victim: str, *overrides: str, **variables: str) -> Killed:
+    """Kill it two checkpoints later."""
+    environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **own_data}
+    environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4", "LR": "1e-3"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
-    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "ALGORITHM": algorithm}
+    environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "SAVE_FREQ": "1", **variables}
+    merged_when_read = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]"
     begun_at = latest_step(run_folder)
     run = subprocess.Popen(
-        ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", *overrides],
+        ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", merged_when_read, *overrides],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,20 +105,80 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(
         folders = {process.environ().get("CONVREC_RUN_TMP") for process in processes if process.name() == "gcs_server"}
         (folder,) = folders
         segments = set().union(*(shared_memory_of(process) for process in processes))
-        assert not reachable_from_elsewhere(processes)
+        reachable = reachable_from_elsewhere(processes)
         start = time.monotonic()
-        (run if victim == "the driver" else next(p for p in processes if p.name() == victim)).kill()
+        (run if victim == DRIVER else next(p for p in processes if p.name() == victim)).kill()
         _, stderr = run.communicate(timeout=BOUND)
     _, left = psutil.wait_procs(processes, timeout=max(1.0, BOUND - (time.monotonic() - start)))
-    assert not left, [process.cmdline() for process in left]
-    assert run.returncode == status, stderr
-    assert reason in stderr
-    assert "the same command resumes" in stderr
-    assert f"resuming after step {begun_at}" in stderr or not begun_at
-    assert not os.path.exists(folder)
-    assert not segments & set(os.listdir("/dev/shm"))
-    loss = {"grpo": "actor/pg_loss", "rank_grpo": "actor/policy_loss"}[algorithm]
-    assert any(loss in row for row in read_metrics(run_folder) if row["step"] > begun_at)
+    leavings = [*segments & set(os.listdir("/dev/shm")), *([folder] if os.path.exists(folder) else [])]
+    rows = [row for row in read_metrics(run_folder) if row["step"] > begun_at and "rank_grpo/return@1" in row]
+    return Killed(begun_at, run.returncode, stderr, reachable, [process.cmdline() for process in left], leavings, rows)
+
+
+@pytest.mark.parametrize(
+    ("victim", "status", "reason"),
+    [
+        ("VLLM::EngineCore", 1, "is gone (killed, or out of memory)"),
+        ("raylet", 1, " is gone "),  # the driver may still notice what else is gone, or be ended by Ray at once
+        (DRIVER, -signal.SIGKILL, "its process is gone without a word"),
+    ],
+)
+def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(killed, victim, status, reason):
+    run = killed[victim]
+    assert run.status == status, run.stderr
+    assert reason in run.stderr
+    assert "the same command resumes" in run.stderr
+    assert not run.left
+    assert not run.leavings
+
+
+def test_the_same_command_resumes(killed):
+    first, *later = killed.values()
+    assert first.begun_at == 0
+    for run in later:
+        assert run.begun_at >= 2
+        assert f"resuming after step {run.begun_at}" in run.stderr
+        assert run.rows[0]["step"] == run.begun_at + 1
+
+
+def test_nothing_of_a_run_listens_beyond_the_loopback(killed):
+    assert not [reachable for run in killed.values() for reachable in run.reachable]
+
+
+def test_each_algorithm_trains(killed):
+    gspo, asynchronous, two_updates = (run.rows for run in killed.values())
+    assert max(row["actor/grad_norm"] for row in gspo) > 0
+    assert all("actor/pg_loss" in row for row in gspo)
+    assert max(row["actor/grad_norm"] for row in asynchronous) > 0
+    for row in two_updates:
+        assert row["timing_s/old_log_prob"] > 0.01  # mu > 1 needs the pass
+    assert max(row["actor/ratio_max/all"] for row in two_updates) > 1.0  # the second update of a batch is off-policy
+    assert two_updates[-1]["actor/kl"] > 0
+
+
+def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
+    demo, own_data, killed, run_folder, tmp_path
+):
+    before = AutoModelForCausalLM.from_pretrained(resolve_model(demo.out / "sft")).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(resolve_model(run_folder), dtype="float32").state_dict()
+    moved = max((after[name] - before[name]).abs().max().item() for name in before)
+    # each of the steps, two of them doubled, moves a weight by about the learning rate; the merger rounds to bf16
+    assert 1e-3 < moved < 1e-3 * 2 * latest_step(run_folder) + 1e-2
+    metrics = evaluate(
+        model=run_folder,
+        data=Path(own_data["TRAIN_FILE"]).with_name("test.parquet"),
+        catalog=own_data["CATALOG_FILE"],
+        out=tmp_path / "evaluation",
+        train=own_data["TRAIN_FILE"],
+        max_prompt_length=256,
+        max_response_length=64,
+        limit=64,
+        progress=False,
+    )
+    results = metrics["results"]["paper"]
+    assert results["model"]["n"] == 64
+    assert results["model"]["catalog_hit_ratio"]["mean"] > 0.1  # it writes years, which are taken off
+    assert 0 < results["popularity"]["ndcg@20"]["mean"] < 1
 
 
 def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str, str, int]]:
