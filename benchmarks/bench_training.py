@@ -2,10 +2,10 @@
 
 python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16] [--rollouts 8] [--runs ours stock]
 
---demo is a folder that `make demo` has left: its data and its SFT model are trained on. `ours` is run_rank_grpo.sh
-with ALGORITHM=rank_grpo, `grpo` the same with ALGORITHM=grpo; `stock` is verl's own trainer, worker, loss, replay
-buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py). One run after the other;
-start nothing else meanwhile. Step times leave out the first two steps.
+--demo is a folder that `make demo` has left: its data and its SFT model (or --model) are trained on. `ours` is
+run_rank_grpo.sh with ALGORITHM=rank_grpo, `grpo` the same with ALGORITHM=grpo; `stock` is verl's own trainer, worker,
+loss, replay buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py). One run
+after the other; start nothing else meanwhile. Step times leave out the first two steps.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
         "TRAIN_FILE": str(data / "train.parquet"),
         "VAL_FILE": str(data / "validation.parquet"),
         "CATALOG_FILE": str(data / "catalog.parquet"),
-        "MODEL_PATH": str(options.demo / "sft"),
+        "MODEL_PATH": str(options.model or options.demo / "sft"),
         "SAVE_PATH": str(folder / kind),
         "TRAIN_BATCH_SIZE": str(options.batch),
         "ROLLOUT_N": str(options.rollouts),
@@ -129,6 +129,7 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--demo", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=8)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 NAME = "rank_grpo"
+DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # in the environment of a run's workers: the driver's `source_digest()`
 
 
 def _needs_the_trainer(*args: Any, **kwargs: Any) -> NoReturn:
@@ -50,13 +51,13 @@ def report() -> dict[str, Any]:
     }
 
 
-def check(reports: list[dict[str, Any]]) -> None:
-    """Raise RuntimeError when a worker lacks a registration or runs other source than this process.
+def check(reports: list[dict[str, Any]], drivers: str) -> None:
+    """Raise RuntimeError when a worker lacks a registration or runs other source than the driver.
 
     Args:
         reports: one `report()` a worker.
+        drivers: the driver's `source_digest()`.
     """
-    own = source_digest()
     for worker in reports:
         missing = [key for key in ("adv_estimator", "policy_loss") if not worker[key]]
         if missing:
@@ -64,8 +65,9 @@ def check(reports: list[dict[str, Any]]) -> None:
                 f"a worker on {worker['node']} lacks the {' and '.join(missing)} `{NAME}` "
                 f"(it imports convrec from {worker['source']}): install this version of convrec on that node"
             )
-        if worker["digest"] != own:
+        if worker["digest"] != drivers:
             raise RuntimeError(
                 f"a worker on {worker['node']} runs another convrec than the driver "
-                f"({worker['source']}, {worker['digest']} instead of {own}): install the same version on every node"
+                f"({worker['source']}, {worker['digest']} instead of {drivers}): "
+                "install the same version on every node"
             )

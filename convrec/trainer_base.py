@@ -58,7 +58,7 @@ class ConvRecMixin:
                 self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _load_checkpoint(self) -> None:
-        registration.check(self.actor_rollout_wg.registrations())
+        registration.check(self.actor_rollout_wg.registrations(), registration.source_digest())
         self._prepare_workers()
         if self.settings.lr_schedule:
             self.actor_rollout_wg.set_lr_schedule([(int(step), float(lr)) for step, lr in self.settings.lr_schedule])

@@ -1,5 +1,6 @@
 """The verl worker of a run: actor, rollout and reference, with the rank-level loss at hand."""
 
+import os
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
+        if registration.DRIVERS_DIGEST in os.environ:  # the driver asks too, when vLLM has started
+            registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
         platform_cpu.use_whole_batch_log_probs()
         platform_cpu.use_length_groups()
         if platform_cpu.is_cpu_host():

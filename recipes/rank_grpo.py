@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import guard
+from convrec import guard, registration
 from recipes import checks, doctor, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
@@ -60,7 +60,8 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     import transfer_queue
 
     environment = host.process_environment(config.trainer.device != "cpu")
-    start_ray(config, environment | guard.environment(Path(os.environ[guard.FOLDER_VARIABLE])))
+    environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
+    start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):
             for warning in doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=True)):

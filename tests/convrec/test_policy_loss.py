@@ -29,7 +29,7 @@ def naive_loss(log_prob, advantages, units, *, num_ranks, global_batch_size, agg
     """The formula in policy_loss's docstring, unit by unit, left to autograd."""
     old = log_prob.detach() if old is None else old
     is_weights = torch.ones_like(log_prob) if is_weights is None else is_weights
-    total = log_prob.new_zeros(())
+    total = 0 * log_prob.sum()  # a batch without units has a gradient too
     for b in range(log_prob.shape[0]):
         row_tokens = max(int((units[b] >= 0).sum()), 1)
         for u in units[b].unique().tolist():

@@ -19,13 +19,13 @@ def good() -> dict[str, Any]:
 
 
 def test_equal_workers_pass(good: dict[str, Any]) -> None:
-    registration.check([good, good])
+    registration.check([good, good], registration.source_digest())
 
 
 @pytest.mark.parametrize("name", ["adv_estimator", "policy_loss"])
 def test_missing_name_is_told_with_node_and_source(good: dict[str, Any], name: str) -> None:
     with pytest.raises(RuntimeError) as error:
-        registration.check([good, good | {name: False}])
+        registration.check([good, good | {name: False}], registration.source_digest())
     message = str(error.value)
     assert f"10.0.0.7 lacks the {name} `rank_grpo`" in message
     assert "/somewhere/convrec" in message
@@ -34,12 +34,12 @@ def test_missing_name_is_told_with_node_and_source(good: dict[str, Any], name: s
 
 def test_both_names_missing_are_both_told(good: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="adv_estimator and policy_loss"):
-        registration.check([good | {"adv_estimator": False, "policy_loss": False}])
+        registration.check([good | {"adv_estimator": False, "policy_loss": False}], registration.source_digest())
 
 
 def test_other_source_is_told_with_both_digests(good: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError) as error:
-        registration.check([good, good | {"digest": "0123456789abcdef"}])
+        registration.check([good, good | {"digest": "0123456789abcdef"}], registration.source_digest())
     message = str(error.value)
     assert "10.0.0.7" in message
     assert "0123456789abcdef instead of " + registration.source_digest() in message
@@ -66,7 +66,7 @@ def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyP
     report = registration.report()
     assert report["adv_estimator"]
     assert report["policy_loss"]
-    registration.check([report])
+    registration.check([report], registration.source_digest())
 
 
 def test_registered_functions_refuse_to_train_without_the_trainer() -> None:

@@ -18,7 +18,7 @@ from convrec.tiny_model import read_texts, read_titles
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
-SFT_STEPS, RL_STEPS = 40, 4
+SFT_STEPS, RL_STEPS = 40, 3
 
 
 def pytest_collection_modifyitems(items):
