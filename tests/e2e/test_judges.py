@@ -117,7 +117,6 @@ def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]
         assert row["reward/score"] <= 1 - row["reward/no_verdict"]
         assert 0 <= row["reward/zero_std"] <= 1
         assert row["training/rollout_probs_diff_max"] < 1e-3  # with a stale head they are other probabilities
-    assert rows[0]["actor/grad_norm"] > 0
     assert "val/no_verdict" in rows[-1]
     return rows
 
