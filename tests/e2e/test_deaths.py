@@ -38,18 +38,21 @@ FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catal
 def own_data(demo, tmp_path_factory) -> dict[str, str]:
     """The demo's conversations as a user's own files: JSONL, and a catalog of titles without years.
 
-    Every third title answers every wish: the model has hardly been trained, and its lists must earn something.
+    In every other training row a third of the titles is wanted: lists of a barely trained model must earn something.
     """
     source = tmp_path_factory.mktemp("own")
     titles = dict.fromkeys(row["title"] for row in pq.read_table(demo.files["CATALOG_FILE"]).to_pylist())
     (source / "films.jsonl").write_text("".join(json.dumps({"title": title}) + "\n" for title in titles))
     with open(source / "dialogues.jsonl", "w") as lines:
         for split in ("train", "validation", "test"):
-            for row in pq.read_table(demo.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist():
+            for place, row in enumerate(
+                pq.read_table(demo.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist()
+            ):
                 conversation = split_prompt(row["prompt"][0]["content"])[1]
                 truth = dict.fromkeys(title for title, _ in row["groundtruth_with_release_year"])
-                wanted = [*truth, *[title for title in [*titles][::3] if title not in truth]]
-                own = {"conversation": conversation, "ground_truth": wanted, "seen": row["seen_titles"]}
+                if split == "train" and place % 2:
+                    truth |= dict.fromkeys([*titles][::3])
+                own = {"conversation": conversation, "ground_truth": [*truth], "seen": row["seen_titles"]}
                 lines.write(json.dumps(own | {"split": split, "conversation_id": row["sample_id"]}) + "\n")
     folder = source / "data"
     convert_own([source / "dialogues.jsonl"], source / "films.jsonl", folder)
