@@ -52,7 +52,7 @@ _APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _NOT_WORD = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
-_YEAR_BEHIND = re.compile(r"(.+?)\s*\(\d{4}\)")
+_YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
 _INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMAN = {tens + ones: str(10 * t + o) for t, tens in enumerate(("", "x")) for o, ones in enumerate(_ONES) if t or o}
@@ -228,8 +228,8 @@ class Matcher:
 
     def _without_year(self, title: str) -> str | None:
         """Where items have no years: the title in front of the year that was written all the same."""
-        dated = None if self.catalog.dated else _YEAR_BEHIND.fullmatch(title)
-        return dated[1] if dated else None
+        year = None if self.catalog.dated else _YEAR_BEHIND.search(title)
+        return title[: year.start()].rstrip() if year else None
 
     def _nearest(self, rows: Sequence[int], year: int) -> int:
         """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""

@@ -24,7 +24,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        if registration.DRIVERS_DIGEST in os.environ:  # the driver asks too, when vLLM has started
+        # before the model is built; a worker whose version does not look here is found by the driver later
+        if registration.DRIVERS_DIGEST in os.environ:
             registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
         platform_cpu.use_whole_batch_log_probs()
         platform_cpu.use_length_groups()
