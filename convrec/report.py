@@ -117,8 +117,7 @@ def write_report(
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(note)}</p>" for note in notes),
-        f"<h2>{escape(table_title)}</h2>",
-        _table(table),
+        *([f"<h2>{escape(table_title)}</h2>", _table(table)] if table else []),
         "<h2>Training</h2>",
         '<div class="charts">',
         *map(draw, charts),
@@ -173,8 +172,6 @@ def _cell(value: Any, best: bool) -> str:
 
 
 def _table(table: Sequence[Mapping[str, Any]]) -> str:
-    if not table:
-        return "<p>No metrics.</p>"
     rows = []
     for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
         values = [row.get(metric) for row in table]

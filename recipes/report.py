@@ -4,7 +4,7 @@
 
 Test metrics and lists come from the sweeps (`python -m recipes.evaluate --model RUN --sweep ...`): of one run its start
 and its newest checkpoint, of several their newest checkpoints. `--evaluations NAME=FOLDER ...` names other evaluations
-(OUT of recipes.evaluate) instead. The file needs no network and no other file.
+(OUT of recipes.evaluate) instead; a judge has no others. The file needs no network and no other file.
 """
 
 import argparse
@@ -74,16 +74,18 @@ def report(
     of_run = dict(zip((run.name for run in runs), dict.fromkeys(folder.resolve() for folder in folders), strict=True))
     chosen = dict(evaluations or _newest_evaluations(runs, of_run))
     metrics = {name: _metrics(folder) for name, folder in chosen.items()}
-    table, about = _table(metrics)
+    is_judge = any("judge" in one["settings"] for one in metrics.values())
+    table, about = _judge_table(metrics) if is_judge else _table(metrics)
+    hint = "--judge MODE, then --evaluations NAME=OUT," if any("judge" in run.recipe for run in runs) else "--sweep"
     return write_report(
         out,
         title=", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
-        notes=[about] if about else ["No evaluation yet: python -m recipes.evaluate --model RUN --sweep ... adds it."],
-        table_title="Recommendation",
+        notes=[about or f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it."],
+        table_title="Evaluation",
         settings={run.name: _settings(run, of_run[run.name]) for run in runs},
         table=table,
         charts=_charts(runs),
-        examples=examples(chosen, EXAMPLES) if chosen else [],
+        examples=examples(chosen, EXAMPLES) if chosen and not is_judge else [],
     )
 
 
@@ -110,14 +112,7 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     """The table's columns, baselines first, and a sentence about what was scored."""
     if not metrics:
         return [], ""
-    first = next(iter(metrics.values()))["settings"]
-    alike = ("data", "catalog", "matching", "ks", "num_items")
-    for name, one in metrics.items():
-        if different := [key for key in alike if one["settings"][key] != first[key]]:
-            raise UserError(
-                f"{name}: evaluated with {different[0]} {one['settings'][different[0]]}, another with "
-                f"{first[different[0]]}; evaluate all alike"
-            )
+    first = _common_settings(metrics, ("data", "catalog", "matching", "ks", "num_items"))
     protocol = first["protocols"][0]
     columns: dict[str, dict[str, Any]] = {}
     for one in metrics.values():
@@ -129,6 +124,35 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
         f"matching {first['matching']}, greedy lists."
     )
     return [table_row(name, _with_nan(some), first["ks"]) for name, some in columns.items()], about
+
+
+def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The same of judges, with the best of all constant answers last."""
+    first = _common_settings(metrics, ("judge", "data"))
+    results = {name: _with_nan(one["results"]) for name, one in metrics.items()}
+    columns: list[dict[str, Any]] = [
+        {"model": name, **{key: (some["mean"], some["se"]) for key, some in summary.items() if _has_error(some)}}
+        for name, summary in results.items()
+    ]
+    summary = next(iter(results.values()))
+    columns.append({"model": "always the same", **summary["baseline"]})
+    return columns, f"{first['data']}: {summary['n']} rows, {summary['num_contexts']} queries; {first['judge']} judge."
+
+
+def _has_error(value: Any) -> bool:
+    return isinstance(value, Mapping) and "se" in value
+
+
+def _common_settings(metrics: Mapping[str, dict[str, Any]], alike: Sequence[str]) -> dict[str, Any]:
+    """The first evaluation's settings. Raises UserError when another differs in what must be alike."""
+    first = next(iter(metrics.values()))["settings"]
+    for name, one in metrics.items():
+        if different := [key for key in alike if one["settings"].get(key) != first.get(key)]:
+            raise UserError(
+                f"{name}: evaluated with {different[0]} {one['settings'].get(different[0])}, another with "
+                f"{first.get(different[0])}; evaluate all alike"
+            )
+    return first
 
 
 def _with_nan(summary: Mapping[str, Any]) -> dict[str, Any]:

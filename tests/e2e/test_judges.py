@@ -31,6 +31,7 @@ from data_prep.judge_demonstrations import build
 from data_prep.judge_sample import write_sample
 from data_prep.sample import write_sample as write_conversations
 from recipes import evaluate
+from recipes.report import report
 
 from .conftest import ROOT
 
@@ -145,6 +146,7 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     )
     assert metrics["results"] == summary
     assert summary["no_verdict"]["mean"] < 0.5
+    assert "always the same" in report([sft / "pairwise"], sft / "report.html", {"judge": out}).read_text()
 
 
 FILES = (("TRAIN_FILE", "train"), ("VAL_FILE", "validation"))
