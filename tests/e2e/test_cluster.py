@@ -56,6 +56,7 @@ class Cluster:
         }
         self.ray_folder = Path(self.environment["RAY_TMPDIR"])
         self.ray_folder.mkdir()
+        self.other_folder = Path(f"{self.ray_folder}b")  # a node's agent deletes and unpacks anew what it finds there
         self.raylets: list[psutil.Process] = []
 
     def ray(self, *arguments: str) -> None:
@@ -68,7 +69,8 @@ class Cluster:
         head += ["--include-dashboard=true", f"--temp-dir={self.ray_folder}"]
         # two nodes on one address, and other clusters may run here: their agents need ports of their own
         self.ray("start", *head, *slots, f"--dashboard-agent-listen-port={free_port()}")
-        self.ray("start", f"--address=127.0.0.1:{self.port}", *slots, f"--dashboard-agent-listen-port={free_port()}")
+        other = [f"--address=127.0.0.1:{self.port}", f"--temp-dir={self.other_folder}"]
+        self.ray("start", *other, *slots, f"--dashboard-agent-listen-port={free_port()}")
 
     def processes(self) -> list[psutil.Process]:
         """Whatever has this cluster's folder or token in its environment or on its command line."""
@@ -132,7 +134,7 @@ def cluster(demo, tmp_path_factory):
         for process in cluster.processes():  # not `ray stop`, which would end every cluster of this machine
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        subprocess.run(["rm", "-rf", str(cluster.ray_folder)], check=False)
+        subprocess.run(["rm", "-rf", str(cluster.ray_folder), str(cluster.other_folder)], check=False)
 
 
 def test_a_submitted_run_on_two_nodes_streams_its_log_and_returns_its_status(cluster) -> None:
