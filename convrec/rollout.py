@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from convrec.errors import one_line
+from convrec.group_rollout import GroupedRollouts
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +28,21 @@ def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1
 
 
-class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+class ConvRecAgentLoopWorker(GroupedRollouts):
     """verl's worker, which remembers why a rollout failed."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.first_failure: str | None = None
-
-    async def failure(self) -> str | None:
-        return self.first_failure
+    def sampling_params_of(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
+    ) -> dict[str, Any]:
+        if self.config.convrec.deterministic:
+            seed = rollout_seed(self.config.data.seed, trajectory["step"], trajectory["sample_index"], session)
+            return {**sampling_params, "seed": seed}
+        return dict(sampling_params)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **kwargs: Any
     ) -> Any:
-        if self.config.convrec.deterministic:
-            seed = rollout_seed(self.config.data.seed, trajectory["step"], trajectory["sample_index"], session_id)
-            sampling_params = {**sampling_params, "seed": seed}
+        sampling_params = self.sampling_params_of(sampling_params, trajectory, session_id)
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
         except Exception as error:

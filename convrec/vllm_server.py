@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import ray
+from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,10 @@ class ConvRecHttpServer(vLLMHttpServer):
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)
         self.end_with_engine = asyncio.create_task(self._end_with_engine())
+
+    async def generate_group(self, requests: list[dict[str, Any]]) -> list[TokenOutput]:
+        """`generate` for each: one call between processes for many."""
+        return await asyncio.gather(*(self.generate(**request) for request in requests))
 
     async def _end_with_engine(self) -> None:
         """The server would go on without it, and verl's weight transfer would wait for ever for its worker."""

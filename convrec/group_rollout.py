@@ -1,0 +1,265 @@
+"""Rollouts in groups: one call to vLLM, one to the reward and one to TransferQueue for many responses.
+
+verl takes each response alone through some ten calls between processes and an agent of its own, which tools and images
+need. A list is one prompt and one answer: here the prompts of a call share those calls, up to GROUP responses each, and
+the responses of a prompt the server that has its prefix. What ends up in TransferQueue is what verl would put there.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.protocol import DataProto
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from convrec.errors import one_line
+
+logger = logging.getLogger(__name__)
+
+GROUP = 32  # responses at most, unless one prompt has more
+SINGLE_TURN = "single_turn_agent"
+
+
+@dataclass
+class Prompt:
+    """A prompt of the batch, waiting for its group."""
+
+    sample: dict[str, Any]  # its columns
+    sampling_params: dict[str, Any]
+    trajectory: dict[str, Any]
+    n: int  # responses asked for
+
+
+@dataclass
+class Rollout:
+    """One response: what its prompt brings along, and what verl's agent loop would return."""
+
+    sample: dict[str, Any]
+    output: AgentLoopOutput
+
+    @property
+    def key(self) -> str:
+        """verl's form: prompt, session, place among the outputs of a session (a single turn has one)."""
+        return f"{self.sample['uid']}_{self.sample['session_id']}_0"
+
+    def tag(self) -> dict[str, Any]:
+        prompt, response, extra = self.output.prompt_ids, self.output.response_ids, self.output.extra_fields
+        return {
+            "status": "success",
+            "prompt_len": len(prompt),
+            "response_len": len(response),
+            "seq_len": len(prompt) + len(response),
+            "global_steps": self.sample["global_steps"],
+            "min_global_steps": extra.get("min_global_steps"),
+            "max_global_steps": extra.get("max_global_steps"),
+        }
+
+    def fields(self) -> dict[str, Any]:
+        fields = self.output.as_dict()
+        fields |= self.sample
+        fields.pop("multi_modal_data", None)
+        fields["loss_mask"] = fields["response_mask"]
+        fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
+        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
+        fields["multi_modal_inputs"] = {}
+        return fields
+
+
+def groups_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Prompts in order, in groups of at most GROUP responses or of a single prompt."""
+    group: list[Prompt] = []
+    for prompt in prompts:
+        if group and sum(one.n for one in group) + prompt.n > GROUP:
+            yield group
+            group = []
+        group.append(prompt)
+    if group:
+        yield group
+
+
+def reward_input(rollouts: Sequence[Rollout]) -> DataProto:
+    """verl's batch for the reward: prompts padded on the left, responses on the right, a row each."""
+    prompts = [torch.tensor(rollout.output.prompt_ids, dtype=torch.int64) for rollout in rollouts]
+    responses = [torch.tensor(rollout.output.response_ids, dtype=torch.int64) for rollout in rollouts]
+
+    def pad(rows: list[torch.Tensor], side: str) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
+
+    padded = {"prompts": pad(prompts, "left"), "responses": pad(responses, "right")}
+    masks = [pad([torch.ones_like(row) for row in prompts], "left")]
+    masks.append(pad([torch.ones_like(row) for row in responses], "right"))
+    padded["attention_mask"] = torch.cat(masks, 1)
+    padded["input_ids"] = torch.cat([padded["prompts"], padded["responses"]], 1)
+    padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp(min=0)
+
+    columns = {name: [rollout.sample[name] for rollout in rollouts] for name in rollouts[0].sample}
+    columns["__num_turns__"] = [rollout.output.num_turns for rollout in rollouts]
+    columns["tool_extra_fields"] = [rollout.output.extra_fields for rollout in rollouts]
+    columns["prompt_len"] = [len(row) for row in prompts]
+    columns["response_len"] = [len(row) for row in responses]
+    arrays = {}
+    for name, values in columns.items():
+        arrays[name] = np.empty(len(values), dtype=object)
+        arrays[name][:] = values
+    return DataProto(batch=TensorDict(padded, batch_size=len(rollouts)), non_tensor_batch=arrays)
+
+
+class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's `AgentLoopWorkerTQ`, in groups. What it does not know (agents, tools, images) goes verl's way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.first_failure: str | None = None
+        self.waiting: list[Prompt] = []
+        self.single_turn: SingleTurnAgentLoop | None = None
+
+    async def failure(self) -> str | None:
+        return self.first_failure
+
+    def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
+        return (
+            sample["agent_name"] == SINGLE_TURN
+            and type(self.llm_client) is LLMServerClient  # the asynchronous trainer's client resumes responses
+            and self.reward_loop_worker_handles is not None
+            and self.rollout_config.name == "vllm"
+            and not self.rollout_config.full_determinism
+            and not self.distillation_enabled
+            and self.processor is None
+            and not {"__do_sample__", "priority"} & sample.keys()
+        )
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        if not self._goes_in_groups(prompt):
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            return
+        sample = {name: value for name, value in prompt.items() if name not in ("agent_name", "__rollout_n__")}
+        n = self.rollout_config.val_kwargs.n if trajectory["validate"] else self.rollout_config.n
+        self.waiting.append(Prompt(sample, sampling_params, trajectory, int(prompt.get("__rollout_n__", n))))
+        await asyncio.sleep(0)  # verl starts a task for each prompt of a call before any of them runs on
+        taken, self.waiting = self.waiting, []
+        await asyncio.gather(*(self._run_group(group) for group in groups_of(taken)))
+
+    async def _run_group(self, prompts: list[Prompt]) -> None:
+        partition = "val" if prompts[0].trajectory["validate"] else "train"
+        uids = [prompt.sample["uid"] for prompt in prompts]
+        try:
+            await _put_status(uids, partition, "running")
+            rollouts = await self._generate(prompts)
+            await self._score(rollouts)
+            await tq.async_kv_batch_put(
+                keys=[rollout.key for rollout in rollouts],
+                fields=list_of_dict_to_tensordict([rollout.fields() for rollout in rollouts]),
+                tags=[rollout.tag() for rollout in rollouts],
+                partition_id=partition,
+            )
+            status = "finished"
+        except Exception as error:
+            self.first_failure = self.first_failure or one_line(error)
+            logger.exception("rollouts of %d prompts failed", len(prompts))
+            status = "failure"
+        await _put_status(uids, partition, status)
+
+    async def _generate(self, prompts: list[Prompt]) -> list[Rollout]:
+        if self.single_turn is None:
+            self.single_turn = SingleTurnAgentLoop(
+                trainer_config=DictConfigWrap(self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=DictConfigWrap(self.config.data),
+                tools=ToolListWrap(self.tools),
+            )
+        samples, requests = [], []
+        for prompt in prompts:
+            ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
+            for session in range(prompt.n):
+                params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session)
+                requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
+                samples.append({**prompt.sample, "session_id": session})
+        start = time.perf_counter()
+        group = uuid4().hex
+        server_id, server = await self.llm_client._acquire_server(group)
+        try:
+            answers: list[TokenOutput] = await server.generate_group.remote(requests)
+        finally:
+            self.llm_client._release_server(server_id, request_id=group)
+        seconds = time.perf_counter() - start
+        return [
+            Rollout(sample, self._output(self.single_turn, request["prompt_ids"], answer, seconds))
+            for sample, request, answer in zip(samples, requests, answers, strict=True)
+        ]
+
+    def sampling_params_of(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
+    ) -> dict[str, Any]:
+        """Of one response; vLLM's server changes the dict it gets."""
+        return dict(sampling_params)
+
+    def _output(
+        self, agent: SingleTurnAgentLoop, prompt_ids: list[int], answer: TokenOutput, seconds: float
+    ) -> AgentLoopOutput:
+        """As `SingleTurnAgentLoop.run` makes it of text."""
+        builder, limit = agent.continuous_token_builder, self.rollout_config.response_length
+        merged = builder.merge_assistant_tokens(prompt_ids, answer.token_ids)
+        log_probs = answer.log_probs or None
+        mask, log_probs = builder.align_response_metadata(
+            merged, [], [] if log_probs else None, assistant_logprobs=log_probs
+        )
+        start = len(merged.token_ids) - len(mask)
+        step = answer.extra_fields.get("global_steps")
+        steps = {"min_global_steps": step, "max_global_steps": step}
+        return AgentLoopOutput(
+            prompt_ids=merged.token_ids[:start],
+            response_ids=merged.token_ids[start:][:limit],
+            response_mask=mask[:limit],
+            response_logprobs=log_probs[:limit] if log_probs else None,
+            routed_experts=None if answer.routed_experts is None else answer.routed_experts[: start + limit],
+            multi_modal_data={},
+            mm_processor_kwargs={},
+            mm_processor_output=None,
+            num_turns=2,
+            metrics={
+                "generate_sequences": seconds,
+                "num_preempted": -1 if answer.num_preempted is None else answer.num_preempted,
+            },
+            extra_fields=steps | answer.extra_fields | {"turn_scores": [], "tool_rewards": []},
+        )
+
+    async def _score(self, rollouts: list[Rollout]) -> None:
+        """All at once; when that fails or takes too long, one by one, so that the sample can be named."""
+        start = time.perf_counter()
+        worker = random.choice(self.reward_loop_worker_handles)
+        try:
+            results = await asyncio.wait_for(
+                worker.compute_score_batch.remote(reward_input(rollouts)), self.config.convrec.reward_timeout
+            )
+        except Exception as error:
+            logger.warning("the rewards of a group failed (%s): once more, one by one", one_line(error))
+            await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))
+            return
+        for rollout, result in zip(rollouts, results, strict=True):
+            rollout.output.reward_score = result["reward_score"]
+            rollout.output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+            rollout.output.metrics.compute_score = time.perf_counter() - start
+
+
+async def _put_status(uids: list[str], partition: str, status: str) -> None:
+    await tq.async_kv_batch_put(keys=uids, partition_id=partition, tags=[{"status": status}] * len(uids))

@@ -1,0 +1,212 @@
+"""Rollouts in groups put into TransferQueue what verl's agent loop, response by response, would put there.
+
+vLLM, TransferQueue and the reward's worker are called through Ray, which the end-to-end tests do; here their calls are
+answered in this process, the reward's by verl's reward manager with our reward function.
+"""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from convrec.group_rollout import GROUP, Prompt, groups_of
+
+CONVERSATIONS = ["I liked Alien (1979) and Heat (1995)", "Something funny, please", "A film with robots in it?"]
+
+
+def prompts_of(sizes: list[int]) -> list[Prompt]:
+    return [Prompt({"uid": str(place)}, {}, {}, n) for place, n in enumerate(sizes)]
+
+
+def test_groups_keep_the_order_and_hold_at_most_so_many_responses() -> None:
+    found = [[prompt.n for prompt in group] for group in groups_of(prompts_of([8] * 9 + [1, GROUP + 1, 2]))]
+    assert found == [[8] * 4, [8] * 4, [8, 1], [GROUP + 1], [2]]
+    assert list(groups_of([])) == []
+
+
+class Answers:
+    """What answers a worker's calls: a method's name -> an object with `remote`, as of a Ray actor."""
+
+    def __init__(self, **methods: Any) -> None:
+        for name, method in methods.items():
+            setattr(self, name, SimpleNamespace(remote=method))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    from convrec.tiny_model import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_model(
+        folder,
+        CONVERSATIONS,
+        ["Alien (1979)", "Heat (1995)"],
+        vocab_size=600,
+        hidden_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+    )
+    return AutoTokenizer.from_pretrained(folder)
+
+
+class World:
+    """A worker, and what it has put into TransferQueue: key -> (tag, fields)."""
+
+    def __init__(self, tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch, in_groups: bool) -> None:
+        import transfer_queue as tq
+        from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+        from verl.utils.dataset.rl_dataset import RLHFDataset
+        from verl.workers.rollout.llm_server import LLMServerClient
+        from verl.workers.rollout.replica import TokenOutput
+
+        from convrec.rollout import ConvRecAgentLoopWorker
+        from reward.catalog_match import compute_score
+
+        self.rows: dict[str, tuple[dict, dict]] = {}
+        self.calls: list[str] = []
+        self.score = lambda **row: compute_score(catalog_path=catalog, num_items=3, **row)
+        lists = ["Alien (1979)\nHeat (1995)", "Heat (1995)\nHeat (1995)\nJaws (1975)", ""]
+
+        async def generate(prompt_ids: list[int], sampling_params: dict, request_id: str, **_: Any) -> TokenOutput:
+            self.calls.append("generate")
+            text = lists[(len(prompt_ids) + sampling_params["seed"]) % 3]
+            sampling_params["logprobs"] = 0  # verl's server changes what it is given
+            ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
+            log_probs = [-place / 10 for place in range(len(ids))]
+            return TokenOutput(token_ids=ids, log_probs=log_probs, extra_fields={"global_steps": 4})
+
+        async def generate_group(requests: list[dict]) -> list[TokenOutput]:
+            self.calls.append("generate_group")
+            return [await generate(**request) for request in requests]
+
+        async def acquire(request_id: str) -> tuple[str, Any]:
+            return "0", Answers(generate=generate, generate_group=generate_group)
+
+        async def no_fields() -> list[str]:
+            return []
+
+        self.manager = manager = NaiveRewardManager(OmegaConf.create({}), tokenizer, lambda **row: self.score(**row))
+
+        async def compute_score_batch(data: Any) -> list[dict]:
+            self.calls.append("compute_score_batch")
+            return await asyncio.gather(*(manager.run_single(data[i : i + 1]) for i in range(len(data))))
+
+        async def put(keys: list[str], partition_id: str, fields: Any = None, tags: Any = None) -> None:
+            for place, key in enumerate(keys):
+                tag, row = self.rows.setdefault(f"{partition_id}/{key}", ({}, {}))
+                tag.update(tags[place])
+                if fields is not None:
+                    row.update({name: fields[name][place] for name in fields.keys()})  # noqa: SIM118  a TensorDict
+
+        async def put_one(key: str, partition_id: str, tag: dict) -> None:
+            await put([key], partition_id, tags=[tag])
+
+        monkeypatch.setattr(tq, "async_kv_batch_put", put)
+        monkeypatch.setattr(tq, "async_kv_put", put_one)
+        rollout = {"name": "vllm", "n": 3, "val_kwargs": {"n": 1}, "prompt_length": 60, "response_length": 12}
+        rollout |= {"full_determinism": False, "multi_turn": {}, "agent": {"default_agent_loop": "single_turn_agent"}}
+        config = OmegaConf.create(
+            {
+                "actor_rollout_ref": {"rollout": rollout},
+                "data": {"seed": 5, "apply_chat_template_kwargs": {}},
+                "convrec": {"deterministic": True, "reward_timeout": 5.0},
+            }
+        )
+        worker = ConvRecAgentLoopWorker.__new__(ConvRecAgentLoopWorker)
+        balancer = Answers(
+            acquire_server=acquire,
+            release_server=lambda server_id: self.calls.append("release"),
+            require_acquire_fields=no_fields,
+            require_release_fields=no_fields,
+        )
+        worker.config, worker.rollout_config = config, config.actor_rollout_ref.rollout
+        worker.llm_client = LLMServerClient(config, balancer)
+        worker.tokenizer, worker.processor, worker.hf_model_type = tokenizer, None, "qwen2"
+        worker.mm_processor_kwargs, worker.dataset_cls, worker.tools = {}, RLHFDataset, []
+        worker.distillation_enabled, worker.teacher_client = False, None
+        handle = Answers(compute_score=manager.run_single, compute_score_batch=compute_score_batch)
+        worker.reward_loop_worker_handles = [handle]
+        worker.first_failure, worker.waiting, worker.single_turn = None, [], None
+        if not in_groups:
+            monkeypatch.setattr(worker, "_goes_in_groups", lambda sample: False)
+        self.worker = worker
+
+    def run(self, validate: bool = False) -> "World":
+        async def all_prompts() -> None:
+            self.manager.loop = asyncio.get_running_loop()
+            tasks = []
+            for place, text in enumerate(CONVERSATIONS):
+                prompt = {
+                    "uid": f"u{place}",
+                    "agent_name": "single_turn_agent",
+                    "raw_prompt": [{"role": "user", "content": text}],
+                    "data_source": "test",
+                    "reward_model": {"ground_truth": {"groundtruth": [["Heat", 1995]], "seen": []}},
+                    "extra_info": {"index": place},
+                    "index": place,
+                    "global_steps": 4,
+                }
+                trajectory = {"step": 4, "sample_index": place, "rollout_n": 0, "validate": validate}
+                params = {"temperature": 1.0, "logprobs": True}
+                tasks.append(asyncio.create_task(self.worker._run_prompt(prompt, params, trajectory, False)))
+            await asyncio.gather(*tasks)
+
+        asyncio.run(all_prompts())
+        return self
+
+
+@pytest.fixture
+def catalog(tmp_path: Any) -> str:
+    path = tmp_path / "catalog.parquet"
+    pq.write_table(pa.table({"title": ["Alien", "Heat", "Jaws"], "year": [1979, 1995, 1975]}), path)
+    return str(path)
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else getattr(value, "data", value)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_groups_put_what_verl_puts(tokenizer: Any, catalog: str, validate: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        expected = World(tokenizer, catalog, patch, in_groups=False).run(validate)
+    with pytest.MonkeyPatch.context() as patch:
+        found = World(tokenizer, catalog, patch, in_groups=True).run(validate)
+    assert "generate_group" not in expected.calls
+    assert found.calls.count("generate_group") == found.calls.count("compute_score_batch") == 1
+    assert found.rows.keys() == expected.rows.keys()
+    assert len(found.rows) == 3 + (3 if validate else 9)
+    scores = set()
+    for key, (tag, fields) in expected.rows.items():
+        assert found.rows[key][0] == tag, key
+        assert found.rows[key][1].keys() == fields.keys(), key
+        for name, value in fields.items():
+            if name != "metrics":  # seconds
+                assert plain(found.rows[key][1][name]) == plain(value), (key, name)
+        if fields:
+            scores.add(plain(fields["extra_fields"])["reward_extra_info"]["dcg"])
+    assert len(scores) > 1
+
+
+def test_a_reward_that_raises_fails_the_prompts_of_its_group_and_is_named(tokenizer: Any, catalog: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(tokenizer, catalog, patch, in_groups=True)
+
+        def score(**row: Any) -> float:
+            if row["extra_info"]["index"] == 1:
+                raise ValueError("no such judge")
+            return 0.5
+
+        world.score = score
+        world.run()
+    assert {world.rows[f"train/u{place}"][0]["status"] for place in range(3)} == {"failure"}
+    failure = asyncio.run(world.worker.failure())
+    assert failure is not None
+    assert "the reward of sample 1 failed (ValueError: no such judge), 3 times" in failure
