@@ -1,15 +1,17 @@
 """Ranks of tokens, and forward plus backward of the rank-level loss, against verl's losses. Prints one JSON object.
 
-python benchmarks/bench_loss.py [--device cpu|cuda] [--dtype float32|bfloat16] [--threads 1] [--repeats 15]
+python benchmarks/bench_loss.py [--device cpu|cuda] [--dtype float32|bfloat16] [--threads 1] [--repeats 15] [--compile]
 
 A step at full scale: B = 384 responses of up to T = 1,024 tokens in 20 ranks, lists of 180 to 240 tokens; the rest is
 padding, as in verl's batch. Losses get the same log-probs (old, new, reference) and masks; each is timed with what a
 step needs of it: policy term, k3 KL, metrics, backward. Milliseconds are medians of --repeats with the quartiles;
 memory is the peak above what is there before, in B T tensors of 4 bytes. `floor`: reading the inputs and writing the
-gradient once, at the speed of a copy of the same tensors.
+gradient once, at the speed of a copy of the same tensors. verl's losses are left out where verl is not installed;
+--compile adds the rank-level loss through torch.compile.
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
 import time
@@ -17,8 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_gspo, compute_policy_loss_vanilla, kl_penalty
-from verl.workers.config import FSDPActorConfig
 
 from convrec.advantages import assign_units
 from convrec.policy_loss import rank_policy_loss
@@ -81,12 +81,48 @@ def peak_tensors(call: Callable[[], Any], device: str) -> float:
     return round(peak / (B * T * 4), 2)
 
 
+def verls_losses(
+    log_prob: torch.Tensor, reference: torch.Tensor, batch: dict[str, torch.Tensor], tokens: int
+) -> dict[str, Callable[[], None]]:
+    """verl's token-level and sequence-level losses on the same tensors."""
+    from verl.trainer.ppo.core_algos import (
+        agg_loss,
+        compute_policy_loss_gspo,
+        compute_policy_loss_vanilla,
+        kl_penalty,
+    )
+    from verl.workers.config import FSDPActorConfig
+
+    config = FSDPActorConfig(strategy="fsdp2", rollout_n=8, ppo_micro_batch_size_per_gpu=B, clip_ratio_c=3.0)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=B)
+
+    def run(policy_loss: Callable[..., Any], with_kl: bool) -> None:
+        log_prob.grad = None
+        loss, _ = policy_loss(log_prob=log_prob, config=config, **batch)
+        if with_kl:
+            divergence = kl_penalty(logprob=log_prob, ref_logprob=reference, kl_penalty="low_var_kl")
+            loss = loss + KL * agg_loss(
+                loss_mat=divergence,
+                loss_mask=batch["response_mask"],
+                loss_agg_mode="token-mean",
+                **config.global_batch_info,
+            )
+        loss.backward()
+
+    return {
+        "vanilla": lambda: run(compute_policy_loss_vanilla, True),
+        "gspo": lambda: run(compute_policy_loss_gspo, True),
+        "vanilla without KL": lambda: run(compute_policy_loss_vanilla, False),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the log-probs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device, dtype = options.device, getattr(torch, options.dtype)
@@ -102,12 +138,10 @@ def main() -> None:
     reference = new + 0.1 * torch.randn(B, T, generator=generator).to(device, dtype)
     log_prob = new.clone().requires_grad_()
     tokens = int(mask.sum())
-    config = FSDPActorConfig(strategy="fsdp2", rollout_n=8, ppo_micro_batch_size_per_gpu=B, clip_ratio_c=3.0)
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=B)
 
-    def ours(with_kl: bool, old_log_prob: torch.Tensor | None) -> None:
+    def ours(with_kl: bool, old_log_prob: torch.Tensor | None, loss_of: Callable[..., Any] = rank_policy_loss) -> None:
         log_prob.grad = None
-        loss, _ = rank_policy_loss(
+        loss, _ = loss_of(
             log_prob,
             advantages,
             units,
@@ -119,26 +153,17 @@ def main() -> None:
         )
         loss.backward()
 
-    def verls(policy_loss: Callable[..., Any], with_kl: bool) -> None:
-        log_prob.grad = None
-        loss, _ = policy_loss(
-            old_log_prob=old, log_prob=log_prob, advantages=advantages, response_mask=mask, config=config
-        )
-        if with_kl:
-            divergence = kl_penalty(logprob=log_prob, ref_logprob=reference, kl_penalty="low_var_kl")
-            loss = loss + KL * agg_loss(
-                loss_mat=divergence, loss_mask=mask, loss_agg_mode="token-mean", **config.global_batch_info
-            )
-        loss.backward()
-
     losses: dict[str, Callable[[], None]] = {
         "rank_grpo, mu 1": lambda: ours(True, None),
         "rank_grpo": lambda: ours(True, old),
-        "vanilla": lambda: verls(compute_policy_loss_vanilla, True),
-        "gspo": lambda: verls(compute_policy_loss_gspo, True),
         "rank_grpo without KL": lambda: ours(False, old),
-        "vanilla without KL": lambda: verls(compute_policy_loss_vanilla, False),
     }
+    if options.compile:
+        compiled = torch.compile(rank_policy_loss)
+        losses["rank_grpo compiled"] = lambda: ours(True, old, compiled)
+    if importlib.util.find_spec("verl"):
+        batch = {"old_log_prob": old, "advantages": advantages, "response_mask": mask}
+        losses |= verls_losses(log_prob, reference, batch, tokens)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {options.threads} thread(s)",
         "dtype": options.dtype,
@@ -152,7 +177,8 @@ def main() -> None:
     copies = [torch.empty_like(tensor) for tensor in touched]
     copy_ms = timed(lambda: [a.copy_(b) for a, b in zip(copies, touched, strict=True)], options.repeats, device)["ms"]
     report["floor"] = {"ms": round(copy_ms / 2, 3), "bytes": sum(tensor.nbytes for tensor in touched)}
-    report["times vanilla"] = round(report["rank_grpo"]["ms"] / report["vanilla"]["ms"], 3)
+    if "vanilla" in report:
+        report["times vanilla"] = round(report["rank_grpo"]["ms"] / report["vanilla"]["ms"], 3)
     report["times floor"] = round(report["rank_grpo"]["ms"] / report["floor"]["ms"], 2)
     print(json.dumps(report, indent=2))
 

@@ -5,7 +5,7 @@ python benchmarks/bench_matching.py [--catalog catalog.parquet] [--foreign other
 A batch is one training step: 384 responses of 20 lines. Of the lines 70 % are catalog items, 10 % catalog items with
 a wrong year (3 to 9 off), 10 % misspelt (one or two typos), 10 % titles that the catalog does not have. Without
 --catalog the catalog is generated; without --foreign the foreign titles are generated too. `cold` starts with empty
-caches, in `warm` all lines were met before; training lies between. Times are CPU time, medians.
+caches, in `warm` all lines were met before; training lies between. Times are CPU time: medians with their quartiles.
 """
 
 import argparse
@@ -43,35 +43,46 @@ def main() -> None:
         report["modes"][mode] = measure(mode, catalog, foreign, options.repeats, rng)
     report["quality"] = quality(catalog, foreign, rng)
     report["growth"] = growth(options.repeats, rng)
+    report["responses"] = more_responses(catalog, foreign, options.repeats, rng)
     print(json.dumps(report, indent=2))
 
 
 def measure(mode: str, catalog: Catalog, foreign: list, repeats: int, rng: random.Random) -> dict:
-    """Median milliseconds: index build, and for one batch the matching alone and text -> rank returns."""
+    """Milliseconds: index build, and for one batch the matching alone and text -> rank returns."""
     responses = make_batch(dated(catalog), foreign, rng)
     truths = [rng.sample(dated(catalog), 3) for _ in responses]
-    parsed = [parse_items(text) for text in responses]
     matcher = Matcher(catalog, mode)
+    match = matching_of(matcher, responses, truths)
 
     def forget() -> None:
-        for cached in (matcher.identify, matcher._seen_key, fold, parse_item):
-            cached.cache_clear()
-
-    def match() -> None:
-        for items, truth in zip(parsed, truths, strict=True):
-            matcher.match(items, truth, [truth[0][0]])
+        forget_lines(matcher)
 
     def whole() -> None:
         for text, truth in zip(responses, truths, strict=True):
             rank_returns(matcher.match(parse_items(text), truth, [truth[0][0]]).relevance, LINES)
 
     return {
-        "build_ms": median_ms(lambda: Matcher(catalog, mode), 3, fold.cache_clear),
-        "match_cold_ms": median_ms(match, repeats, forget),
-        "match_warm_ms": median_ms(match, repeats),
-        "text_to_returns_cold_ms": median_ms(whole, repeats, forget),
-        "text_to_returns_warm_ms": median_ms(whole, repeats),
+        "build": timed(lambda: Matcher(catalog, mode), 3, fold.cache_clear),
+        "match cold": timed(match, repeats, forget),
+        "match warm": timed(match, repeats),
+        "text to returns cold": timed(whole, repeats, forget),
+        "text to returns warm": timed(whole, repeats),
     }
+
+
+def matching_of(matcher: Matcher, responses: list[str], truths: list) -> Callable[[], None]:
+    parsed = [parse_items(text) for text in responses]
+
+    def match() -> None:
+        for items, truth in zip(parsed, truths, strict=True):
+            matcher.match(items, truth, [truth[0][0]])
+
+    return match
+
+
+def forget_lines(matcher: Matcher) -> None:
+    for cached in (matcher.identify, matcher._seen_key, fold, parse_item):
+        cached.cache_clear()
 
 
 def quality(catalog: Catalog, foreign: list, rng: random.Random, size: int = 3000) -> dict:
@@ -96,18 +107,35 @@ def quality(catalog: Catalog, foreign: list, rng: random.Random, size: int = 300
 
 
 def growth(repeats: int, rng: random.Random) -> list[dict]:
-    """Cold fuzzy microseconds a line as a generated catalog grows."""
+    """Cold fuzzy microseconds a line, and seconds to build the index, as a generated catalog grows."""
     rows = []
-    for size in (5_000, 10_000, 20_000, 40_000):
+    for size in (1_000, 10_000, 100_000, 1_000_000):
         catalog = generated_catalog(size, rng)
-        foreign = dated(generated_catalog(2000, rng))
-        cold = measure("fuzzy", catalog, foreign, min(repeats, 3), rng)
-        rows.append({"catalog": size, "us_per_line": round(1000 * cold["match_cold_ms"] / (RESPONSES * LINES), 2)})
+        responses = make_batch(dated(catalog), dated(generated_catalog(2000, rng)), rng)
+        truths = [rng.sample(dated(catalog)[:1000], 3) for _ in responses]
+        fold.cache_clear()
+        start = time.process_time()
+        matcher = Matcher(catalog, "fuzzy")
+        build = time.process_time() - start
+        cold = timed(matching_of(matcher, responses, truths), min(repeats, 3), lambda m=matcher: forget_lines(m))
+        per_line = round(1000 * cold["ms"] / (RESPONSES * LINES), 2)
+        rows.append({"catalog": size, "us_per_line": per_line, "build_s": round(build, 2)})
     return rows
 
 
-def make_batch(items: list, foreign: list, rng: random.Random) -> list[str]:
-    """384 responses; popular items come back as they do in training (a third of the draws from 300 items)."""
+def more_responses(catalog: Catalog, foreign: list, repeats: int, rng: random.Random) -> list[dict]:
+    """Cold fuzzy microseconds a line as the batch grows: flat or falling (lines come back) is linear or better."""
+    matcher, rows = Matcher(catalog, "fuzzy"), []
+    for count in (96, 192, 384, 768, 1536):
+        responses = make_batch(dated(catalog), foreign, rng, count)
+        truths = [rng.sample(dated(catalog), 3) for _ in responses]
+        cold = timed(matching_of(matcher, responses, truths), repeats, lambda: forget_lines(matcher))
+        rows.append({"responses": count, "us_per_line": round(1000 * cold["ms"] / (count * LINES), 2)})
+    return rows
+
+
+def make_batch(items: list, foreign: list, rng: random.Random, responses: int = RESPONSES) -> list[str]:
+    """Responses of 20 lines; popular items come back as they do in training (a third of the draws from 300 items)."""
     popular = items[:300]
 
     def line() -> str:
@@ -121,7 +149,7 @@ def make_batch(items: list, foreign: list, rng: random.Random) -> list[str]:
             title, year = rng.choice(foreign)
         return format_item(title, year)
 
-    return ["\n".join(line() for _ in range(LINES)) for _ in range(RESPONSES)]
+    return ["\n".join(line() for _ in range(LINES)) for _ in range(responses)]
 
 
 def misspell(title: str, typos: int, rng: random.Random) -> str:
@@ -151,14 +179,15 @@ def dated(catalog: Catalog) -> list[tuple[str, int]]:
     return [(title, year) for title, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
 
 
-def median_ms(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
+def timed(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> dict:
     times = []
     for _ in range(repeats):
         before()
         start = time.process_time()
         run()
-        times.append(time.process_time() - start)
-    return round(1000 * statistics.median(times), 2)
+        times.append(1000 * (time.process_time() - start))
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return {"ms": round(median, 2), "quartiles": [round(low, 2), round(high, 2)]}
 
 
 if __name__ == "__main__":

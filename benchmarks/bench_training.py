@@ -5,7 +5,8 @@ python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16
 --demo is a folder that `make demo` has left: its data and its SFT model (or --model) are trained on. `ours` is
 run_rank_grpo.sh with ALGORITHM=rank_grpo, `grpo` the same with ALGORITHM=grpo; `stock` is verl's own trainer, worker,
 loss, replay buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py). One run
-after the other; start nothing else meanwhile. Step times leave out the first two steps.
+after the other; start nothing else meanwhile. Step times leave out the first two steps. `ratio` is ours against stock;
+`estimate_MiB` what the doctor says this run needs.
 """
 
 import argparse
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from omegaconf import OmegaConf
 
 from convrec.runs import read_metrics
+from recipes import estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "step")
@@ -85,6 +88,7 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
         "SAVE_FREQ": "-1",
         "TEST_FREQ": "-1",
         "LR": "2e-4",
+        "LOGGER": "console,file",
         "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
     }
     script = ["bash", str(ROOT / "run_rank_grpo.sh")]
@@ -126,6 +130,12 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
     }
 
 
+def estimate_of(run: Path) -> int:
+    """Bytes of host memory that the doctor estimates for a run on a CPU."""
+    config = OmegaConf.load(run / "config.yaml")
+    return estimate.needs(config, estimate.model_size(config.actor_rollout_ref.model.path)).host
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--demo", type=Path, required=True)
@@ -141,6 +151,10 @@ def main() -> None:
         report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
         for kind in options.runs:
             report[kind] = train(kind, options, Path(folder))
+        if "ours" in report:
+            report["estimate_MiB"] = estimate_of(Path(folder) / "ours") >> 20
+    if {"ours", "stock"} <= set(report):
+        report["ratio"] = round(report["ours"]["step_seconds"]["step"] / report["stock"]["step_seconds"]["step"], 3)
     print(json.dumps(report, indent=2))
 
 

@@ -1,21 +1,24 @@
 """Validation of many contexts against plain vLLM on the same prompts: tokens a second. Prints one JSON object.
 
-python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050]
+python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--repeats 3]
 
---demo is a folder that `make demo` has left. Greedy lists of its SFT model for that many distinct conversations:
+--demo is a folder that `make demo` has left. Greedy lists of its SFT model for that many distinct conversations, on a
+CPU, medians of --repeats:
 
-plain       vLLM's offline engine, nothing else: one call of `generate`
-evaluation  what `recipes.evaluate` calls, convrec.generation; both with the start of the engine
-training    a validation of run_rank_grpo.sh: verl's agent loop, vLLM server and the reward (timing_s/testing)
+plain       vLLM's offline engine, nothing else: one call of `generate`, the engine's start left out
+evaluation  what `recipes.evaluate` calls, convrec.generation, less what it takes for a single prompt
+training    a validation of run_rank_grpo.sh: prompts to metrics, reward included (timing_s/testing)
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +32,26 @@ from convrec.runs import read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, RESPONSE = 256, 100
 
+# Threads that sleep while they wait, and one for each core: as in our own processes.
+THREADS = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PLAIN = """
-import json, os, sys, time
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+import json, sys, time
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
-model, rows, response = sys.argv[1], json.load(open(sys.argv[2])), int(sys.argv[3])
+model, prompts, result, response, repeats = *sys.argv[1:4], *map(int, sys.argv[4:])
 tokenizer = AutoTokenizer.from_pretrained(model)
 ids = [tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
-       for row in rows]
+       for row in json.load(open(prompts))]
 engine = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=max(map(len, ids)) + response)
-sampling = SamplingParams(temperature=0, max_tokens=response)
-start = time.perf_counter()
-outputs = engine.generate([{"prompt_token_ids": one} for one in ids], sampling, use_tqdm=False)
-seconds = time.perf_counter() - start
-print(json.dumps({"seconds": seconds, "tokens": sum(len(one.outputs[0].token_ids) for one in outputs)}))
+sampling, seconds = SamplingParams(temperature=0, max_tokens=response), []
+for _ in range(repeats):
+    engine.reset_prefix_cache()
+    start = time.perf_counter()
+    outputs = engine.generate([{"prompt_token_ids": one} for one in ids], sampling, use_tqdm=False)
+    seconds.append(time.perf_counter() - start)
+tokens = sum(len(one.outputs[0].token_ids) for one in outputs)
+json.dump({"seconds": seconds, "tokens": tokens}, open(result, "w"))
 """
 
 
@@ -60,51 +67,64 @@ def contexts(demo: Path, count: int) -> pa.Table:
     return table.take(keep)
 
 
-def child(command: list[str], log: Path, **variables: str) -> str:
-    with open(log, "wb") as errors:
-        done = subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors)
+def child(command: list[str], log: Path, **variables: str) -> None:
+    with open(log, "wb") as output:
+        done = subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, stdout=output, stderr=output)
     if done.returncode:
         raise SystemExit(f"{command[0]} ended with status {done.returncode}:\n{log.read_text()[-2000:]}")
-    return done.stdout.decode().strip().splitlines()[-1] if done.stdout.strip() else ""
+
+
+def seconds_of(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--demo", type=Path, required=True)
     parser.add_argument("--contexts", type=int, default=2050)
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    os.environ.update(THREADS | VLLM)
     demo = options.demo.resolve()
     model = resolve_model(demo / "sft")
     rows = contexts(demo, options.contexts)
+    if len(rows) < options.contexts:
+        raise SystemExit(f"{demo} has {len(rows)} distinct conversations that fit, not {options.contexts}")
     prompts = rows["prompt"].to_pylist()
-    report: dict[str, Any] = {"contexts": len(prompts)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "prompts.json").write_text(json.dumps(prompts))
-        plain = [sys.executable, "-c", PLAIN, model, str(folder / "prompts.json"), str(RESPONSE)]
-        start = time.perf_counter()
-        report["plain"] = json.loads(child(plain, folder / "plain.log"))
-        report["plain, with its start"] = report["plain"] | {"seconds": time.perf_counter() - start}
+        paths = [model, str(folder / "prompts.json"), str(folder / "plain.json")]
+        child([sys.executable, "-c", PLAIN, *paths, str(RESPONSE), str(options.repeats)], folder / "plain.log")
+        plain = json.loads((folder / "plain.json").read_text())
 
-        start = time.perf_counter()
-        answers = generate(model, prompts, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, progress=False)
-        seconds = time.perf_counter() - start
-        report["evaluation"] = {"seconds": seconds, "tokens": sum(len(answer.token_ids) for answer in answers)}
+        def evaluate(some: list[Any]) -> list[Any]:
+            return generate(model, some, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, progress=False)
+
+        start = statistics.median(seconds_of(lambda: evaluate(prompts[:1]))[0] for _ in range(options.repeats))
+        runs = [seconds_of(lambda: evaluate(prompts)) for _ in range(options.repeats)]
+        tokens = sum(len(answer.token_ids) for answer in runs[0][1])
+        evaluation = {"seconds": [seconds - start for seconds, _ in runs], "tokens": tokens, "start": round(start, 1)}
 
         pq.write_table(rows, folder / "contexts.parquet")
         files = {"TRAIN_FILE": demo / "data" / "train.parquet", "VAL_FILE": folder / "contexts.parquet"}
         files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
-        files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable}
-        sizes = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": 1, "TEST_FREQ": 1, "SAVE_FREQ": -1}
-        sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE}
+        files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
+        # a learning rate that changes nothing: the lists, and so the tokens, are plain's
+        sizes = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": options.repeats, "TEST_FREQ": 1, "LR": 1e-30}
+        sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": -1}
         variables = {key: str(value) for key, value in (files | sizes).items()}
         child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)
-        seconds = next(row["timing_s/testing"] for row in read_metrics(folder / "run") if "timing_s/testing" in row)
-        report["training"] = {"seconds": seconds, "tokens": report["plain"]["tokens"]}
-    for part in list(report.values())[1:]:
-        part["tokens a second"] = round(part["tokens"] / part["seconds"])
-    for kind, other in (("evaluation", "plain, with its start"), ("training", "plain")):
-        report[f"{kind} / plain"] = round(report[kind]["tokens a second"] / report[other]["tokens a second"], 3)
+        seconds = [row["timing_s/testing"] for row in read_metrics(folder / "run") if "timing_s/testing" in row]
+        training = {"seconds": seconds, "tokens": plain["tokens"]}
+    report: dict[str, Any] = {"contexts": len(prompts), "plain": plain, "evaluation": evaluation, "training": training}
+    for part in (plain, evaluation, training):
+        part["tokens a second"] = round(part["tokens"] / statistics.median(part["seconds"]))
+        part["seconds"] = [round(value, 2) for value in part["seconds"]]
+    for kind in ("evaluation", "training"):
+        report[f"{kind} / plain"] = round(report[kind]["tokens a second"] / plain["tokens a second"], 3)
     print(json.dumps(report, indent=2))
 
 
