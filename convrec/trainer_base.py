@@ -63,6 +63,7 @@ class ConvRecMixin:
         if self.settings.lr_schedule:
             self.actor_rollout_wg.set_lr_schedule([(int(step), float(lr)) for step, lr in self.settings.lr_schedule])
         super()._load_checkpoint()
+        rollout.retry_failed_prompts()
 
     def _prepare_workers(self) -> None:
         """For what a method gives its workers, once they are known to run this code."""

@@ -85,7 +85,22 @@ PINS = {
         "7d83a81c2e62979f",
         "ConvRecMixin.fit, on_step_begin, on_step_end (order of save, log, validate); tracking.install (Tracking)",
     ),
-    "ReplayBuffer._sampleable_terminal_keys": ("9328fc8437504a1a", "rollout.stop_on_failure"),
+    "ReplayBuffer._terminal_eviction_reasons": ("4ffdb3bccfea999a", "rollout.stop_on_failure"),
+    "ReplayBufferAsync._terminal_eviction_reasons": ("dee4779773543c4c", "rollout.stop_on_failure"),
+    "ReplayBuffer.sample": ("cdcecebeb7f0b44e", "rollout.stop_on_failure (what is called first after looking)"),
+    "ReplayBufferAsync.wait_for_sampleable": (
+        "5590a1b06f671763",
+        "rollout.stop_on_failure (what is called first after looking)",
+    ),
+    "PPOTrainer._reissue_inflight_prompts": (
+        "64f2191e335dec93",
+        "rollout.retry_failed_prompts (pending ones are started)",
+    ),
+    "PPOTrainerSync.on_step_end": ("a759d37bd53da9f5", "ConvRecMixin.on_step_end (it wakes the rollout)"),
+    "init": ("4a75f86c544eea7e", "rollout_queue.start (an existing controller is attached to)"),
+    "_init_from_existing": ("ed43e32c550d3e6f", "rollout_queue._has_controller (the actor's name)"),
+    "_maybe_create_tq_storage": ("f6fbfd4913af88d8", "rollout_queue.start, actors (_TQ_STORAGE)"),
+    "initialize_simple_storage": ("9b21fbcd403341e4", "rollout_queue.actors (name -> handle)"),
     "AgentLoopWorkerTQ._run_prompt": ("3d9bca6b0ea5fe25", "rollout.ConvRecAgentLoopWorker (what it is called with)"),
     "AgentLoopManagerTQ.__init__": ("9f1e99d66170d332", "rollout.ConvRecAgentLoopManager"),
     "AgentLoopWorker._run_agent_loop": ("32c3d607c5d4c9fa", "rollout.ConvRecAgentLoopWorker"),
@@ -98,14 +113,17 @@ PINS = {
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Name -> source. The imports take about 15 s, once."""
+    from transfer_queue import interface
+    from transfer_queue.storage.bootstrap.simple_storage_bootstrap import initialize_simple_storage
     from verl.checkpoint_engine.base import CheckpointEngineWorker
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
     from verl.trainer.sft_trainer import SFTTrainer, run_sft
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
@@ -145,7 +163,15 @@ def sources() -> dict[str, str]:
         GPUModelRunner.reload_weights,
         UnquantizedEmbeddingMethod.process_weights_after_loading,
         ReplayBuffer.__init__,
-        ReplayBuffer._sampleable_terminal_keys,
+        ReplayBuffer._terminal_eviction_reasons,
+        ReplayBufferAsync._terminal_eviction_reasons,
+        ReplayBuffer.sample,
+        ReplayBufferAsync.wait_for_sampleable,
+        PPOTrainerSync.on_step_end,
+        interface.init,
+        interface._init_from_existing,
+        interface._maybe_create_tq_storage,
+        initialize_simple_storage,
         AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt,
         AgentLoopManagerTQ.__init__,
         AgentLoopWorker._run_agent_loop,

@@ -1,12 +1,12 @@
-"""Rewards that raise, hang or lose their process; a replay buffer that would wait for ever; seeds of rollouts."""
+"""Rewards that raise, hang or lose their process; buffers that would refill for ever; seeds of rollouts."""
 
 import asyncio
-import time
-from collections import defaultdict
-from types import SimpleNamespace
+import threading
 from typing import Any
 
 import pytest
+import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from convrec import rollout
 
@@ -34,15 +34,16 @@ def test_a_reward_that_always_raises_ends_with_its_reason() -> None:
 
 def test_a_reward_that_hangs_in_a_thread_times_out() -> None:
     """The thread goes on, nobody waits for it."""
-    wakes = 0.5
+    go_on = threading.Event()
 
-    async def run() -> float:
-        start = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"took more than 0\.05 s"):
-            await rollout.with_retries(lambda: asyncio.to_thread(time.sleep, wakes), "the reward", 0.05)
-        return time.monotonic() - start
+    async def run() -> None:
+        try:
+            with pytest.raises(RuntimeError, match=r"took more than 0\.05 s"):
+                await rollout.with_retries(lambda: asyncio.to_thread(go_on.wait, 60), "the reward", 0.05)
+        finally:
+            go_on.set()
 
-    assert asyncio.run(run()) < wakes
+    asyncio.run(run())
 
 
 def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
@@ -53,11 +54,66 @@ def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
     assert rollout.rollout_seed(3407, 1, 2, 3) != rollout.rollout_seed(3408, 1, 2, 3)
 
 
-def test_a_failed_prompt_stops_the_run_with_the_first_failure() -> None:
-    buffer: Any = SimpleNamespace(
-        failure_keys=defaultdict(set, train={"b", "c"}), _sampleable_terminal_keys=lambda partition, reasons: {"a"}
-    )
+class Queue:
+    """In TransferQueue's place: the tags of one partition, and what is put and cleared."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, partition: str, **status: str) -> None:
+        prompts = {uid: {"is_prompt": True, "status": state, "global_steps": 1} for uid, state in status.items()}
+        rollouts = {f"{uid}_0_0": {"min_global_steps": 1} for uid in status}
+        self.tags: dict[str, dict[str, Any]] = prompts | rollouts
+        self.partition = partition
+        monkeypatch.setattr(tq, "kv_list", self.listed)
+        monkeypatch.setattr(tq, "kv_clear", self.clear)
+        monkeypatch.setattr(tq, "kv_batch_put", self.put)
+
+    def listed(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+        return {self.partition: dict(self.tags)} if partition_id in (None, self.partition) else {}
+
+    def clear(self, keys: list[str], partition_id: str) -> None:
+        for key in keys:
+            del self.tags[key]
+
+    def put(self, keys: list[str], partition_id: str, tags: list[dict[str, Any]]) -> None:
+        self.tags |= dict(zip(keys, tags, strict=True))
+
+
+def buffer_of(kind: type[ReplayBuffer]) -> ReplayBuffer:
+    """As verl's trainer makes it, told to stop; a refill fails the test, which would else go on for ever."""
+
+    def refill(number: int) -> int:
+        raise AssertionError(f"{number} prompts were dropped and replaced")
+
+    mode = {ReplayBuffer: "sync", ReplayBufferAsync: "separate_async"}[kind]
+    buffer = kind(mode, {}, 2, "drop", {}, poll_interval=0.0, refill_fn=refill)  # type: ignore[arg-type]
     rollout.stop_on_failure(buffer, lambda: "the reward raised")
+    return buffer
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_failed_prompt_stops_the_run_with_the_first_failure(
+    kind: type[ReplayBuffer], partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Queue(monkeypatch, partition, a="finished", b="failure", c="failure", d="running")
     with pytest.raises(RuntimeError, match="2 prompts could not be rolled out or scored: the reward raised"):
-        buffer._sampleable_terminal_keys("train", ())
-    assert buffer._sampleable_terminal_keys("val", ()) == {"a"}
+        buffer_of(kind).sample(1, partition, 2)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_without_a_failure_the_buffer_hands_out_what_is_finished(
+    kind: type[ReplayBuffer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Queue(monkeypatch, "train", a="finished", b="finished", c="running")
+    batch, _ = buffer_of(kind).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["a_0_0", "b_0_0"]
+
+
+def test_what_had_failed_when_the_checkpoint_was_written_is_rolled_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch, "train", a="finished", b="failure")
+    rollout.retry_failed_prompts()
+    assert {key: tag["status"] for key, tag in queue.tags.items() if "status" in tag} == {
+        "a": "finished",
+        "b": "pending",  # verl starts these when it resumes
+    }
+    assert queue.tags["b"]["is_prompt"]
+    assert queue.tags["b_0_0"] == {"min_global_steps": 1}
