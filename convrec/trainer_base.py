@@ -17,7 +17,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from convrec import liveness, platform_cpu, registration, rollout, saving
+from convrec import liveness, platform_cpu, registration, rollout, rollout_queue, saving
 from convrec.worker import ConvRecWorker
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class ConvRecMixin:
             actors[f"agent-loop worker {i}"] = worker
         for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
             actors[f"reward worker {i}"] = worker
-        return actors
+        return actors | rollout_queue.actors()
 
     def _replicas(self) -> list[Any]:
         return self.llm_server_manager.get_replicas()

@@ -57,7 +57,8 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
     """
     import ray
-    import transfer_queue
+
+    from convrec import rollout_queue
 
     environment = host.process_environment(config.trainer.device != "cpu")
     environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
@@ -67,7 +68,7 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
             for warning in doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         with ThreadPoolExecutor(1) as beside:
-            queue = beside.submit(transfer_queue.init, config.transfer_queue)  # the task then finds it there
+            queue = beside.submit(rollout_queue.start, config.transfer_queue)
             task = _task(config)
             queue.result()
         task.run(config)

@@ -19,6 +19,7 @@ VERL_AND_RAY = {
     "convrec/platform_cpu.py",
     "convrec/registration.py",
     "convrec/rollout.py",
+    "convrec/rollout_queue.py",
     "convrec/tracking.py",
     "convrec/trainer.py",
     "convrec/trainer_base.py",
