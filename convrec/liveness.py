@@ -8,18 +8,20 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from convrec import guard
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
+UNREACHABLE_SECONDS = 60.0  # Ray's connections break and are made again; a node is given up after about 30 s
 SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for the dead as well
 
 
@@ -37,21 +39,28 @@ class Watch:
     def __init__(self, actors: Callable[[], Mapping[str, Any]]) -> None:
         self.actors = actors
         self.asked: dict[str, Any] = {}
+        self.unreachable_since: dict[str, float] = {}
         self.lost = ""
         self.stopped = threading.Event()
 
     def lost_actor(self) -> str:
-        """The name of one that is gone, or ""."""
+        """The name of one that is gone, or that Ray has not reached for UNREACHABLE_SECONDS, or ""."""
         for name, handle in self.actors().items():
-            if name in self.asked:
-                answered, _ = ray.wait([self.asked[name]], timeout=0)
-                if not answered:
-                    continue
-                try:
+            try:
+                if name in self.asked:
+                    answered, _ = ray.wait([self.asked[name]], timeout=0)
+                    if not answered:
+                        continue
                     ray.get(answered[0])
-                except RayActorError:
+                    self.unreachable_since.pop(name, None)
+                self.asked[name] = handle.__ray_ready__.remote()
+            except RayError as error:
+                is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
+                since = self.unreachable_since.setdefault(name, time.monotonic())
+                if is_dead or time.monotonic() - since > UNREACHABLE_SECONDS:
                     return name
-            self.asked[name] = handle.__ray_ready__.remote()
+                logger.warning("the %s is not reached (%s): asking again", name, type(error).__name__)
+                self.asked.pop(name, None)
         return ""
 
     def start(self) -> None:

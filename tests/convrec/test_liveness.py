@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
 
 from convrec import liveness
 
@@ -23,8 +23,13 @@ class Actors:
         monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
 
     def get(self, name: str) -> None:
-        if self.state[name] == "dead":
-            raise RayActorError
+        errors = {
+            "dead": ActorDiedError(),
+            "unreachable": ActorUnavailableError("connection reset", None),
+            "lost object": RaySystemError("no"),
+        }
+        if self.state[name] in errors:
+            raise errors[self.state[name]]
 
     def handles(self) -> dict[str, Any]:
         def handle(name: str) -> Any:
@@ -46,6 +51,26 @@ def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -
     assert watch.lost_actor() == ""
     actors.state["vLLM server 0.0"] = "dead"
     assert watch.lost_actor() == "vLLM server 0.0"
+
+
+@pytest.mark.parametrize("trouble", ["unreachable", "lost object"])
+def test_one_that_is_not_reached_is_asked_again_but_not_for_ever(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(liveness.time, "monotonic", lambda: now)
+    watch = liveness.Watch(actors.handles)
+    watch.lost_actor()  # asked
+    actors.state["vLLM server 0.0"] = trouble
+    assert watch.lost_actor() == ""
+    actors.state["vLLM server 0.0"] = "alive"
+    assert [watch.lost_actor() for _ in range(3)] == ["", "", ""]
+
+    now = 1000.0
+    actors.state["vLLM server 0.0"] = trouble
+    assert [watch.lost_actor() for _ in range(3)] == ["", "", ""]  # it was there in between
+    now += liveness.UNREACHABLE_SECONDS + 1
+    assert "vLLM server 0.0" in [watch.lost_actor() for _ in range(2)]
 
 
 def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
