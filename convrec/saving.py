@@ -9,9 +9,12 @@ RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from convrec.checkpoint_files import check_shards
+from convrec.errors import UserError
 from convrec.runs import LATEST, latest_step
 
 MANIFEST = "complete.json"
@@ -20,6 +23,7 @@ STOP = "stop"
 # the Ray job's id: a stop file for another start of the run says nothing to this one
 SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 VALIDATION_METRICS = ("val/ndcg", "val/score")  # the first that is there: a judge has no NDCG
+SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
 READERS = {"merged", "merged.partial"}  # what `convrec.checkpoints` adds to a checkpoint later
 
 
@@ -65,11 +69,28 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         shutil.rmtree(folder, ignore_errors=True)
         if last:
             write_tracker(run_folder, last)
+        else:
+            (run_folder / LATEST).unlink(missing_ok=True)
         reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1:] or [type(error).__name__]
         raise RuntimeError(
-            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when there is room"
+            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is mended"
         ) from error
     prune(run_folder, keep)
+
+
+def wait_for_shards(folder: Path) -> None:
+    """Return when this node sees every process's shard; RuntimeError when it does not within SHARED_SECONDS."""
+    deadline = time.monotonic() + SHARED_SECONDS
+    while True:
+        try:
+            return check_shards(folder)
+        except UserError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"not every shard in {folder} is seen by the driver's node: SAVE_PATH must be one storage that all "
+                    "nodes share"
+                ) from error
+        time.sleep(1)
 
 
 def prune(run_folder: Path, keep: int | None) -> None:

@@ -106,8 +106,13 @@ class ConvRecMixin:
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        saving.save(self.run_folder, self.global_steps, super()._save_checkpoint, self.keep)
+        saving.save(self.run_folder, self.global_steps, self._write_checkpoint, self.keep)
         self.saved_step = self.global_steps
+
+    def _write_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
+            saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")
 
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
@@ -115,7 +120,7 @@ class ConvRecMixin:
         return metrics
 
     def on_step_end(self) -> None:
-        super().on_step_end()
+        """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""
         asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
         if asked:
             if self.saved_step != self.global_steps:
@@ -123,6 +128,7 @@ class ConvRecMixin:
             for file in asked:
                 file.unlink(missing_ok=True)
             self.is_stopping = True  # after the step has been logged
+        super().on_step_end()
 
     def on_step_begin(self) -> None:
         if self.is_stopping:

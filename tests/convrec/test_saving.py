@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +141,47 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path, monkeypatch: 
     with pytest.raises(RuntimeError, match="step 4 is not saved, the checkpoint of step 2 is intact"):
         saving.save(tmp_path, 4, pytest.fail)
     assert latest_step(tmp_path) == 2
+
+
+def shards(folder: Path, *ranks: int) -> Path:
+    """What is seen of a checkpoint of two processes."""
+    folder.mkdir()
+    (folder / "fsdp_config.json").write_text('{"world_size": 2}')
+    for rank in ranks:
+        zipfile.ZipFile(folder / f"model_world_size_2_rank_{rank}.pt", "w").close()
+    return folder
+
+
+def test_shards_of_another_node_that_are_not_seen_here_are_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 2)
+    monkeypatch.setattr(saving, "SHARED_SECONDS", 0.0)
+
+    def write() -> None:
+        writer(tmp_path, 4)()
+        saving.wait_for_shards(shards(tmp_path / "global_step_4" / "of two", 0))
+
+    with pytest.raises(RuntimeError, match=r"one storage that all nodes share.*the checkpoint of step 2 is intact"):
+        saving.save(tmp_path, 4, write)
+    assert saving.complete_steps(tmp_path) == [2]
+    assert latest_step(tmp_path) == 2
+
+
+def test_shards_that_are_seen_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS, which shows another node's files when its own list of the folder is old enough."""
+    folder = shards(tmp_path / "actor", 0)
+    late = folder / "model_world_size_2_rank_1.pt"
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: zipfile.ZipFile(late, "w").close())
+    saving.wait_for_shards(folder)
+    assert late.exists()
+
+
+def test_a_first_checkpoint_that_cannot_be_written_leaves_no_tracker(tmp_path: Path) -> None:
+    def write() -> None:
+        writer(tmp_path, 1)()  # verl's tracker names it already
+        raise OSError("No space left on device")
+
+    with pytest.raises(RuntimeError, match="there is no earlier checkpoint"):
+        saving.save(tmp_path, 1, write)
+    assert latest_step(tmp_path) == 0
