@@ -44,6 +44,11 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
     return [{"step": step, **by_step[step]} for step in sorted(by_step)]
 
 
+def is_logged(run_folder: Path, step: int) -> bool:
+    """Whether metrics of the step were written: a run that is killed after it saved loses those of its last step."""
+    return any(row["step"] == step for row in read_metrics(run_folder))
+
+
 def latest_step(run_folder: Path) -> int:
     """The newest complete checkpoint's step, 0 when there is none."""
     try:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import guard, saving
 from convrec.errors import UserError, one_line
-from convrec.runs import MODEL_KEYS, latest_step, next_metrics_file
+from convrec.runs import MODEL_KEYS, is_logged, latest_step, next_metrics_file
 from recipes import doctor, host
 from recipes.console import Console, output_to, progress
 from recipes.settings import compose, finished_message, save_config
@@ -44,6 +44,11 @@ def run(
         run_folder = Path(config.trainer.default_local_dir)
         warnings += saving.choose_resume_step(run_folder)
         done, steps = latest_step(run_folder), config.trainer.total_training_steps
+        if done and not is_logged(run_folder, done):
+            console.say(
+                f"warning: the run ended after step {done} was saved and before its metrics, and its validation if it "
+                "had one, were written: they are lost; recipes.evaluate measures the checkpoint"
+            )
         if steps and done >= steps:
             console.say(finished_message(run_folder, done))
             return 0

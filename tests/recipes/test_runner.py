@@ -89,6 +89,25 @@ def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int,
     assert "resuming after step 4" in err
 
 
+def test_a_step_that_was_saved_and_not_logged_is_named_even_when_it_was_the_last(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    def train(config: DictConfig) -> None:
+        Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 8, "data": {"loss": 2.5}}\n')
+        (tmp_path / "run" / "global_step_9" / "huggingface").mkdir(parents=True)
+        (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("9")
+
+    run(train)
+    status, err = run(pytest.fail)
+    assert status == 0
+    assert "already has its 9 steps" in err
+    assert "ended after step 9 was saved and before its metrics" in err
+
+    with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
+        file.write('{"step": 9, "data": {"loss": 2.5}}\n')
+    assert "metrics" not in run(pytest.fail)[1]
+
+
 def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     files = []
 
