@@ -32,6 +32,7 @@ from pathlib import Path
 FOLDER_VARIABLE = "CONVREC_RUN_TMP"
 POLL_SECONDS = 0.5
 LONELY_SECONDS = 5.0  # on a node without the driver: Ray's first workers may end before the next ones start
+STARTING_SECONDS = 60.0  # what a worker may take until it joins: its imports, on busy cores
 LOOKS_AT_SHM = 60
 TRACKER_SECONDS = 3.0  # Python's resource trackers remove shared memory by themselves: let them
 SHM = Path("/dev/shm")
@@ -237,11 +238,23 @@ class Guard:
             (self.folder / "members" / str(member[0])).unlink(missing_ok=True)
         if self.driver is not None:
             return self.driver in alive and not (self.folder / "end").exists()
-        if members & alive:
+        if members & alive or self.is_starting(processes):
             self.lonely_since = None
         elif self.lonely_since is None:
             self.lonely_since = time.monotonic()
         return self.lonely_since is None or time.monotonic() - self.lonely_since < LONELY_SECONDS
+
+    def is_starting(self, processes: dict[int, tuple[int, int]]) -> bool:
+        """Whether a young process of the run is neither a member yet nor started by one: a worker that still imports.
+
+        Not an old one: what has escaped the members' trees must not keep the guard, which ends it.
+        """
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        ticks = (uptime - STARTING_SECONDS) * os.sysconf("SC_CLK_TCK")
+        return any(
+            start > ticks and pid not in self.spare and (pid, start) not in self.owner_of and self.has_environment(pid)
+            for pid, (_, start) in processes.items()
+        )
 
     def learn_shared_memory(self, members: set[Key]) -> None:
         """Whose a new segment is shows in the maps of processes; those of other people are soon looked at no more."""

@@ -153,6 +153,29 @@ def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone(
         worker.kill()
 
 
+def test_a_worker_that_still_imports_keeps_a_node_without_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Until it is old enough to be something that has escaped, which the guard must end."""
+    monkeypatch.setattr(guard, "LONELY_SECONDS", 0.0)
+    (tmp_path / "members").mkdir()
+    watching = guard.Guard(tmp_path)
+    environment = {**os.environ, guard.FOLDER_VARIABLE: str(tmp_path)}
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    try:
+        deadline = time.monotonic() + 10
+        while not watching.has_environment(worker.pid) and time.monotonic() < deadline:  # forked, not yet Python
+            time.sleep(0.01)
+        assert watching.look()
+        monkeypatch.setattr(guard, "STARTING_SECONDS", -1.0)
+        assert not watching.look()
+    finally:
+        worker.kill()
+        worker.wait()
+    monkeypatch.setattr(guard, "STARTING_SECONDS", 60.0)
+    assert not watching.look()
+
+
 def test_children_from_before_the_run_and_other_peoples_shared_memory_are_spared() -> None:
     memory = shared_memory.SharedMemory(create=True, size=4096)
     script = f"""
