@@ -1,6 +1,7 @@
 """One set-up for the slow tests: the demo, cut to a few steps, run as a user runs it and interrupted once."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from convrec.runs import latest_step, read_metrics
+from convrec.schema import split_prompt
 from convrec.tiny_model import read_texts, read_titles
+from data_prep.own import convert_own
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
 SFT_STEPS, RL_STEPS = 40, 3
+FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
 
 
 def pytest_collection_modifyitems(items):
@@ -98,6 +103,31 @@ def demo(tmp_path_factory) -> Demo:
     demo.status = second.returncode
     assert demo.status == 0, demo.stderr[-3000:]
     return demo
+
+
+@pytest.fixture(scope="session")
+def own_data(demo, tmp_path_factory) -> dict[str, str]:
+    """The demo's conversations as a user's own files: JSONL, and a catalog of titles without years.
+
+    In every other training row a third of the titles is wanted: lists of a barely trained model must earn something.
+    """
+    source = tmp_path_factory.mktemp("own")
+    titles = dict.fromkeys(row["title"] for row in pq.read_table(demo.files["CATALOG_FILE"]).to_pylist())
+    (source / "films.jsonl").write_text("".join(json.dumps({"title": title}) + "\n" for title in titles))
+    with open(source / "dialogues.jsonl", "w") as lines:
+        for split in ("train", "validation", "test"):
+            for place, row in enumerate(
+                pq.read_table(demo.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist()
+            ):
+                conversation = split_prompt(row["prompt"][0]["content"])[1]
+                truth = dict.fromkeys(title for title, _ in row["groundtruth_with_release_year"])
+                if split == "train" and place % 2:
+                    truth |= dict.fromkeys([*titles][::3])
+                own = {"conversation": conversation, "ground_truth": [*truth], "seen": row["seen_titles"]}
+                lines.write(json.dumps(own | {"split": split, "conversation_id": row["sample_id"]}) + "\n")
+    folder = source / "data"
+    convert_own([source / "dialogues.jsonl"], source / "films.jsonl", folder)
+    return {name: str(folder / f"{file}.parquet") for name, file in FILES.items()}
 
 
 @pytest.fixture(scope="session")

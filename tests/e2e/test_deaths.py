@@ -7,7 +7,6 @@ on data of one's own, without years, and with checkpoints that are merged when t
 
 import contextlib
 import ipaddress
-import json
 import os
 import signal
 import subprocess
@@ -17,46 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM
 
 from convrec.checkpoints import resolve_model
 from convrec.runs import latest_step, read_metrics
-from convrec.schema import split_prompt
-from data_prep.own import convert_own
 from recipes.evaluation.single import evaluate
 
 from .conftest import ROOT, descendants, killed_on_error
 
 BOUND = 120  # seconds; 5-25 were seen, on busy cores
 DRIVER = "the driver"
-FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
-
-
-@pytest.fixture(scope="module")
-def own_data(demo, tmp_path_factory) -> dict[str, str]:
-    """The demo's conversations as a user's own files: JSONL, and a catalog of titles without years.
-
-    In every other training row a third of the titles is wanted: lists of a barely trained model must earn something.
-    """
-    source = tmp_path_factory.mktemp("own")
-    titles = dict.fromkeys(row["title"] for row in pq.read_table(demo.files["CATALOG_FILE"]).to_pylist())
-    (source / "films.jsonl").write_text("".join(json.dumps({"title": title}) + "\n" for title in titles))
-    with open(source / "dialogues.jsonl", "w") as lines:
-        for split in ("train", "validation", "test"):
-            for place, row in enumerate(
-                pq.read_table(demo.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist()
-            ):
-                conversation = split_prompt(row["prompt"][0]["content"])[1]
-                truth = dict.fromkeys(title for title, _ in row["groundtruth_with_release_year"])
-                if split == "train" and place % 2:
-                    truth |= dict.fromkeys([*titles][::3])
-                own = {"conversation": conversation, "ground_truth": [*truth], "seen": row["seen_titles"]}
-                lines.write(json.dumps(own | {"split": split, "conversation_id": row["sample_id"]}) + "\n")
-    folder = source / "data"
-    convert_own([source / "dialogues.jsonl"], source / "films.jsonl", folder)
-    return {name: str(folder / f"{file}.parquet") for name, file in FILES.items()}
 
 
 @dataclass
