@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from convrec import rollout
@@ -65,6 +67,7 @@ class Queue:
         monkeypatch.setattr(tq, "kv_list", self.listed)
         monkeypatch.setattr(tq, "kv_clear", self.clear)
         monkeypatch.setattr(tq, "kv_batch_put", self.put)
+        monkeypatch.setattr(tq, "async_kv_put", self.put_tag)
 
     def listed(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
         return {self.partition: dict(self.tags)} if partition_id in (None, self.partition) else {}
@@ -73,11 +76,14 @@ class Queue:
         for key in keys:
             del self.tags[key]
 
+    async def put_tag(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self.tags[key] |= tag
+
     def put(self, keys: list[str], partition_id: str, tags: list[dict[str, Any]]) -> None:
         self.tags |= dict(zip(keys, tags, strict=True))
 
 
-def buffer_of(kind: type[ReplayBuffer]) -> ReplayBuffer:
+def buffer_of(kind: type[ReplayBuffer], failure: Callable[[], str] = lambda: "the reward raised") -> ReplayBuffer:
     """As verl's trainer makes it, told to stop; a refill fails the test, which would else go on for ever."""
 
     def refill(number: int) -> int:
@@ -85,7 +91,7 @@ def buffer_of(kind: type[ReplayBuffer]) -> ReplayBuffer:
 
     mode = {ReplayBuffer: "sync", ReplayBufferAsync: "separate_async"}[kind]
     buffer = kind(mode, {}, 2, "drop", {}, poll_interval=0.0, refill_fn=refill)  # type: ignore[arg-type]
-    rollout.stop_on_failure(buffer, lambda: "the reward raised")
+    rollout.stop_on_failure(buffer, failure)
     return buffer
 
 
@@ -97,6 +103,40 @@ def test_a_failed_prompt_stops_the_run_with_the_first_failure(
     Queue(monkeypatch, partition, a="finished", b="failure", c="failure", d="running")
     with pytest.raises(RuntimeError, match="2 prompts could not be rolled out or scored: the reward raised"):
         buffer_of(kind).sample(1, partition, 2)
+
+
+async def raise_(*_: Any) -> None:
+    raise ValueError("no catalog")
+
+
+async def hang(*_: Any) -> None:
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+@pytest.mark.parametrize(
+    ("reward", "reason"), [(raise_, r"failed \(ValueError: no catalog\)"), (hang, r"took more than 0\.05 s")]
+)
+def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
+    kind: type[ReplayBuffer], reward: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker and buffer are verl's with ours over them; the agent loop is its reward alone, and nobody is asked."""
+    verls = rollout.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+    async def score_alone(self: Any, *_: Any, **kwargs: Any) -> None:
+        await self._compute_score([], kwargs)
+
+    monkeypatch.setattr(verls, "_run_agent_loop", score_alone)
+    monkeypatch.setattr(verls, "_compute_score", reward)
+    queue = Queue(monkeypatch, "train", a="pending", b="finished")
+    worker: Any = object.__new__(rollout.ConvRecAgentLoopWorker)
+    worker.first_failure = None
+    settings = {"deterministic": False, "reward_timeout": 0.05}
+    worker.config = OmegaConf.create({"convrec": settings, "actor_rollout_ref": {"rollout": {"n": 2}}})
+    asyncio.run(worker._run_prompt({"uid": "a", "index": 7}, {}, trajectory={"validate": False}))
+    assert queue.tags["a"]["status"] == "failure"
+    with pytest.raises(RuntimeError, match=rf"1 prompts could not .*: the reward of sample 7 {reason}.*, 3 times"):
+        buffer_of(kind, lambda: worker.first_failure).sample(1, "train", 1)
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
