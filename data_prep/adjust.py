@@ -18,11 +18,10 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
-from convrec.catalog import parse_year
 from convrec.errors import UserError
 from convrec.matching import Matcher
 from data_prep import reflect, remap
-from data_prep.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher
+from data_prep.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
 from data_prep.stages import Summary, parquet_writer, read_blocks, read_record
 
 SCHEMA = remap.SCHEMA  # candidates now in the order of s_final
@@ -150,7 +149,7 @@ def _training_rows(folder: Path, matcher: Matcher) -> tuple[list, list, list[set
     for row, kept, rated in _zipped(folder, columns):
         if row["split"] != "train":
             continue
-        pairs = [(title, parse_year(year)) for title, year in row["groundtruth_with_release_year"]]
+        pairs = [(title, matcher.catalog.year_of(year)) for title, year in row["groundtruth_with_release_year"]]
         known = {matcher.identify(title, year).index for title, year in pairs if year is not None}
         hits = known & set(kept["candidates"])
         total += len(pairs)
@@ -203,7 +202,7 @@ def _write_weights(
 ) -> None:
     columns = {
         "title": pa.array(matcher.catalog.titles, pa.string()),
-        "year": pa.array(matcher.catalog.years, pa.int32()),
+        "year": year_column(matcher.catalog),
         "w": w_M,
         "b": b_M,
         "ground_truths": truth_M,
@@ -223,7 +222,7 @@ def moved(folder: Path, count: int = 5) -> dict[str, list[str]]:
 
     def lines(rows: list[int]) -> list[str]:
         return [
-            f"{row['title']} ({row['year']}): in {row['lists_before']} -> {row['lists_after']} lists, "
+            f"{item_name(row['title'], row['year'])}: in {row['lists_before']} -> {row['lists_after']} lists, "
             f"w {row['w']:.2f}, b {row['b']:+.2f}"
             for row in (table[m] for m in rows)
         ]

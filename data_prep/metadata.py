@@ -6,9 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.ranks import format_item
 from data_prep.asking import BLOCK, Asker
-from data_prep.rows import CATALOG
+from data_prep.rows import CATALOG, item_name
 from data_prep.stages import Summary, parquet_writer
 from data_prep.teacher import ITEMS
 
@@ -26,7 +25,7 @@ def catalog_texts(catalog: pa.Table) -> list[str]:
     """`title (year)` and every text column of the catalog, `name: value`; lists are joined; numbers are left out."""
     texts = []
     for row in catalog.to_pylist():
-        parts = [_name(row["title"], row["year"])]
+        parts = [item_name(row["title"], row["year"])]
         for name, value in row.items():
             words = ", ".join(map(str, value)) if isinstance(value, list) else value
             if name not in ("title", "year") and isinstance(words, str) and words.strip():
@@ -40,13 +39,13 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     keeps the catalog's text."""
     catalog, items = pq.read_table(folder / CATALOG), pq.read_table(folder / ITEMS).to_pylist()
     texts = catalog_texts(catalog)
-    texts += [_name(item["title"], item["year"]) for item in items[len(texts) :]]
+    texts += [item_name(item["title"], item["year"]) for item in items[len(texts) :]]
     fallbacks = 0
     with parquet_writer(folder / FILE, SCHEMA) as writer:
         for start in range(0, len(items), BLOCK):
             block, found = items[start : start + BLOCK], texts[start : start + BLOCK]
             if asker:
-                names = [_name(item["title"], item["year"]) for item in block]
+                names = [item_name(item["title"], item["year"]) for item in block]
                 prompts = [[{"role": "user", "content": PROMPT.format(item=name)}] for name in names]
                 answers = asker.ask(prompts, lambda _, text: is_description(text), CORRECTION, "metadata")
                 for i, (name, given) in enumerate(zip(names, answers, strict=True)):
@@ -62,7 +61,3 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
 def is_description(text: str) -> bool:
     lowered = text.lower()
     return "keywords:" in lowered and "plot:" in lowered
-
-
-def _name(title: str, year: int | None) -> str:
-    return title if year is None else format_item(title, year)

@@ -25,7 +25,7 @@ from convrec.ranks import format_item, parse_item, split_lines
 from convrec.schema import RL_SCHEMA
 from data_prep import remap
 from data_prep.asking import BLOCK, Asker
-from data_prep.retrieval_teacher import Cooccurrence
+from data_prep.retrieval_teacher import Cooccurrence, catalog_pairs
 from data_prep.rows import ROWS, catalog_matcher, conversation_of_row, train_file
 from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks
 
@@ -41,14 +41,16 @@ LOWEST, HIGHEST = -2.0, 2.0
 LIST_PROMPT = (
     "Below are a conversation between a user and a recommender system, and candidate items. Rate how well each "
     "candidate answers what the user asks for: 2 excellent, 1 good, 0 neutral or not known, -1 poor, -2 bad. Reply "
-    "with one line a candidate and nothing else, each in the form: title (year)####rating\n"
+    "with one line a candidate and nothing else, each in the form: {form}####rating\n"
     "Conversation:\n{conversation}\n"
     "Candidates:\n{candidates}"
 )
 LIST_CORRECTION = (
-    "That is not the form. Reply with one line for every candidate and nothing else: its title and year as given, "
-    "then #### and a whole number from -2 to 2, like: Heat (1995)####1"
+    "That is not the form. Reply with one line for every candidate and nothing else: its {named} as given, "
+    "then #### and a whole number from -2 to 2, like: {example}####1"
 )
+DATED_WORDS = {"form": "title (year)", "named": "title and year", "example": "Heat (1995)"}
+UNDATED_WORDS = {"form": "title", "named": "title", "example": "Heat"}
 POINTWISE_CORRECTION = "There is no score. Reply in the form <think>...</think><score>0, 1, 2, 3 or 4</score>."
 
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
@@ -73,7 +75,7 @@ def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dic
         rating = float(number[2]) * (-1.0 if number[1] in ("-", "−", "–") else 1.0)
         if not LOWEST <= rating <= HIGHEST:
             continue
-        item = parse_item(name)
+        item = parse_item(name, matcher.catalog.dated)
         row = matcher.identify(*item).index if item else -1
         if row not in wanted:
             same = by_title.get(fold(item.title if item else name.strip("*_ \t")), [])
@@ -100,19 +102,21 @@ Judge = Callable[[Block], list[list[float]]]
 
 
 def list_judge(matcher: Matcher, asker: Asker) -> Judge:
+    words = DATED_WORDS if matcher.catalog.dated else UNDATED_WORDS
+
     def rate(block: Block) -> list[list[float]]:
-        prompts = [
-            [{"role": "user", "content": LIST_PROMPT.format(conversation=conversation_of_row(row), candidates=listed)}]
-            for row, candidates in block
-            for listed in ["\n".join(_name(matcher, m) for m in candidates)]
-        ]
+        prompts = []
+        for row, candidates in block:
+            listed = "\n".join(_name(matcher, m) for m in candidates)
+            text = LIST_PROMPT.format(conversation=conversation_of_row(row), candidates=listed, **words)
+            prompts.append([{"role": "user", "content": text}])
 
         def is_good(index: int, text: str) -> bool:
             candidates = block[index][1]
             return 2 * len(parse_ratings(text, candidates, matcher)) >= len(candidates)
 
         ratings = []
-        answers = asker.ask(prompts, is_good, LIST_CORRECTION, "judge")
+        answers = asker.ask(prompts, is_good, LIST_CORRECTION.format(**words), "judge")
         for (_, candidates), texts in zip(block, answers, strict=True):
             found: dict[int, float] = {}
             for text in texts:  # what the second answer says counts more; what only the first rated stays
@@ -147,9 +151,7 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict], shrinkage: floa
     below 0.85, else 0. observed: (conversation, title) pairs of other training conversations in which one of the titles
     named here is named and m recommended; expected: as many as if m were recommended there as often as anywhere.
     A conversation that names no title known from training gets 0 everywhere."""
-    catalog = matcher.catalog
-    pairs = [(title, str(year)) for title, year in zip(catalog.titles, catalog.years, strict=True)]
-    counts = Cooccurrence(train_rows, pairs)
+    counts = Cooccurrence(train_rows, catalog_pairs(matcher.catalog))
 
     def rate(block: Block) -> list[list[float]]:
         ratings = []

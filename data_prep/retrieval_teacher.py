@@ -11,10 +11,11 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 
-from convrec.ranks import format_item
+from convrec.catalog import Catalog
+from convrec.ranks import NO_YEAR, format_item
 from convrec.schema import split_prompt
 
-Pair = tuple[str, str]  # title, year as text
+Pair = tuple[str, str]  # title, year as text; "" where items have no years
 NEIGHBOURS = 50
 SHRINKAGE = 5.0  # conversations that a title's co-occurrences are divided by beside its own: rare titles say little
 # weights of the three parts, each scaled to a largest value of 1 in its row
@@ -29,6 +30,12 @@ def conversation_of(sample_id: str) -> str:
 
 def truth_of(row: dict) -> list[Pair]:
     return [(title, year) for title, year in row["groundtruth_with_release_year"]]
+
+
+def catalog_pairs(catalog: Catalog) -> list[Pair]:
+    """The catalog's items, in its order, as ground truth names them; one that lacks its year is never named."""
+    years = map(str, catalog.years) if catalog.dated else [""] * len(catalog)
+    return list(zip(catalog.titles, years, strict=True))
 
 
 def conversation_text(row: dict) -> str:
@@ -172,6 +179,10 @@ def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.
 def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
     """Rows of the SFT table."""
     return [
-        row | {"completion": [{"content": "\n".join(format_item(t, int(y)) for t, y in items), "role": "assistant"}]}
+        row | {"completion": [{"content": list_text(items), "role": "assistant"}]}
         for row, items in zip(rows, lists, strict=True)
     ]
+
+
+def list_text(items: Iterable[Pair]) -> str:
+    return "\n".join(format_item(title, int(year or NO_YEAR)) for title, year in items)

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import load_catalog
+from convrec.catalog import Catalog, load_catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
+from convrec.ranks import NO_YEAR, format_item
 from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt
 from convrec.validation import validate_rl_table
 from data_prep.retrieval_teacher import conversation_of
@@ -33,7 +34,7 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
     with parquet_writer(folder / ROWS, SCHEMA) as writer:
         for split in ("train", "validation"):
             path = sources[split]
-            total = validate_rl_table(path, allow_empty_ground_truth=True).rows
+            total = validate_rl_table(path, allow_empty_ground_truth=True, dated=catalog.dated).rows
             chosen = np.zeros(total, bool)
             share = settings["share"] if split == "train" else 1.0
             rng = np.random.default_rng(settings["seed"])
@@ -50,8 +51,7 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
         if sources["catalog"].endswith(".parquet"):
             table = pq.read_table(sources["catalog"])
         else:
-            films = [{"title": t, "year": y} for t, y in zip(catalog.titles, catalog.years, strict=True)]
-            table = pa.Table.from_pylist(films, CATALOG_SCHEMA)
+            table = pa.table({"title": catalog.titles, "year": year_column(catalog)}, CATALOG_SCHEMA)
         pq.write_table(table, partial)
     summary: Summary = counts | {"catalog": len(catalog), "unusable_catalog_entries": len(catalog.problems)}
     return summary | {"sources": {name: str(Path(path).resolve()) for name, path in sources.items()}}
@@ -79,6 +79,16 @@ def conversation_of_row(row: dict) -> str:
 
 def catalog_matcher(folder: Path) -> Matcher:
     return Matcher(load_catalog(folder / CATALOG))
+
+
+def year_column(catalog: Catalog) -> pa.Array:
+    """Null where an item has no year, and so in every row of a catalog without years."""
+    return pa.array(catalog.years if catalog.dated else [None] * len(catalog), pa.int32())
+
+
+def item_name(title: str, year: int | None) -> str:
+    """`title (year)`; the title alone where the item has no year."""
+    return format_item(title, NO_YEAR if year is None else year)
 
 
 def train_file(folder: Path) -> Path:

@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.catalog import Catalog
 from convrec.matching import Matcher
-from convrec.ranks import Item, format_item, parse_items
+from convrec.ranks import Item, parse_items
 from convrec.schema import RL_SCHEMA
 from data_prep.asking import BLOCK, Asker
-from data_prep.retrieval_teacher import RetrievalTeacher
-from data_prep.rows import ROWS, catalog_matcher, train_file
+from data_prep.retrieval_teacher import RetrievalTeacher, catalog_pairs, list_text
+from data_prep.rows import ROWS, catalog_matcher, train_file, year_column
 from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks, written_whole
 
 FILE, ITEMS = "teacher.parquet", "items.parquet"
@@ -27,7 +28,7 @@ SCHEMA = pa.schema(
 ITEMS_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("in_catalog", pa.bool_())])
 CORRECTION = (
     "That is not the list. Reply with exactly {num_items} lines and nothing else, one recommendation a line, best "
-    "first, each in the form: title (release year)"
+    "first, each in the form: {form}"
 )
 
 
@@ -49,25 +50,29 @@ class ItemTable:
 
     def table(self) -> pa.Table:
         catalog = self.matcher.catalog
-        rows = [(title, year, True) for title, year in zip(catalog.titles, catalog.years, strict=True)]
-        rows += [(item.title, item.year, False) for _, item in self.outside.values()]
-        return pa.Table.from_pylist([dict(zip(ITEMS_SCHEMA.names, row, strict=True)) for row in rows], ITEMS_SCHEMA)
+        outside = [item for _, item in self.outside.values()]
+        columns = {
+            "title": [*catalog.titles, *(item.title for item in outside)],
+            "year": [*year_column(catalog).to_pylist(), *(item.year if catalog.dated else None for item in outside)],
+            "in_catalog": [True] * len(catalog) + [False] * len(outside),
+        }
+        return pa.table(columns, ITEMS_SCHEMA)
 
 
 def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     """settings: teacher ("llm" or "retrieval"), num_items; asker: for the former."""
-    matcher = catalog_matcher(folder)
-    numbers = ItemTable(matcher)
-    lists = llm_lists(folder, settings["num_items"], asker) if asker else retrieval_lists(folder, settings["num_items"])
+    matcher, n = catalog_matcher(folder), settings["num_items"]
+    catalog, numbers = matcher.catalog, ItemTable(matcher)
+    lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, catalog)
     lines = items = in_catalog = 0
     with parquet_writer(folder / FILE, SCHEMA) as writer:
         for block in lists:
             rows = []
             for sample_id, answer in block:
-                found = [numbers.number(item) for item in parse_items(answer)[: settings["num_items"]]]
+                found = [numbers.number(item) for item in parse_items(answer, dated=catalog.dated)[:n]]
                 lines += len(found)
                 items += sum(number >= 0 for number in found)
-                in_catalog += sum(0 <= number < len(matcher.catalog) for number in found)
+                in_catalog += sum(0 <= number < len(catalog) for number in found)
                 rows.append({"sample_id": sample_id, "answer": answer, "items": found})
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
     with written_whole(folder / ITEMS) as partial:
@@ -81,13 +86,13 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     return summary | (asker.summary() if asker else {})
 
 
-def llm_lists(folder: Path, num_items: int, asker: Asker) -> Iterator[list[tuple[str, str]]]:
+def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[list[tuple[str, str]]]:
     """Blocks of (sample_id, answer), the prompt asked as it is. Of two answers the one with more items."""
 
     def count(text: str) -> int:
-        return sum(item is not None for item in parse_items(text))
+        return sum(item is not None for item in parse_items(text, dated=dated))
 
-    correction = CORRECTION.format(num_items=num_items)
+    correction = CORRECTION.format(num_items=num_items, form="title (release year)" if dated else "title")
     for rows in read_blocks(folder / ROWS, BLOCK, ["sample_id", "prompt"]):
         answers = asker.ask(
             [row["prompt"] for row in rows], lambda _, text: 2 * count(text) >= num_items, correction, "teacher"
@@ -95,14 +100,10 @@ def llm_lists(folder: Path, num_items: int, asker: Asker) -> Iterator[list[tuple
         yield [(row["sample_id"], max(texts, key=count)) for row, texts in zip(rows, answers, strict=True)]
 
 
-def retrieval_lists(folder: Path, num_items: int) -> Iterator[list[tuple[str, str]]]:
+def retrieval_lists(folder: Path, num_items: int, catalog: Catalog) -> Iterator[list[tuple[str, str]]]:
     """Blocks of (sample_id, list) by RetrievalTeacher, which reads the whole training split into memory."""
-    catalog = catalog_matcher(folder).catalog
-    pairs = [(t, str(y)) for t, y in zip(catalog.titles, catalog.years, strict=True) if y is not None]
+    pairs = [pair for pair, year in zip(catalog_pairs(catalog), catalog.years, strict=True) if year is not None]
     teacher = RetrievalTeacher(pq.read_table(train_file(folder), columns=RL_SCHEMA.names).to_pylist(), pairs)
     for rows in read_blocks(folder / ROWS, BLOCK, RL_SCHEMA.names):
         lists = teacher.lists(rows, num_items, "teacher")
-        yield [
-            (row["sample_id"], "\n".join(format_item(title, int(year)) for title, year in items))
-            for row, items in zip(rows, lists, strict=True)
-        ]
+        yield [(row["sample_id"], list_text(items)) for row, items in zip(rows, lists, strict=True)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.catalog import load_catalog
 from convrec.ranks import format_item, parse_items
 from convrec.schema import RL_SCHEMA
 from convrec.validation import validate_sft_table
@@ -25,19 +27,30 @@ from .conftest import make_rows
 ROOT = Path(__file__).resolve().parents[2]
 HORROR = [(f"Ghost {word}", 1980 + n) for n, word in enumerate(("House", "Ship", "Story", "Town", "Hotel", "Train"))]
 COMEDY = [(f"Laughing {word}", 1990 + n) for n, word in enumerate(("Dog", "Boy", "Aunt", "Cook", "King", "Cow"))]
+# Without years; one title has something like a year of its own.
+BOOKS = [(f"Ghost {word}", "") for word in ("House", "Ship", "Story", "Town", "Hotel", "Summer (1999)")]
+JOKES = [(title, "") for title, _ in COMEDY]
 NUM_ITEMS = 4
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("source")
+    return write_source(tmp_path_factory.mktemp("source"), HORROR, COMEDY)
+
+
+@pytest.fixture(scope="module")
+def undated(tmp_path_factory):
+    return write_source(tmp_path_factory.mktemp("undated"), BOOKS, JOKES)
+
+
+def write_source(folder, *kinds):
     for split, count, seed in (("train", 60, 1), ("validation", 8, 2)):
-        rows = make_rows(split, count, seed, kinds=(HORROR, COMEDY), num_items=NUM_ITEMS, outside=())
+        rows = make_rows(split, count, seed, kinds=kinds, num_items=NUM_ITEMS, outside=())
         pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), folder / f"{split}.parquet")
-    films = HORROR + COMEDY
+    films = [film for kind in kinds for film in kind]
     catalog = {
         "title": [title for title, _ in films],
-        "year": pa.array([year for _, year in films], pa.int32()),
+        "year": pa.array([year or None for _, year in films], pa.int32()),
         "genres": ["horror"] * len(HORROR) + ["comedy"] * len(COMEDY),
         "mentions": pa.array(range(len(films)), pa.int32()),
     }
@@ -111,6 +124,23 @@ def test_scores_are_the_formula_of_their_stages(built):
 
 def test_metadata_is_title_year_and_text_columns(built):
     assert read(built / "metadata.parquet")[0]["text"] == "Ghost House (1980)\ngenres: horror"
+
+
+def test_a_catalog_without_years_is_built_with_titles_alone(undated, tmp_path):
+    catalog = [(title, "") for title, _ in BOOKS + JOKES]
+    (tmp_path / "catalog.pkl").write_bytes(pickle.dumps(catalog))
+    out = tmp_path / "out"
+    main(arguments(undated, out, *NO_MODEL, f"--catalog={tmp_path / 'catalog.pkl'}"))
+    assert not load_catalog(out / "catalog.parquet").dated
+    assert summary_of(out, "teacher")["in_catalog"] == 1
+    assert summary_of(out, "reflect")["not_zero"] > 0  # what is named together counts
+    assert summary_of(out, "adjust")["ground_truths_not_candidates"] == 0
+    for file in ("items", "metadata", "adjust_weights"):
+        assert {row["year"] for row in read(out / f"{file}.parquet")} == {None}
+    for demonstration in read(out / "sft_train.parquet"):
+        lines = demonstration["completion"][0]["content"].split("\n")
+        assert len({(line, "") for line in lines} & set(catalog)) == NUM_ITEMS
+    assert summary_of(out, "demonstrations")["validation_metrics"]["recall@4"][0] > 0.5  # 1/3 by chance
 
 
 def test_a_second_run_leaves_everything_and_a_changed_setting_is_refused(built, source, tmp_path, capsys):
@@ -211,6 +241,23 @@ def test_a_model_as_teacher_describer_and_judge(source, tmp_path, chat_server, m
     assert "paid" in judged["usage"]
     for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
         assert rated["ratings"] == [2.0 if m < len(HORROR) else -1.0 for m in row["candidates"]]
+
+
+def test_no_model_is_asked_for_years_where_items_have_none(undated, tmp_path, chat_server, monkeypatch):
+    server = chat_server(script)
+    set_model(monkeypatch, server)
+    out = tmp_path / "out"
+    main(arguments(undated, out, *WITH_MODEL))
+    assert not [body for body in server.bodies if "year" in json.dumps(body) or "(0)" in json.dumps(body)]
+    assert summary_of(out, "teacher")["malformed_again"] > 0  # the corrections were asked too
+    assert summary_of(out, "reflect")["malformed"] > 0
+    assert summary_of(out, "teacher")["in_catalog"] > 0.7  # three of four; a year written all the same is taken off
+    for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
+        assert rated["ratings"] == [2.0 if m < len(BOOKS) else -1.0 for m in row["candidates"]]
+    moved = summary_of(out, "adjust")["moved"]["up"]
+    assert moved
+    assert not [line for line in moved if "(0)" in line or "(None)" in line]
+    validate_sft_table(out / "sft_train.parquet")
 
 
 def test_a_pointwise_judge_rates_the_best_candidates(built, source, tmp_path, chat_server, monkeypatch):
