@@ -127,6 +127,8 @@ def build(given: argparse.Namespace) -> None:
         stage, settings = plan(name, given)
         summary, is_new = run_stage(stage, folder, settings, given.redo)
         print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
+        for warning in summary.get("warnings", ()):
+            print(f"    warning: {warning}", file=sys.stderr)
         for direction in ("up", "down") if name == "adjust" else ():
             for line in summary["moved"][direction]:
                 print(f"    {direction:>4}  {line}")
@@ -145,7 +147,7 @@ def _check_ahead(given: argparse.Namespace) -> None:
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("moved", "sources")}
+    return {name: value for name, value in summary.items() if name not in ("moved", "sources", "warnings")}
 
 
 def _sampling(text: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from data_prep.stages import Summary, file_id, parquet_writer, read_blocks, read
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
 ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch
 SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group", pa.string()))
+TRUTH = "groundtruth_with_release_year"
 _ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
 
 
@@ -28,13 +29,17 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
     """settings: share, seed, num_items and the files' ids; sources: the paths of train, validation and catalog.
 
     A row's group is what must not be torn apart: its conversation where the id is `conversation_turn`, else its prompt.
+    Ground truths whose year is no number are left out with a warning: training never meets them, and scoring the lists
+    would refuse them when everything is paid.
     """
     catalog = load_catalog(sources["catalog"])
-    counts = {}
+    counts, warnings = {}, []
     with parquet_writer(folder / ROWS, SCHEMA) as writer:
         for split in ("train", "validation"):
             path = sources[split]
-            total = validate_rl_table(path, allow_empty_ground_truth=True, dated=catalog.dated).rows
+            report = validate_rl_table(path, allow_empty_ground_truth=True, dated=catalog.dated)
+            warnings += [f"{text}; write four digits: what is no number is left out" for text in report.warnings]
+            total = report.rows
             chosen = np.zeros(total, bool)
             share = settings["share"] if split == "train" else 1.0
             rng = np.random.default_rng(settings["seed"])
@@ -44,6 +49,7 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
                 kept = [row for row, keep in zip(block, chosen[start : start + len(block)], strict=True) if keep]
                 for row in kept:
                     _check_list_length(path, row, settings["num_items"])
+                    row[TRUTH] = [pair for pair in row[TRUTH] or () if catalog.year_of(pair[1]) is not None]
                 rows = [row | {"split": split, "group": group_of(row)} for row in kept]
                 writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
                 start += len(block)
@@ -54,6 +60,7 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
             table = pa.table({"title": catalog.titles, "year": year_column(catalog)}, CATALOG_SCHEMA)
         pq.write_table(table, partial)
     summary: Summary = counts | {"catalog": len(catalog), "unusable_catalog_entries": len(catalog.problems)}
+    summary["warnings"] = warnings
     return summary | {"sources": {name: str(Path(path).resolve()) for name, path in sources.items()}}
 
 

@@ -179,6 +179,20 @@ def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch, capsys)
         assert says in refusal(capsys, given)
 
 
+def test_ground_truth_whose_year_is_no_number_is_left_out_in_the_first_stage(source, tmp_path, capsys):
+    rows = read(source / "validation.parquet")
+    rows[3]["groundtruth_with_release_year"] = [["Ghost House", "unknown"], ["Ghost Ship", " 1981 "]]
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "v.parquet")
+    main(arguments(source, tmp_path / "out", f"--validation={tmp_path / 'v.parquet'}", stage="rows"))
+    said = capsys.readouterr().err
+    assert re.search(r"v.parquet: a ground-truth year that is no year: row 3: 'Ghost House', 'unknown'; write four", said)
+    kept = [row for row in read(tmp_path / "out" / "rows.parquet") if row["split"] == "validation"]
+    assert kept[3]["groundtruth_with_release_year"] == [["Ghost Ship", " 1981 "]]
+    assert [row["groundtruth_with_release_year"] for row in kept[4:]] == [
+        row["groundtruth_with_release_year"] for row in rows[4:]
+    ]
+
+
 def test_the_training_file_must_still_be_the_one_that_was_read(source, tmp_path, capsys):
     rows = read(source / "train.parquet")
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "train.parquet")
