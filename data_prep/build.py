@@ -170,11 +170,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=3407, help="%(default)s")
     add("--train", help="rows: training split (parquet, columns of the README)")
     add("--validation", help="rows: validation split")
-    add("--catalog", help="rows: catalog.parquet; its text columns describe the items")
+    add("--catalog", help="rows: catalog.parquet; its further columns describe the items")
     add("--share", type=float, default=0.25, help="rows: share of the training split (%(default)s)")
     add("--num-items", type=int, default=20, help="rows: items of a list, as the prompts ask (%(default)s)")
     add("--teacher", choices=("llm", "retrieval"), default="llm", help="teacher (%(default)s)")
-    add("--metadata", choices=("llm", "columns"), default="columns", help="metadata: who describes items (%(default)s)")
+    add(
+        "--metadata",
+        choices=("llm", "columns"),
+        default="columns",
+        help="metadata: the catalog's columns, or a model too (%(default)s)",
+    )
     add(
         "--remap", choices=("full", "none"), default="full", help="remap; none: the teacher's items alone (%(default)s)"
     )

@@ -1,11 +1,13 @@
-"""What an item is, in words, for its embedding: keywords and plot by a language model, or what the catalog says."""
+"""What an item is, in words, for its embedding: what the catalog says, and keywords and plot by a language model."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.llm import Messages
 from data_prep.asking import BLOCK, Asker
 from data_prep.rows import CATALOG, item_name
 from data_prep.stages import Summary, parquet_writer
@@ -18,44 +20,51 @@ PROMPT = (
     "Keywords: ten to fifteen, separated by commas: genre, themes, mood, style, setting, period, who it is for\n"
     "Plot: one or two sentences"
 )
+CATALOG_TEXT = "\nWhat the catalog says about it:\n{text}"
+# The name, how often an item is a training target, and what pandas leaves.
+NOT_WORDS = ("title", "year", "mentions", "__index_level_0__")
 CORRECTION = 'That is not the form. Reply with two lines, one that begins with "Keywords:" and one with "Plot:".'
 
 
-def catalog_texts(catalog: pa.Table) -> list[str]:
-    """`title (year)` and every text column of the catalog, `name: value`; lists are joined; numbers are left out."""
-    texts = []
-    for row in catalog.to_pylist():
-        parts = [item_name(row["title"], row["year"])]
-        for name, value in row.items():
-            words = ", ".join(map(str, value)) if isinstance(value, list) else value
-            if name not in ("title", "year") and isinstance(words, str) and words.strip():
-                parts.append(f"{name}: {words}")
-        texts.append("\n".join(parts))
-    return texts
+def catalog_text(row: Mapping[str, Any]) -> str:
+    """The further columns of a catalog's row, a line `name: value` each; lists are joined, what is missing left out."""
+    lines = []
+    for name, value in row.items():
+        values = value if isinstance(value, list) else [value]
+        words = ", ".join(str(v) for v in values if v == v and not isinstance(v, bytes | None))  # v == v: no NaN
+        if name not in NOT_WORDS and words.strip():
+            lines.append(f"{name}: {words}")
+    return "\n".join(lines)
 
 
 def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
-    """settings: metadata ("llm" or "columns"); asker: for the former. An item that the model says nothing usable about
-    keeps the catalog's text."""
-    catalog, items = pq.read_table(folder / CATALOG), pq.read_table(folder / ITEMS).to_pylist()
-    texts = catalog_texts(catalog)
-    texts += [item_name(item["title"], item["year"]) for item in items[len(texts) :]]
+    """settings: metadata ("llm" or "columns"); asker: for the former. What the model says stands behind the catalog's
+    text, which is all there is of an item that it says nothing usable about."""
+    items = pq.read_table(folder / ITEMS).to_pylist()
+    catalog = [catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
+    catalog += [""] * (len(items) - len(catalog))
     fallbacks = 0
     with parquet_writer(folder / FILE, SCHEMA) as writer:
         for start in range(0, len(items), BLOCK):
-            block, found = items[start : start + BLOCK], texts[start : start + BLOCK]
+            block, known = items[start : start + BLOCK], catalog[start : start + BLOCK]
+            names = [item_name(item["title"], item["year"]) for item in block]
+            texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
             if asker:
-                names = [item_name(item["title"], item["year"]) for item in block]
-                prompts = [[{"role": "user", "content": PROMPT.format(item=name)}] for name in names]
+                prompts = [_prompt(name, text) for name, text in zip(names, known, strict=True)]
                 answers = asker.ask(prompts, lambda _, text: is_description(text), CORRECTION, "metadata")
-                for i, (name, given) in enumerate(zip(names, answers, strict=True)):
+                for i, given in enumerate(answers):
                     if is_description(given[-1]):
-                        found[i] = f"{name}\n{given[-1].strip()}"
+                        texts[i] += "\n" + given[-1].strip()
                     else:
                         fallbacks += 1
-            rows = [{**item, "text": text} for item, text in zip(block, found, strict=True)]
+            rows = [{**item, "text": text} for item, text in zip(block, texts, strict=True)]
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
     return {"items": len(items)} | ({"kept_catalog_text": fallbacks} | asker.summary() if asker else {})
+
+
+def _prompt(name: str, text: str) -> Messages:
+    content = PROMPT.format(item=name) + (CATALOG_TEXT.format(text=text) if text else "")
+    return [{"role": "user", "content": content}]
 
 
 def is_description(text: str) -> bool:

@@ -21,6 +21,7 @@ from convrec.ranks import format_item, parse_items
 from convrec.schema import RL_SCHEMA
 from convrec.validation import validate_sft_table
 from data_prep.build import main
+from data_prep.metadata import catalog_text
 
 from .conftest import make_rows
 
@@ -52,6 +53,7 @@ def write_source(folder, *kinds):
         "title": [title for title, _ in films],
         "year": pa.array([year or None for _, year in films], pa.int32()),
         "genres": ["horror"] * len(HORROR) + ["comedy"] * len(COMEDY),
+        "pages": pa.array(range(100, 100 + len(films)), pa.int32()),
         "mentions": pa.array(range(len(films)), pa.int32()),
     }
     pq.write_table(pa.table(catalog), folder / "catalog.parquet")
@@ -122,8 +124,10 @@ def test_scores_are_the_formula_of_their_stages(built):
     assert places == sum(row["lists_before"] for row in weights) == NUM_ITEMS * 76
 
 
-def test_metadata_is_title_year_and_text_columns(built):
-    assert read(built / "metadata.parquet")[0]["text"] == "Ghost House (1980)\ngenres: horror"
+def test_metadata_is_title_year_and_the_catalogs_columns(built):
+    assert read(built / "metadata.parquet")[0]["text"] == "Ghost House (1980)\ngenres: horror\npages: 100"
+    row = {"title": "Heat", "year": 1995, "mentions": 7, "stars": [4.5, None], "seen": None, "new": False, "blank": " "}
+    assert catalog_text(row | {"price": float("nan"), "image": b"png"}) == "stars: 4.5\nnew: False"
 
 
 def test_a_catalog_without_years_is_built_with_titles_alone(undated, tmp_path):
@@ -184,8 +188,8 @@ def test_ground_truth_whose_year_is_no_number_is_left_out_in_the_first_stage(sou
     rows[3]["groundtruth_with_release_year"] = [["Ghost House", "unknown"], ["Ghost Ship", " 1981 "]]
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "v.parquet")
     main(arguments(source, tmp_path / "out", f"--validation={tmp_path / 'v.parquet'}", stage="rows"))
-    said = capsys.readouterr().err
-    assert re.search(r"v.parquet: a ground-truth year that is no year: row 3: 'Ghost House', 'unknown'; write four", said)
+    warned = r"v.parquet: a ground-truth year that is no year: row 3: 'Ghost House', 'unknown'; write four digits"
+    assert re.search(warned, capsys.readouterr().err)
     kept = [row for row in read(tmp_path / "out" / "rows.parquet") if row["split"] == "validation"]
     assert kept[3]["groundtruth_with_release_year"] == [["Ghost Ship", " 1981 "]]
     assert [row["groundtruth_with_release_year"] for row in kept[4:]] == [
@@ -246,8 +250,11 @@ def test_a_model_as_teacher_describer_and_judge(source, tmp_path, chat_server, m
     described = summary_of(out, "metadata")
     assert (described["items"], described["malformed"], described["kept_catalog_text"]) == (13, 1, 1)
     texts = [row["text"] for row in read(out / "metadata.parquet")]
-    assert texts[0] == "Ghost House (1980)\nKeywords: one, two\nPlot: something happens"
-    assert texts[len(HORROR) + 4] == "Laughing King (1994)\ngenres: comedy"
+    assert texts[0] == "Ghost House (1980)\ngenres: horror\npages: 100\nKeywords: one, two\nPlot: something happens"
+    assert texts[-1] == "Unknown Film (1999)\nKeywords: one, two\nPlot: something happens"
+    asked = [text for body in server.bodies if (text := body["messages"][0]["content"]).startswith("Describe")]
+    assert sum(text.endswith("\nWhat the catalog says about it:\ngenres: horror\npages: 100") for text in asked) == 1
+    assert texts[len(HORROR) + 4] == "Laughing King (1994)\ngenres: comedy\npages: 110"
     judged = summary_of(out, "reflect")
     later = sum("Seen that" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
     assert (judged["malformed"], judged["malformed_again"]) == (later, 0)
