@@ -120,6 +120,11 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
     names = sorted(set(groups))
     order = np.random.default_rng(settings["seed"]).permutation(len(names))
     out = {names[index] for index in order[: round(settings["held_out"] * len(names))]}
+    if len(out) == len(names):
+        raise UserError(
+            f"--held-out {settings['held_out']} leaves none of the {len(names)} conversations with a ground truth "
+            "among their candidates to fit on: give less"
+        )
     is_out = np.array([group in out for group in groups], bool)
     data = pad(candidates, scores, truths)
     train, held_out = (data.rows(torch.from_numpy(np.flatnonzero(mask))) for mask in (~is_out, is_out))

@@ -12,6 +12,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 from convrec.catalog import Catalog
+from convrec.errors import UserError
 from convrec.ranks import NO_YEAR, format_item
 from convrec.schema import split_prompt
 
@@ -113,7 +114,13 @@ class RetrievalTeacher:
         self.conversation_R = np.array([self.conversations[conversation_of(row["sample_id"])] for row in rows])
 
         self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
-        self.features_RF = self.vectorizer.fit_transform(rows)
+        try:
+            self.features_RF = self.vectorizer.fit_transform(rows)
+        except ValueError as error:  # scikit-learn's, where min_df leaves nothing
+            raise UserError(
+                f"the retrieval teacher learns from what training rows have in common, and these {len(rows)} have no "
+                f"word or title in two of them; give it more, or take a language model (--teacher llm) ({error})"
+            ) from None
         self.truth_RM = _ones(_truth_entries(rows, self.catalog), (len(rows), len(self.catalog)))
         self.cooccurrence = Cooccurrence(rows, self.catalog)
 

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,6 +196,16 @@ def test_ground_truth_whose_year_is_no_number_is_left_out_in_the_first_stage(sou
     assert [row["groundtruth_with_release_year"] for row in kept[4:]] == [
         row["groundtruth_with_release_year"] for row in rows[4:]
     ]
+
+
+def test_what_leaves_nothing_to_learn_from_is_said(built, source, tmp_path, capsys):
+    one = read(source / "train.parquet")[:1]
+    pq.write_table(pa.Table.from_pylist(one, RL_SCHEMA), tmp_path / "one.parquet")
+    given = arguments(source, tmp_path / "out", *NO_MODEL, f"--train={tmp_path / 'one.parquet'}")
+    assert "these 1 have no word or title in two of them" in refusal(capsys, given)
+    copy = shutil.copytree(built, tmp_path / "copy")
+    message = refusal(capsys, ["adjust", "--out", str(copy), "--held-out=0.995", "--redo"])
+    assert re.search(r"--held-out 0.995 leaves none of the \d+ conversations .* to fit on: give less", message)
 
 
 def test_the_training_file_must_still_be_the_one_that_was_read(source, tmp_path, capsys):
