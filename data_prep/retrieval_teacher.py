@@ -6,6 +6,7 @@ answers. `Cooccurrence`, its second part, is also what `data_prep.build --judge 
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from scipy import sparse
@@ -18,6 +19,7 @@ from convrec.schema import split_prompt
 
 Pair = tuple[str, str]  # title, year as text; "" where items have no years
 NEIGHBOURS = 50
+BLOCK_BYTES = 1 << 26  # of cosines with all training rows
 SHRINKAGE = 5.0  # conversations that a title's co-occurrences are divided by beside its own: rare titles say little
 # weights of the three parts, each scaled to a largest value of 1 in its row
 SIMILAR, TOGETHER, POPULAR = 1.0, 0.7, 0.5
@@ -115,7 +117,7 @@ class RetrievalTeacher:
 
         self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
         try:
-            self.features_RF = self.vectorizer.fit_transform(rows)
+            self.features_FR = self.vectorizer.fit_transform(rows).T.tocsr()
         except ValueError as error:  # scikit-learn's, where min_df leaves nothing
             raise UserError(
                 f"the retrieval teacher learns from what training rows have in common, and these {len(rows)} have no "
@@ -134,14 +136,9 @@ class RetrievalTeacher:
 
     def scores(self, rows: list[dict]) -> np.ndarray:
         """(rows, M) scores; -inf for titles seen in the conversation."""
-        similar_BR = (self.vectorizer.transform(rows) @ self.features_RF.T).toarray()
         scores_BM = np.empty((len(rows), len(self.catalog)))
-        for b, row in enumerate(rows):
-            own = self.conversations.get(conversation_of(row["sample_id"]), -1)
-            similar_R = np.where(self.conversation_R == own, 0.0, similar_BR[b])
-            nearest = np.argsort(-similar_R, kind="stable")[:NEIGHBOURS]
-            similar_M = similar_R[nearest] @ self.truth_RM[nearest]
-
+        for b, (row, (nearest, similar)) in enumerate(zip(rows, self._neighbours(rows), strict=True)):
+            similar_M = similar @ self.truth_RM[nearest]
             together_M = self.cooccurrence.together(row)
             popular_M = np.log1p(self.cooccurrence.mentions(row))
             parts = ((SIMILAR, similar_M), (TOGETHER, together_M), (POPULAR, popular_M))
@@ -149,6 +146,19 @@ class RetrievalTeacher:
             seen = set(row["seen_titles"])
             scores_BM[b, [title in seen for title, _ in self.catalog]] = -np.inf
         return scores_BM
+
+    def _neighbours(self, rows: list[dict]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each row, the NEIGHBOURS most similar rows of other conversations, best first, ties in the rows' order,
+        and their cosines; fewer where not so many have anything in common with it."""
+        size = max(1, BLOCK_BYTES // (12 * len(self.conversation_R)))  # a cosine and its place, at most one a row
+        for start in range(0, len(rows), size):
+            block = rows[start : start + size]
+            similar_BR = self.vectorizer.transform(block) @ self.features_FR
+            for row, (low, high) in zip(block, pairwise(similar_BR.indptr), strict=True):
+                found, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
+                own = self.conversations.get(conversation_of(row["sample_id"]), -1)
+                other = self.conversation_R[found] != own
+                yield _highest(found[other], similar[other], NEIGHBOURS)
 
     def lists(
         self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0
@@ -168,6 +178,15 @@ class RetrievalTeacher:
                     result.append([self.catalog[m] for m in order[:num_items]])
                 bar.update(len(batch))
         return result
+
+
+def _highest(places: np.ndarray, values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` places with the highest values, best first and the lower place on a tie, and these values."""
+    if len(values) > count:  # a sort of them all is what takes the time
+        kept = values >= np.partition(values, -count)[-count]
+        places, values = places[kept], values[kept]
+    order = np.lexsort((places, -values))[:count]
+    return places[order], values[order]
 
 
 def _truth_entries(rows: list[dict], catalog: Sequence[Pair]) -> list[tuple[int, int]]:

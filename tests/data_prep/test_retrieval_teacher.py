@@ -1,8 +1,11 @@
 """The teacher without a language model: it knows only what it may, and ranks and draws as it says."""
 
+import tracemalloc
+
 import numpy as np
 
-from data_prep.retrieval_teacher import SHRINKAGE, Cooccurrence, RetrievalTeacher, conversation_of
+from data_prep import retrieval_teacher
+from data_prep.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher, conversation_of
 
 from .conftest import COMEDY, HORROR, make_rows, row
 
@@ -19,6 +22,36 @@ def test_teacher_never_uses_the_conversation_it_answers():
     assert RetrievalTeacher(others, catalog).lists([asked], 3, "x") == RetrievalTeacher(rows, catalog).lists(
         [asked], 3, "x"
     )
+
+
+def test_the_most_similar_rows_are_those_of_a_stable_sort_of_all(monkeypatch):
+    rows, catalog = make_rows("train", 60, 3), HORROR + COMEDY
+    teacher, asked = RetrievalTeacher(rows, catalog), [*rows, *make_rows("new", 5, 4), row("empty_t1", "", [], [])]
+    similar_BR = (teacher.vectorizer.transform(asked) @ teacher.features_FR).toarray()
+    scores_BM = teacher.scores(asked)
+    monkeypatch.setattr(retrieval_teacher, "BLOCK_BYTES", 1)  # one row at a time
+    np.testing.assert_array_equal(teacher.scores(asked), scores_BM)
+    ties = 0
+    for one, (places, similar), all_R in zip(asked, teacher._neighbours(asked), similar_BR, strict=True):
+        is_own = [conversation_of(r["sample_id"]) == conversation_of(one["sample_id"]) for r in rows]
+        other_R = np.where(is_own, 0.0, all_R)
+        expected = np.argsort(-other_R, kind="stable")[:NEIGHBOURS]
+        expected = expected[other_R[expected] > 0]
+        np.testing.assert_array_equal(places, expected)
+        np.testing.assert_array_equal(similar, other_R[expected])
+        ties += len(similar) - len(set(similar))
+    assert ties > 100
+
+
+def test_memory_does_not_grow_with_the_rows_asked_for_at_once(monkeypatch):
+    rows = make_rows("train", 1000, 3)  # R = 2000
+    teacher = RetrievalTeacher(rows, HORROR + COMEDY)
+    monkeypatch.setattr(retrieval_teacher, "BLOCK_BYTES", 200_000)
+    tracemalloc.start()
+    teacher.scores(rows[:256])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000  # 256 rows of 2000 float64 are 4 MB
 
 
 def test_lists_are_the_best_items_or_drawn_around_them():
