@@ -64,6 +64,8 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
             key: getattr(given, key)
             for key in ("remap", "embedding", "dimensions", "candidates", "conversation_weight", "seed")
         }
+        if given.trust_remote_code:  # otherwise the records of former versions stay good
+            settings["trust_remote_code"] = True
         return Stage(name, ["rows", "teacher", "metadata"], [remap.FILE], remap.run), settings
     if name == "reflect":
         asker, asked = _asker(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
@@ -184,6 +186,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--remap", choices=("full", "none"), default="full", help="remap; none: the teacher's items alone (%(default)s)"
     )
     add("--embedding", default=TFIDF_SVD, help="remap: %(default)s, or sentence-transformers:MODEL")
+    add("--trust-remote-code", action="store_true", help="remap: run the code that comes with MODEL")
     add("--dimensions", type=int, default=256, help="remap: of tfidf-svd (%(default)s)")
     add("--candidates", type=int, default=100, help="remap: candidates a conversation, N_r (%(default)s)")
     add("--conversation-weight", type=float, default=1.0, help="remap: lambda (%(default)s)")

@@ -37,13 +37,19 @@ def check_embedding(name: str) -> None:
 
 
 def make_embedder(
-    name: str, texts: Sequence[str], names: Collection[str] = (), dimensions: int = 256, seed: int = 0
+    name: str,
+    texts: Sequence[str],
+    names: Collection[str] = (),
+    dimensions: int = 256,
+    seed: int = 0,
+    trust_remote_code: bool = False,
 ) -> Embedder:
-    """All but the name is for tfidf-svd: the texts it is fitted on, the items' names, and how."""
+    """For tfidf-svd the texts it is fitted on, the items' names, and how; for sentence-transformers whether the code
+    that comes with the model may run."""
     check_embedding(name)
     if name == TFIDF_SVD:
         return TfidfSvd(texts, names, dimensions, seed)
-    return SentenceTransformerEmbedder(name.removeprefix(SENTENCE_TRANSFORMERS))
+    return SentenceTransformerEmbedder(name.removeprefix(SENTENCE_TRANSFORMERS), trust_remote_code)
 
 
 class TfidfSvd:
@@ -84,11 +90,14 @@ class TfidfSvd:
 
 
 class SentenceTransformerEmbedder:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, trust_remote_code: bool) -> None:
         try:
-            self.model = _sentence_transformer_class()(model)
+            self.model = _sentence_transformer_class()(model, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
-            raise UserError(f"--embedding {SENTENCE_TRANSFORMERS}{model}: the model does not load ({error})") from error
+            problem = f"--embedding {SENTENCE_TRANSFORMERS}{model}: the model does not load ({error})"
+            if "trust_remote_code" in str(error):
+                problem += "; give --trust-remote-code if you trust its code"
+            raise UserError(problem) from error
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         return unit_rows(self.model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True))

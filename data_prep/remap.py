@@ -84,7 +84,8 @@ def writable_rows(matcher: Matcher) -> np.ndarray:
 
 
 def run(folder: Path, settings: dict[str, Any]) -> Summary:
-    """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), remap ("full" or "none")."""
+    """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), remap ("full" or "none"), and
+    trust_remote_code where it is given."""
     matcher = catalog_matcher(folder)
     num_catalog, writable_M = len(matcher.catalog), writable_rows(matcher)
     metadata = pq.read_table(folder / "metadata.parquet", columns=["text"])["text"].to_pylist()
@@ -160,7 +161,12 @@ def make_spaces(folder: Path, matcher: Matcher, metadata: list[str], settings: d
     for fold in sorted({ALL, *folds}):
         read = [text for text, own in zip(texts, folds, strict=True) if own != fold]  # of ALL, everything
         embedder = make_embedder(
-            settings["embedding"], metadata + read, names, settings["dimensions"], settings["seed"]
+            settings["embedding"],
+            metadata + read,
+            names,
+            settings["dimensions"],
+            settings["seed"],
+            settings.get("trust_remote_code", False),
         )
         spaces[fold] = Space(embedder, embedder.encode(metadata))
     return spaces

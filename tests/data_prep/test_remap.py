@@ -1,5 +1,7 @@
 """Remap by hand, block by block, and what may not be recommended."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -137,6 +139,27 @@ def test_a_sentence_transformer_from_a_folder_gives_unit_vectors(tmp_path, monke
     assert similar[0] > similar[1:6].max()  # every name has a vector of its own
     with pytest.raises(UserError, match="the model does not load"):
         make_embedder(f"sentence-transformers:{tmp_path / 'nothing'}", [])
+
+
+def test_a_models_own_code_runs_only_when_told(tmp_path, monkeypatch):
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    model = make_tiny_model(tmp_path / "model", ["Alpha"] * 50, ["Alpha"], vocab_size=300, num_layers=1)
+    (model / "own_code.py").write_text(
+        "from transformers import Qwen2Config, Qwen2Model\n"
+        "class OwnConfig(Qwen2Config):\n    model_type = 'own'\n"
+        "class OwnModel(Qwen2Model):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((model / "config.json").read_text())
+    own = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    name = f"sentence-transformers:{model}"
+    with pytest.raises(UserError, match="give --trust-remote-code"):
+        make_embedder(name, [])
+    assert make_embedder(name, [], trust_remote_code=True).encode(["Alpha"]).shape == (1, 128)
 
 
 def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversation(tmp_path):
