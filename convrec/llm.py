@@ -8,20 +8,25 @@ then ROLE_MODEL and ROLE_API_KEY go with it and nothing of LLM_* is used, so tha
     answers = llm.ask_all(prompts, label="teacher", temperature=0.0, max_tokens=512)
     print(llm.usage)
 
-The `openai` library retries: exponential back-off with jitter, Retry-After up to two minutes, 408, 409, 429, 5xx, lost
-connections. What is added: a bound on requests in flight, a pause of all of them when one is told to wait, equal
-requests asked once, and the cache. It is keyed by what determines an answer (model, messages, sampling parameters; not
-the address), so give a model that you trained again another name.
+The `openai` library sends. What is added: a bound on requests in flight, a pause of all of them when one is told to
+wait, equal requests asked once, the cache, and retries that outlast a limit a minute (the library's own end after 40
+seconds, and do not count a broken reply with status 200): lost connections, 408, 409, 429, 5xx, what is no completion.
+The cache is keyed by what determines an answer (model, messages, sampling parameters; not the address), so give a model
+that you trained again another name.
 """
 
 import asyncio
 import hashlib
+import itertools
 import json
+import math
 import os
+import random
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +37,7 @@ from convrec.errors import UserError
 
 Messages = list[dict[str, str]]
 
-LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: the library gives such a request up
+LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: such a request is given up
 REFUSED_IN_A_ROW = 10  # requests the server calls malformed before the run stops: then it is not the conversation
 
 
@@ -123,6 +128,44 @@ class AnswerCache:
         partial.replace(path)
 
 
+class BadReply(Exception):
+    """Status 200, but no chat completion: an endpoint of another kind, or one in trouble."""
+
+
+def read_reply(reply: Any) -> Answer:
+    """The answer in a reply of the `openai` library, which checks nothing; raises BadReply where there is none."""
+    try:
+        choice, used = reply.choices[0], reply.usage
+        text = choice.message.content or ""
+        tokens = (used.prompt_tokens or 0, used.completion_tokens or 0) if used else (0, 0)
+    except (AttributeError, LookupError, TypeError):
+        raise BadReply(f"no message in its `choices`: {str(reply)[:300]}") from None
+    if not isinstance(text, str):
+        raise BadReply(f"a message that is no text: {str(text)[:300]}")
+    return Answer(text, choice.finish_reason or "", *tokens)
+
+
+def back_off(retry: int) -> float:
+    """Seconds before the retry-th retry (from 0): 0.5, 1, 2, ... 30, less up to a quarter. Eight are 68 at least."""
+    return min(0.5 * 2.0**retry, 30.0) * random.uniform(0.75, 1.0)
+
+
+def wanted_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait, by retry-after-ms or by Retry-After in seconds or as a date; None without."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        return seconds if math.isfinite(seconds) and seconds > 0 else None
+    date = parsedate_tz(headers.get("retry-after", ""))
+    try:
+        seconds = mktime_tz(date) - time.time() if date else 0.0
+    except (ValueError, OverflowError):  # a 13th month
+        return None
+    return seconds if seconds > 0 else None
+
+
 class LLM:
     """Asks one endpoint. Not for use from several threads at once; several processes may share a cache."""
 
@@ -165,13 +208,12 @@ class LLM:
         return asyncio.run(self._ask_all(prompts, label, sampling))
 
     async def _ask_all(self, prompts: Iterable[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+        from openai import AsyncOpenAI
 
         answers: dict[int, Answer] = {}
         in_flight: dict[Path, asyncio.Future[Answer]] = {}
         total = len(prompts) if isinstance(prompts, Sequence) else None
         queue = enumerate(prompts)
-        http = DefaultAsyncHttpxClient(event_hooks={"request": [self._hold], "response": [self._note_limit]})
 
         async def work(client: AsyncOpenAI, bar: tqdm) -> None:
             for index, prompt in queue:  # one iterator for all workers
@@ -182,9 +224,8 @@ class LLM:
         client = AsyncOpenAI(
             base_url=self.endpoint.base_url,
             api_key=self.endpoint.api_key or "none",  # the library wants one; local servers do not look
-            max_retries=self.max_retries,
+            max_retries=0,  # _ask has its own
             timeout=self.timeout,
-            http_client=http,
         )
         async with client:
             with tqdm(total=total, desc=label, unit="answer", disable=None) as bar:
@@ -225,36 +266,32 @@ class LLM:
     async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
         import openai
 
+        no_answer = (openai.APIConnectionError, openai.APIStatusError, openai.APIResponseValidationError, BadReply)
         self.usage.asked += 1
-        try:
-            reply = await client.chat.completions.create(model=self.endpoint.model, messages=messages, **sampling)
-        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            self.usage.refused += 1
-            self._refused_in_a_row += 1
-            if self._refused_in_a_row >= REFUSED_IN_A_ROW:
-                raise UserError(self._say(f"refused {REFUSED_IN_A_ROW} requests in a row", error)) from None
-            return Answer("", error=self._say("refused the request", error))
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            raise UserError(self._say("does not take the key; see the *_API_KEY variable", error)) from None
-        except openai.NotFoundError as error:
-            raise UserError(self._say("does not know the address or the model", error)) from None
-        except (openai.APIConnectionError, openai.APIStatusError, openai.APIResponseValidationError) as error:
-            what = (
-                f"gave no answer in spite of {self.max_retries} retries; what was answered is kept, run again to go on"
-            )
-            raise UserError(self._say(what, error)) from None
+        for retry in itertools.count():
+            while (wait := self._not_before - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            try:
+                reply = await client.chat.completions.create(model=self.endpoint.model, messages=messages, **sampling)
+                answer = read_reply(reply)
+                break
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                self.usage.refused += 1
+                self._refused_in_a_row += 1
+                if self._refused_in_a_row >= REFUSED_IN_A_ROW:
+                    raise UserError(self._say(f"refused {REFUSED_IN_A_ROW} requests in a row", error)) from None
+                return Answer("", error=self._say("refused the request", error))
+            except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+                raise UserError(self._say("does not take the key; see the *_API_KEY variable", error)) from None
+            except openai.NotFoundError as error:
+                raise UserError(self._say("does not know the address or the model", error)) from None
+            except (*no_answer, json.JSONDecodeError, UnicodeDecodeError) as error:
+                pause = self._pause(getattr(error, "response", None), retry)
+                if pause is None:
+                    what = f"gave no answer after {retry} retries; what was answered is kept, run again to go on"
+                    raise UserError(self._say(what, error)) from None
+                await asyncio.sleep(pause)
         self._refused_in_a_row = 0
-        if not getattr(reply, "choices", None):
-            raise UserError(
-                f"{self.endpoint.base_url} answered without `choices`: is it an OpenAI-compatible chat endpoint?"
-            )
-        choice, used = reply.choices[0], reply.usage
-        answer = Answer(
-            text=choice.message.content or "",
-            finish_reason=choice.finish_reason or "",
-            prompt_tokens=used.prompt_tokens if used else 0,
-            completion_tokens=used.completion_tokens if used else 0,
-        )
         self.usage.prompt_tokens += answer.prompt_tokens
         self.usage.completion_tokens += answer.completion_tokens
         if self.price is not None and self.usage.cost is not None:
@@ -262,25 +299,25 @@ class LLM:
             self.usage.cost += (prompt_price * answer.prompt_tokens + completion_price * answer.completion_tokens) / 1e6
         return answer
 
+    def _pause(self, response: Any | None, retry: int) -> float | None:
+        """Seconds until a request is sent again; None where it is given up. `response` is None where there was none.
+
+        A 429, or a 503 that says how long to wait, is meant for all requests: they are held as long as the server asks,
+        else for the back-off. The request itself waits for the back-off at least: of many that go on at once after the
+        few milliseconds that a server asks for, most are too many again.
+        """
+        status, headers = (response.status_code, response.headers) if response is not None else (0, {})
+        wanted, told = wanted_pause(headers), headers.get("x-should-retry")  # OpenAI's own header
+        self.usage.rate_limited += status == 429
+        may_pass = told == "true" or (told != "false" and (status in (0, 408, 409, 429) or status >= 500))
+        if not may_pass or retry >= self.max_retries or (wanted or 0.0) > LONGEST_PAUSE:
+            return None
+        pause = back_off(retry)
+        if status == 429 or (status == 503 and wanted):
+            self._not_before = max(self._not_before, time.monotonic() + (wanted or pause))
+        return max(pause, wanted or 0.0)
+
     def _say(self, what: str, error: Exception) -> str:
         text = f"{self.endpoint.base_url} ({self.endpoint.model}) {what}: {type(error).__name__}: {error}"
         key = self.endpoint.api_key
         return text.replace(key, "***") if key else text
-
-    # ---- hooks of every HTTP exchange, the library's retries included
-
-    async def _hold(self, request: Any) -> None:
-        while (wait := self._not_before - time.monotonic()) > 0:
-            await asyncio.sleep(wait)
-
-    async def _note_limit(self, response: Any) -> None:
-        """A 429, or a 503 with Retry-After, is meant for all requests: hold them as long as the server asks."""
-        if response.status_code == 429:
-            self.usage.rate_limited += 1
-        if response.status_code in (429, 503):
-            try:
-                seconds = float(response.headers.get("retry-after", ""))
-            except ValueError:  # none, or a date, which the library reads for the one request
-                return
-            if 0 < seconds <= LONGEST_PAUSE:
-                self._not_before = max(self._not_before, time.monotonic() + seconds)

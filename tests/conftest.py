@@ -64,13 +64,12 @@ class _ChatHandler(BaseHTTPRequestHandler):
             with server.lock:
                 server.open_now -= 1
         status, headers, content = reply if isinstance(reply, tuple) else (200, {}, self.completion(body, reply))
+        sent = content.encode(errors="surrogateescape")
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content.encode()))}.items():
-            self.send_header(name, value)
-        for name, value in headers.items():
+        for name, value in ({"Content-Type": "application/json", "Content-Length": str(len(sent))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content.encode())
+        self.wfile.write(sent)
 
     @staticmethod
     def completion(body: dict, text: str) -> str:

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.llm import LLM, REFUSED_IN_A_ROW, Answer, AnswerCache, Endpoint, endpoint
+from convrec.llm import (
+    LLM,
+    REFUSED_IN_A_ROW,
+    Answer,
+    AnswerCache,
+    Endpoint,
+    back_off,
+    endpoint,
+    wanted_pause,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-very-secret"
@@ -84,6 +93,54 @@ def test_one_retry_after_holds_every_request(chat_server, tmp_path):
     assert times["later"] - times["limited"] >= 0.55
 
 
+def test_a_limit_without_a_header_holds_every_request_for_the_back_off(chat_server, tmp_path, monkeypatch):
+    monkeypatch.setattr("convrec.llm.back_off", lambda retry: 0.6)
+    times = {}
+
+    def behave(body, count):
+        name = body["messages"][0]["content"]
+        times.setdefault(name, time.monotonic())
+        if name == "limited" and count < 2:
+            return error(429)
+        time.sleep(0.2)
+        return echo(body, count)
+
+    client(chat_server(behave), tmp_path, concurrency=2).ask_all(["limited", "other", "later"])
+    assert times["later"] - times["limited"] >= 0.55
+
+
+def test_retries_outlast_a_limit_a_minute():
+    assert all(sum(map(back_off, range(8))) > 60 for _ in range(100))
+    assert back_off(1000) <= 30
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "3"}, 3),
+        ({"retry-after-ms": "250", "retry-after": "1"}, 0.25),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 90),
+        ({"retry-after": "Wed, 21 Oct 2015 07:26:00 GMT"}, None),  # past
+        ({"retry-after": "Wed, 40 Oct 99999 07:28:00 GMT"}, None),
+        ({"retry-after": "0"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_server_says_how_long_to_wait(monkeypatch, headers, seconds):
+    monkeypatch.setattr(time, "time", lambda: 1445412390.0)  # 2015-10-21 07:26:30 UTC
+    assert wanted_pause(headers) == seconds
+
+
+@pytest.mark.parametrize("headers", [{"Retry_After": "3600"}, {"x_should_retry": "false"}])
+def test_a_quota_is_not_waited_for(chat_server, tmp_path, headers):
+    server = chat_server(lambda body, count: error(429, **headers))
+    with pytest.raises(UserError, match="after 0 retries"):
+        client(server, tmp_path).ask_all(["a"])
+    assert len(server.bodies) == 1
+
+
 def test_no_more_in_flight_than_asked_for(chat_server, tmp_path):
     def slow(body, count):
         time.sleep(0.02)
@@ -119,10 +176,27 @@ def test_an_unreachable_server_is_an_error_with_its_address(chat_server, tmp_pat
         llm.ask_all(["a"])
 
 
-def test_a_server_of_another_kind_is_named(chat_server, tmp_path):
-    server = chat_server(lambda body, count: (200, {}, "{}"))
-    with pytest.raises(UserError, match="choices"):
-        client(server, tmp_path).ask_all(["a"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "\udcff",  # a byte that is no UTF-8
+        "<html>",
+        "{}",
+        '{"choices": []}',
+        '{"choices": [{"index": 0, "message": null}]}',
+        '{"choices": [{"index": 0, "message": {"content": ["x"]}}]}',
+    ],
+)
+def test_a_reply_that_is_no_completion_is_retried_and_then_named(chat_server, tmp_path, monkeypatch, content):
+    monkeypatch.setattr("convrec.llm.back_off", lambda retry: 0.01)
+    headers = {"Content-Type": "text/html"} if content == "<html>" else {}
+    server = chat_server(lambda body, count: (200, headers, content) if count < 2 else echo(body, count))
+    assert client(server, tmp_path, concurrency=1).ask_all(["a"])[0].text == "re: a"
+    broken = chat_server(lambda body, count: (200, headers, content))
+    with pytest.raises(UserError, match=rf"{broken.url} \(tiny\) gave no answer after 1 retries"):
+        client(broken, tmp_path / "other", max_retries=1).ask_all(["a"])
+    assert len(broken.bodies) == 2
 
 
 def test_a_refused_request_is_an_empty_answer_until_all_are_refused(chat_server, tmp_path):
