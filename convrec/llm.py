@@ -12,7 +12,7 @@ The `openai` library sends. What is added: a bound on requests in flight, a paus
 wait, equal requests asked once, the cache, and retries that outlast a limit a minute (the library's own end after 40
 seconds, and do not count a broken reply with status 200): lost connections, 408, 409, 429, 5xx, what is no completion.
 The cache is keyed by what determines an answer (model, messages, sampling parameters; not the address), so give a model
-that you trained again another name.
+that you trained again another name. A refusal is the server's, so its address is in the key too.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ from convrec.errors import UserError
 Messages = list[dict[str, str]]
 
 LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: such a request is given up
-REFUSED_IN_A_ROW = 10  # requests the server calls malformed before the run stops: then it is not the conversation
+REFUSED_IN_A_ROW = 10  # requests the server calls malformed before it is asked whether it takes any
+PLAIN_QUESTION = [{"role": "user", "content": "Say hello."}]
 
 
 @dataclass(frozen=True)
@@ -195,21 +196,22 @@ class LLM:
         self.concurrency, self.max_retries, self.timeout, self.price = concurrency, max_retries, timeout, price
         self.usage = Usage(cost=None if price is None else 0.0)
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
-        self._refused_in_a_row = 0
+        self._refused: list[tuple[dict[str, Any], Answer]] = []  # since the last answer; not in the cache yet
 
     def ask_all(self, prompts: Iterable[str | Messages], *, label: str = "asking", **sampling: Any) -> list[Answer]:
         """One answer a prompt, in order; `sampling` are the endpoint's own parameters (temperature, max_tokens, ...).
 
         Prompts are drawn as they are needed. A request that the server calls malformed or too long gives an empty
-        answer with `error`, which is not cached. Raises UserError when the server cannot be reached, refuses the key,
-        the model or everything, or does not answer in spite of the retries; answers got so far are kept and not asked
-        again.
+        answer with `error`, which is cached once the server has answered something else. Raises UserError when the
+        server cannot be reached, refuses the key, the model or everything, or does not answer in spite of the retries;
+        answers got so far are kept and not asked again.
         """
         return asyncio.run(self._ask_all(prompts, label, sampling))
 
     async def _ask_all(self, prompts: Iterable[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
         from openai import AsyncOpenAI
 
+        self._refused = []
         answers: dict[int, Answer] = {}
         in_flight: dict[Path, asyncio.Future[Answer]] = {}
         total = len(prompts) if isinstance(prompts, Sequence) else None
@@ -235,6 +237,8 @@ class LLM:
                             group.create_task(work(client, bar))
                 except ExceptionGroup as errors:
                     raise errors.exceptions[0] from None
+            if self._refused:
+                await self._check_refusals(client, sampling)
         return [answers[index] for index in range(len(answers))]
 
     async def _answer(
@@ -246,11 +250,12 @@ class LLM:
     ) -> Answer:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         request = {"model": self.endpoint.model, "messages": messages, "sampling": sampling}
+        refusal = request | {"refused_by": self.endpoint.base_url}
         path = self.cache.path(request)
         if (pending := in_flight.get(path)) is not None:
             self.usage.cached += 1
             return await asyncio.shield(pending)
-        if (kept := self.cache.get(request)) is not None:
+        if (kept := self.cache.get(request) or self.cache.get(refusal)) is not None:
             self.usage.cached += 1
             return kept
         in_flight[path] = asyncio.get_running_loop().create_future()
@@ -258,10 +263,27 @@ class LLM:
             answer = await self._ask(client, messages, sampling)
             if not answer.error:
                 self.cache.put(request, answer)
+                self._keep_refusals()
+            else:
+                self._refused.append((refusal, answer))
+                if len(self._refused) % REFUSED_IN_A_ROW == 0:
+                    await self._check_refusals(client, sampling)
             in_flight[path].set_result(answer)
         finally:
             in_flight.pop(path).cancel()  # nothing to do once it has its result
         return answer
+
+    async def _check_refusals(self, client: Any, sampling: dict[str, Any]) -> None:
+        """Are refusals about their conversations or about everything (a setting, a key, an account)? A plain question
+        with the same settings tells: answered, they are kept; raises UserError when it is refused as well."""
+        answer = await self._ask(client, PLAIN_QUESTION, sampling)
+        if answer.error:
+            raise UserError(f"{answer.error} ({len(self._refused)} requests in a row, and a plain question)")
+        self._keep_refusals()
+
+    def _keep_refusals(self) -> None:
+        while self._refused:
+            self.cache.put(*self._refused.pop())
 
     async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
         import openai
@@ -277,9 +299,6 @@ class LLM:
                 break
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 self.usage.refused += 1
-                self._refused_in_a_row += 1
-                if self._refused_in_a_row >= REFUSED_IN_A_ROW:
-                    raise UserError(self._say(f"refused {REFUSED_IN_A_ROW} requests in a row", error)) from None
                 return Answer("", error=self._say("refused the request", error))
             except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
                 raise UserError(self._say("does not take the key; see the *_API_KEY variable", error)) from None
@@ -291,7 +310,6 @@ class LLM:
                     what = f"gave no answer after {retry} retries; what was answered is kept, run again to go on"
                     raise UserError(self._say(what, error)) from None
                 await asyncio.sleep(pause)
-        self._refused_in_a_row = 0
         self.usage.prompt_tokens += answer.prompt_tokens
         self.usage.completion_tokens += answer.completion_tokens
         if self.price is not None and self.usage.cost is not None:

@@ -199,20 +199,48 @@ def test_a_reply_that_is_no_completion_is_retried_and_then_named(chat_server, tm
     assert len(broken.bodies) == 2
 
 
-def test_a_refused_request_is_an_empty_answer_until_all_are_refused(chat_server, tmp_path):
-    def behave(body, count):
-        return error(400) if body["messages"][0]["content"] == "long" else echo(body, count)
+def refuse_long(body, count):
+    return error(400) if body["messages"][0]["content"].startswith("long") else echo(body, count)
 
-    server = chat_server(behave)
-    llm = client(server, tmp_path, concurrency=1)
-    refused, good = llm.ask_all(["long", "good"])
-    assert (refused.text, good.text, llm.usage.refused) == ("", "re: good", 1)
-    assert "400" in refused.error
-    assert client(server, tmp_path).ask_all(["long"])[0].error  # asked again: not cached
-    everything = chat_server(lambda body, count: error(400))
-    with pytest.raises(UserError, match="in a row"):
-        client(everything, tmp_path / "other", concurrency=1).ask_all(map(str, range(30)))
-    assert len(everything.bodies) == REFUSED_IN_A_ROW
+
+def test_refused_requests_are_empty_answers_and_do_not_stop_this_run_or_the_next(chat_server, tmp_path):
+    server = chat_server(refuse_long)
+    prompts = [f"good {i}" for i in range(5)] + [f"long {i}" for i in range(25)] + [f"good {i}" for i in range(5, 8)]
+    first = client(server, tmp_path, concurrency=4)
+    answers = first.ask_all(prompts)
+    assert [answer.text for answer in answers] == [f"re: {p}" if p.startswith("good") else "" for p in prompts]
+    assert (first.usage.refused, "400" in answers[10].error) == (25, True)
+    first.ask_all(["long too", "long again"])  # at the end, so that no answer follows
+    asked = len(server.bodies)
+    again = client(server, tmp_path)
+    assert again.ask_all(prompts) == answers
+    assert all(answer.error for answer in again.ask_all(["long too", "long again"]))
+    assert len(server.bodies) == asked
+
+
+def test_a_refusal_is_remembered_for_its_model_settings_and_server_only(chat_server, tmp_path):
+    server, longer = chat_server(refuse_long), chat_server(echo)
+    client(server, tmp_path).ask_all(["long"], top_p=0.5)
+    asked = len(server.bodies)
+    client(server, tmp_path).ask_all(["long"], top_p=0.6)
+    LLM(Endpoint(server.url, "other"), tmp_path).ask_all(["long"], top_p=0.5)
+    assert [body["model"] for body in server.bodies[asked:] if body["messages"][0]["content"] == "long"] == [
+        "tiny",
+        "other",
+    ]
+    assert client(longer, tmp_path).ask_all(["long"], top_p=0.5)[0].text == "re: long"
+    assert client(server, tmp_path).ask_all(["long"], top_p=0.5)[0].text == "re: long"
+
+
+@pytest.mark.parametrize("prompts", [1, 30])
+def test_a_server_that_refuses_everything_stops_the_run_and_is_not_remembered(chat_server, tmp_path, prompts):
+    server = chat_server(lambda body, count: error(400))
+    with pytest.raises(UserError, match="and a plain question"):
+        client(server, tmp_path, concurrency=1).ask_all(map(str, range(prompts)))
+    assert len(server.bodies) == min(prompts, REFUSED_IN_A_ROW) + 1
+    assert not list(tmp_path.rglob("*.json"))
+    server.behave = echo  # mended
+    assert client(server, tmp_path).ask_all(["0"])[0].text == "re: 0"
 
 
 def test_the_key_travels_in_the_header_only(chat_server, tmp_path):
