@@ -1,10 +1,11 @@
 """Questions to a model whose answers must have a form: malformed ones are counted and asked again once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from convrec.llm import LLM, Messages
+from convrec.judge_verdict import outside_thinking
+from convrec.llm import LLM, Answer, Messages
 
 BLOCK = 2048  # conversations whose questions and answers are held at once
 
@@ -24,10 +25,10 @@ class Asker:
     ) -> list[list[str]]:
         """The answers to each prompt: one, or two where is_good(index, text) did not hold for the first.
 
-        The second question shows the model its answer and says what is wrong. A refused request (too long, say) has the
-        answer "" and is not asked again.
+        An answer is what follows the model's thinking, "" when that does not end. The second question shows the model
+        its answer and says what is wrong. A refused request (too long, say) has the answer "" and is not asked again.
         """
-        firsts = self.llm.ask_all(prompts, label=label, **self.sampling)
+        firsts = self._ask(prompts, label)
         self.counts["answers"] += len(prompts)
         self.counts["refused"] += sum(bool(answer.error) for answer in firsts)
         texts = [[answer.text] for answer in firsts]
@@ -37,16 +38,20 @@ class Asker:
             retold = [
                 [
                     *prompts[i],
-                    {"role": "assistant", "content": firsts[i].text},
+                    {"role": "assistant", "content": firsts[i].text or "(no answer)"},  # some servers refuse ""
                     {"role": "user", "content": correction},
                 ]
                 for i in again
             ]
-            seconds = self.llm.ask_all(retold, label=f"{label}, again", **self.sampling)
+            seconds = self._ask(retold, f"{label}, again")
             for i, answer in zip(again, seconds, strict=True):
                 texts[i].append(answer.text)
                 self.counts["malformed_again"] += not is_good(i, answer.text)
         return texts
+
+    def _ask(self, prompts: Sequence[Messages], label: str) -> list[Answer]:
+        answers = self.llm.ask_all(prompts, label=label, **self.sampling)
+        return [replace(answer, text=outside_thinking(answer.text)) for answer in answers]
 
     def summary(self) -> dict[str, Any]:
         return self.counts | {"usage": str(self.llm.usage)}

@@ -9,6 +9,7 @@ from typing import Any
 from convrec.checkpoints import resolve_model
 from convrec.errors import UserError
 from convrec.generations import Answer, model_answers
+from convrec.judge_verdict import outside_thinking
 from convrec.metrics import KS
 from convrec.ranks import parse_items
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
@@ -118,5 +119,7 @@ def _answers(
 ) -> tuple[dict[str, Answer], int]:
     path = out / "generations.parquet"
     if model.startswith(API):
-        return api_answers(model.removeprefix(API), split.prompts, path, **settings)
+        answers, new = api_answers(model.removeprefix(API), split.prompts, path, **settings)
+        # a policy's thinking would be ranks of its list, as in training; another model's is not its list
+        return {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}, new
     return model_answers(model, split.prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings)

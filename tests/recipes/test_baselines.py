@@ -77,7 +77,8 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    server = chat_server(lambda body, count: "Heat (1995)\nNot in the catalog (1999)")
+    text = "<think>Up (2009)?</think>\nHeat (1995)\nNot in the catalog (1999)"
+    server = chat_server(lambda body, count: text)
     monkeypatch.setenv("LLM_BASE_URL", server.url)
     monkeypatch.setenv("LLM_API_KEY", "a-secret")
     monkeypatch.setenv("LLM_MODEL", "another-model")

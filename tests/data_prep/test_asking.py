@@ -1,0 +1,42 @@
+"""Malformed answers are asked again, whatever a model thought aloud."""
+
+import json
+
+import pytest
+
+from convrec.llm import LLM, Endpoint
+from data_prep.asking import Asker
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("<think>Heat (1995)####2, or Up?</think>\nUp (2009)####1", "\nUp (2009)####1"),
+        ("the template opened it</think>Up (2009)", "Up (2009)"),
+        ("<think>a</think>b<think>c</think>d", "d"),
+        ("<think>Heat (1995)\nUp (2009)", ""),
+        ("Up (2009)", "Up (2009)"),
+    ],
+)
+def test_thinking_is_kept_but_no_part_of_the_answer(chat_server, tmp_path, said, text):
+    server = chat_server(lambda body, count: said)
+    for _ in range(2):  # asked, then from the cache
+        asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {})
+        assert asker.ask([[{"role": "user", "content": "a"}]], lambda _, text: True, "", "test") == [[text]]
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text())["answer"]["text"] == said
+
+
+def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
+    def behave(body, count):
+        if len(body["messages"]) > 1:
+            return "<think>now in form</think>good"
+        return "<think>good, but there is no end" if body["messages"][0]["content"] == "a" else "<think>good</think>bad"
+
+    server = chat_server(behave)
+    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {})
+    prompts = [[{"role": "user", "content": name}] for name in "ab"]
+    assert asker.ask(prompts, lambda _, text: text == "good", "Once more.", "test") == [["", "good"], ["bad", "good"]]
+    assert (asker.counts["malformed"], asker.counts["malformed_again"]) == (2, 0)
+    shown = {body["messages"][0]["content"]: body["messages"][1]["content"] for body in server.bodies[2:]}
+    assert shown == {"a": "(no answer)", "b": "bad"}
