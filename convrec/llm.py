@@ -17,6 +17,7 @@ that you trained again another name. A refusal is the server's, so its address i
 
 import asyncio
 import hashlib
+import inspect
 import itertools
 import json
 import math
@@ -288,14 +289,18 @@ class LLM:
     async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
         import openai
 
+        create = client.chat.completions.create
+        known = inspect.signature(create).parameters
+        arguments = {key: value for key, value in sampling.items() if key in known}
+        if more := {key: value for key, value in sampling.items() if key not in known}:  # the server's own: top_k, ...
+            arguments["extra_body"] = more | arguments.get("extra_body", {})
         no_answer = (openai.APIConnectionError, openai.APIStatusError, openai.APIResponseValidationError, BadReply)
         self.usage.asked += 1
         for retry in itertools.count():
             while (wait := self._not_before - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
             try:
-                reply = await client.chat.completions.create(model=self.endpoint.model, messages=messages, **sampling)
-                answer = read_reply(reply)
+                answer = read_reply(await create(model=self.endpoint.model, messages=messages, **arguments))
                 break
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 self.usage.refused += 1

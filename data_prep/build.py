@@ -115,6 +115,7 @@ def _num_items(folder: Path, name: str) -> int:
 def _asker(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
     where = endpoint(role)
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
+    sampling = {key: value for key, value in sampling.items() if value is not None}
     cache = given.cache or Path(given.out) / "answers"
     llm = LLM(where, cache, concurrency=given.concurrency, max_retries=given.retries, price=given.price)
     return Asker(llm, sampling), {"model": where.model, "sampling": sampling}
@@ -156,6 +157,8 @@ def _sampling(text: str) -> dict[str, Any]:
     value = json.loads(text)  # a ValueError becomes argparse's message
     if not isinstance(value, dict):
         raise ValueError("an object")
+    if ours := sorted(value.keys() & {"model", "messages", "stream"}):
+        raise argparse.ArgumentTypeError(f"{', '.join(ours)} is no sampling parameter")
     return value
 
 
@@ -207,7 +210,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
     add("--retries", type=int, default=8, help="models: of one request (%(default)s)")
     add("--cache", help="models: folder of the answers (OUT/answers)")
-    add("--sampling", type=_sampling, default={}, help="models: sampling parameters as JSON, like '{\"top_p\": 0.9}'")
+    add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
     add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
     given = parser.parse_args(argv)
     given.price = tuple(given.price) if given.price else None

@@ -93,6 +93,15 @@ def test_one_retry_after_holds_every_request(chat_server, tmp_path):
     assert times["later"] - times["limited"] >= 0.55
 
 
+def test_parameters_that_the_library_does_not_know_are_sent_too(chat_server, tmp_path):
+    server = chat_server(echo)
+    sampling = {"temperature": 0.5, "top_k": 20, "extra_body": {"min_p": 0.1}}
+    client(server, tmp_path).ask_all(["a"], **sampling)
+    sent = server.bodies[0]
+    assert (sent["temperature"], sent["top_k"], sent["min_p"]) == (0.5, 20, 0.1)
+    assert "extra_body" not in sent
+
+
 def test_a_limit_without_a_header_holds_every_request_for_the_back_off(chat_server, tmp_path, monkeypatch):
     monkeypatch.setattr("convrec.llm.back_off", lambda retry: 0.6)
     times = {}

@@ -294,6 +294,19 @@ def test_no_model_is_asked_for_years_where_items_have_none(undated, tmp_path, ch
     validate_sft_table(out / "sft_train.parquet")
 
 
+def test_sampling_adds_replaces_and_takes_away(source, tmp_path, chat_server, monkeypatch, capsys):
+    server = chat_server(script)
+    set_model(monkeypatch, server)
+    main(arguments(source, tmp_path, "--share=0.02", stage="rows"))
+    sampling = '{"max_tokens": null, "max_completion_tokens": 2048, "temperature": 1, "top_k": 20}'
+    main(arguments(source, tmp_path, "--teacher=llm", "--sampling", sampling, stage="teacher"))
+    expected = {"max_completion_tokens": 2048, "temperature": 1, "top_k": 20}
+    assert {key: value for key, value in server.bodies[0].items() if key not in ("model", "messages")} == expected
+    assert json.loads((tmp_path / "teacher.json").read_text())["settings"]["sampling"] == expected
+    for wrong in ('{"model": "another"}', "[1]", "{"):
+        assert "argument --sampling" in refusal(capsys, ["teacher", "--out", str(tmp_path), "--sampling", wrong])
+
+
 def test_a_pointwise_judge_rates_the_best_candidates(built, source, tmp_path, chat_server, monkeypatch):
     def judge(body, count):
         text = body["messages"][0]["content"]
