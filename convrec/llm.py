@@ -23,6 +23,7 @@ import json
 import math
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,14 +180,14 @@ class LLM:
         concurrency: int = 16,
         max_retries: int = 8,
         timeout: float = 600.0,
-        price: tuple[float, float] | None = None,
+        price: Sequence[float] | None = None,
     ) -> None:
         """
         Args:
             cache: folder of the answers.
             concurrency: requests in flight at once.
             max_retries: of one request, before the run stops.
-            timeout: seconds for one answer.
+            timeout: seconds for one answer; a request that takes longer is retried.
             price: of a million prompt tokens and a million completion tokens, in any currency.
         """
         if concurrency < 1 or max_retries < 0 or timeout <= 0:
@@ -207,7 +208,11 @@ class LLM:
         server cannot be reached, refuses the key, the model or everything, or does not answer in spite of the retries;
         answers got so far are kept and not asked again.
         """
-        return asyncio.run(self._ask_all(prompts, label, sampling))
+        try:
+            return asyncio.run(self._ask_all(prompts, label, sampling))
+        except BaseException:  # Ctrl-C as well: what was paid for is in no summary then
+            print(f"{label}: stopped after {self.usage}", file=sys.stderr)
+            raise
 
     async def _ask_all(self, prompts: Iterable[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
         from openai import AsyncOpenAI

@@ -117,7 +117,10 @@ def _asker(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
     sampling = {key: value for key, value in sampling.items() if value is not None}
     cache = given.cache or Path(given.out) / "answers"
-    llm = LLM(where, cache, concurrency=given.concurrency, max_retries=given.retries, price=given.price)
+    price = given.judge_price if role == "judge" and given.judge_price else given.price
+    llm = LLM(
+        where, cache, concurrency=given.concurrency, max_retries=given.retries, timeout=given.timeout, price=price
+    )
     return Asker(llm, sampling), {"model": where.model, "sampling": sampling}
 
 
@@ -209,11 +212,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--held-out", type=float, default=0.1, help="adjust: share of conversations to stop by (%(default)s)")
     add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
     add("--retries", type=int, default=8, help="models: of one request (%(default)s)")
+    add("--timeout", type=float, default=600.0, help="models: seconds for one answer (%(default)s)")
     add("--cache", help="models: folder of the answers (OUT/answers)")
     add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
     add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
+    add("--judge-price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: the judge's (--price)")
     given = parser.parse_args(argv)
-    given.price = tuple(given.price) if given.price else None
     _check_numbers(given)
     return given
 

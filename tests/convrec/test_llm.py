@@ -179,6 +179,20 @@ def test_what_ends_a_run_is_said_without_the_key_and_keeps_the_answers(chat_serv
     assert len(server.bodies) == asked
 
 
+def test_a_run_that_stops_says_what_was_paid(chat_server, tmp_path, capsys):
+    server = chat_server(lambda body, count: echo(body, count) if count < 2 else error(401))
+    with pytest.raises(UserError, match="API_KEY"):
+        client(server, tmp_path, concurrency=1, price=(1.0, 10.0)).ask_all(["a", "b", "c"], label="judge")
+    # 2 answers of 10 + 2 tokens: (20 * 1 + 4 * 10) / 1e6
+    assert "judge: stopped after 3 asked, 0 from the cache, 20 + 4 tokens, 0.0001 paid" in capsys.readouterr().err
+
+
+def test_an_answer_that_takes_too_long_is_asked_for_again(chat_server, tmp_path):
+    server = chat_server(lambda body, count: time.sleep(1.0 if count == 0 else 0.0) or echo(body, count))
+    assert client(server, tmp_path, timeout=0.5).ask_all(["a"])[0].text == "re: a"
+    assert len(server.bodies) >= 2
+
+
 def test_an_unreachable_server_is_an_error_with_its_address(chat_server, tmp_path):
     llm = LLM(Endpoint("http://127.0.0.1:9/v1", "tiny"), tmp_path, max_retries=0)
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9"):

@@ -21,7 +21,7 @@ from convrec.catalog import load_catalog
 from convrec.ranks import format_item, parse_items
 from convrec.schema import RL_SCHEMA
 from convrec.validation import validate_sft_table
-from data_prep.build import main
+from data_prep.build import _asker, main, parse
 from data_prep.metadata import catalog_text
 
 from .conftest import make_rows
@@ -292,6 +292,19 @@ def test_no_model_is_asked_for_years_where_items_have_none(undated, tmp_path, ch
     assert moved
     assert not [line for line in moved if "(0)" in line or "(None)" in line]
     validate_sft_table(out / "sft_train.parquet")
+
+
+def test_each_model_has_its_price_and_all_have_the_timeout(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("LLM_MODEL", "scripted")
+
+    def clients(*more):
+        given = parse(["all", "--out", str(tmp_path), *more])
+        return [_asker(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
+
+    assert [llm.price for llm in clients("--price", "1", "2", "--judge-price", "3", "4")] == [[1, 2], [3, 4]]
+    assert [llm.price for llm in clients("--price", "1", "2")] == [[1, 2], [1, 2]]
+    assert [llm.timeout for llm in (*clients("--timeout", "30"), *clients())] == [30, 30, 600, 600]
 
 
 def test_sampling_adds_replaces_and_takes_away(source, tmp_path, chat_server, monkeypatch, capsys):
