@@ -13,8 +13,8 @@ Stages, each with its parquet in --out and a record STAGE.json of settings and s
     adjust          adjusted.parquet, adjust_weights.parquet  w s + b, and w, b and what they moved
     demonstrations  sft_train.parquet, sft_validation.parquet  what run_sft.sh reads
 
-A stage whose settings and inputs are those of its record is left alone. Changed ones are refused, or run again with
---redo.
+A stage whose settings and inputs are those of its record is left alone. Changed ones, and files that no stage wrote,
+are refused, or made anew with --redo.
 Models are asked at OpenAI-compatible addresses: TEACHER_BASE_URL, TEACHER_MODEL, TEACHER_API_KEY and JUDGE_... or, for
 both, LLM_... (convrec/llm.py); answers are kept in --cache, so that nothing is paid for twice.
 """
@@ -32,9 +32,17 @@ from convrec.llm import LLM, endpoint
 from data_prep import demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.asking import Asker
 from data_prep.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages import Stage, file_id, read_record, run_stage
+from data_prep.stages import Stage, file_id, read_record, refuse_foreign, run_stage
 
-STAGES = ("rows", "teacher", "metadata", "remap", "reflect", "adjust", "demonstrations")
+STAGES = {  # what each writes
+    "rows": (rows.ROWS, rows.CATALOG),
+    "teacher": (teacher.FILE, teacher.ITEMS),
+    "metadata": (metadata.FILE,),
+    "remap": (remap.FILE,),
+    "reflect": (reflect.FILE,),
+    "adjust": (rows.ADJUSTED, rows.ADJUST_WEIGHTS),
+    "demonstrations": tuple(demonstrations.FILES.values()),
+}
 MODEL_JUDGES = ("list", "pointwise")
 MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": 1024}
 
@@ -50,11 +58,11 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
     if name == "teacher":
         asker, asked = _asker(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
         settings = {"teacher": given.teacher, "num_items": num_items} | asked
-        return Stage(name, ["rows"], [teacher.FILE, teacher.ITEMS], partial(teacher.run, asker=asker)), settings
+        return Stage(name, ["rows"], STAGES[name], partial(teacher.run, asker=asker)), settings
     if name == "metadata":
         asker, asked = _asker(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
         run = partial(metadata.run, asker=asker)
-        return Stage(name, ["rows", "teacher"], [metadata.FILE], run), {"metadata": given.metadata} | asked
+        return Stage(name, ["rows", "teacher"], STAGES[name], run), {"metadata": given.metadata} | asked
     if name == "remap":
         if given.remap == "full":
             check_embedding(given.embedding)
@@ -66,22 +74,21 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         }
         if given.trust_remote_code:  # otherwise the records of former versions stay good
             settings["trust_remote_code"] = True
-        return Stage(name, ["rows", "teacher", "metadata"], [remap.FILE], remap.run), settings
+        return Stage(name, ["rows", "teacher", "metadata"], STAGES[name], remap.run), settings
     if name == "reflect":
         asker, asked = _asker(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
         judged = min(given.judged or given.candidates, given.candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
-        return Stage(name, ["rows", "remap"], [reflect.FILE], partial(reflect.run, asker=asker)), settings
+        return Stage(name, ["rows", "remap"], STAGES[name], partial(reflect.run, asker=asker)), settings
     if name == "adjust":
         settings = {
             key: getattr(given, key)
             for key in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "held_out", "seed")
         }
-        files = [rows.ADJUSTED, rows.ADJUST_WEIGHTS]
-        return Stage(name, ["rows", "remap", "reflect"], files, _adjust), settings
+        return Stage(name, ["rows", "remap", "reflect"], STAGES[name], _adjust), settings
     assert name == "demonstrations"
-    files = list(demonstrations.FILES.values())
-    return Stage(name, ["rows", "adjust"], files, demonstrations.run), {"num_items": num_items, "check": True}
+    settings = {"num_items": num_items, "check": True}
+    return Stage(name, ["rows", "adjust"], STAGES[name], demonstrations.run), settings
 
 
 def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -91,18 +98,26 @@ def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
+    sources = _sources(given)
+    settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
+    settings |= {name: file_id(path) for name, path in sources.items()}
+    return Stage("rows", [], STAGES["rows"], partial(rows.run, sources=sources)), settings
+
+
+def _sources(given: argparse.Namespace) -> dict[str, str]:
+    """The files to read; what is not given is the file of the first time."""
     sources = {name: getattr(given, name) for name in ("train", "validation", "catalog")}
     record = read_record(Path(given.out), "rows")
     for name, path in sources.items():
-        if path is None and record is not None:  # the files of the first time
+        if path is None and record is not None:
             path = sources[name] = record["summary"]["sources"][name]
         if path is None:
             raise UserError(f"--{name} is not given: the file to read")
         if not Path(path).is_file():
             raise UserError(f"--{name} {path}: no such file")
-    settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
-    settings |= {name: file_id(path) for name, path in sources.items()}
-    return Stage("rows", [], [rows.ROWS, rows.CATALOG], partial(rows.run, sources=sources)), settings
+        if Path(path).resolve().parent == Path(given.out).resolve():
+            raise UserError(f"--{name} {path}: in the folder of the stages, which would replace it; give another --out")
+    return sources
 
 
 def _num_items(folder: Path, name: str) -> int:
@@ -142,6 +157,9 @@ def build(given: argparse.Namespace) -> None:
 
 def _check_ahead(given: argparse.Namespace) -> None:
     """What a later stage would refuse, before the first one runs."""
+    _sources(given)
+    for name, files in STAGES.items() if not given.redo else ():
+        refuse_foreign(Path(given.out), name, files)
     if "llm" in (given.teacher, given.metadata):
         endpoint("teacher")
     if given.judge in MODEL_JUDGES:

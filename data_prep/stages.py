@@ -1,8 +1,9 @@
 """Stages that leave parquet in one folder: each is run when its settings or what it reads changed, and not otherwise.
 
 OUT/NAME.json says how the stage's files came about: {"id", "settings", "inputs", "files", "summary"}. An id is the
-SHA-256 of the stage's files and `inputs` holds the ids of the stages it read, so that a change upstream shows. The
-record is written last: a stage that was interrupted has none and is run again.
+SHA-256 of the stage's files and `inputs` holds the ids of the stages it read, so that a change upstream shows. It is
+computed again whenever the files are relied on. While a stage runs its record is {"unfinished": true}: one that was
+interrupted is run again, and files without a record are somebody else's.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from convrec.errors import UserError
 
 Summary = dict[str, Any]
+KEYS = {"id", "settings", "inputs", "files", "summary"}
 
 
 class Stage(NamedTuple):
@@ -33,8 +35,8 @@ class Stage(NamedTuple):
 def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) -> tuple[Summary, bool]:
     """(summary, whether it was run now).
 
-    Raises UserError when a stage before it is missing, and when its files are there from other settings or inputs and
-    `redo` is not given: the message names what changed.
+    Raises UserError when a stage before it is missing; when a file of it or of those before it is not what was written;
+    and, unless `redo` is given, when it was run with other settings or inputs, or its files are another program's.
     """
     settings = json.loads(json.dumps(settings))  # as the record will hold them
     inputs = {}
@@ -42,35 +44,78 @@ def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) 
         record = read_record(folder, name)
         if record is None:
             raise UserError(f"{folder}: the stage `{name}` is not there yet; `{stage.name}` reads it: run it first")
+        if missing := _missing(folder, record["files"]):
+            raise UserError(f"{folder / missing[0]}: gone, and `{stage.name}` reads it; run the stage `{name}` again")
+        if _identity(folder, record["files"]) != record["id"]:
+            raise _changed(folder, name, record)
         inputs[name] = record["id"]
     record = read_record(folder, stage.name)
-    if record is not None and all((folder / file).exists() for file in stage.files):
-        if (record["settings"], record["inputs"]) == (settings, inputs):
-            return record["summary"], False
-        if not redo:
+    if record is None and not redo:
+        refuse_foreign(folder, stage.name, stage.files)
+    if record is not None:
+        same = (record["settings"], record["inputs"]) == (settings, inputs)
+        if not (same or redo):
             raise UserError(
                 f"{folder}: the stage `{stage.name}` was run with something else: "
                 f"{_difference(record, settings, inputs)}. Give --redo to run it again, or another --out"
             )
+        if same and not _missing(folder, stage.files):
+            if _identity(folder, stage.files) == record["id"]:
+                return record["summary"], False
+            if not redo:
+                raise _changed(folder, stage.name, record)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stage.name}.json").unlink(missing_ok=True)
+    _write(folder, stage.name, {"unfinished": True})
     summary = stage.run(folder, settings)
-    identity = " ".join(file_id(folder / file) for file in stage.files)
-    identity = hashlib.sha256(identity.encode()).hexdigest()
+    identity = _identity(folder, stage.files)
     record = {"id": identity, "settings": settings, "inputs": inputs, "files": list(stage.files), "summary": summary}
-    with written_whole(folder / f"{stage.name}.json") as partial:
-        partial.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write(folder, stage.name, record)
     return summary, True
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any] | None:
+    """What NAME.json holds; None where the stage was not run, or not to its end."""
     path = folder / f"{name}.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError:
-        raise UserError(f"{path}: not JSON; remove it to run the stage `{name}` again") from None
+        record = None
+    if record == {"unfinished": True}:
+        return None
+    if not isinstance(record, dict) or not record.keys() >= KEYS:
+        raise UserError(f"{path}: not the record of a stage; remove it and give --redo to run `{name}` again")
+    return record
+
+
+def refuse_foreign(folder: Path, name: str, files: Sequence[str]) -> None:
+    """Raises UserError when the stage would replace a file and no record says that it is the stage's own."""
+    if not (folder / f"{name}.json").exists() and (there := [file for file in files if (folder / file).exists()]):
+        raise UserError(
+            f"{folder / there[0]}: there is no {name}.json, so the stage `{name}` did not write it; give another "
+            "--out, or --redo to replace it"
+        )
+
+
+def _missing(folder: Path, files: Sequence[str]) -> list[str]:
+    return [file for file in files if not (folder / file).exists()]
+
+
+def _identity(folder: Path, files: Sequence[str]) -> str:
+    return hashlib.sha256(" ".join(file_id(folder / file) for file in files).encode()).hexdigest()
+
+
+def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
+    files = " or ".join(record["files"])
+    return UserError(
+        f"{folder}: {files} is not what the stage `{name}` wrote; put the file back, or run `{name}` with --redo"
+    )
+
+
+def _write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    with written_whole(folder / f"{name}.json") as partial:
+        partial.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _difference(record: Mapping[str, Any], settings: Mapping[str, Any], inputs: Mapping[str, str]) -> str:

@@ -175,7 +175,7 @@ def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch, capsys)
         (arguments(source, out, "--num-items=20", stage="rows"), "asks for 4 recommendations and --num-items is 20"),
     ):
         assert says in refusal(capsys, given)
-    assert not out.exists() or not list(out.iterdir())
+    assert [path.name for path in out.iterdir()] == ["rows.json"]  # which says that it is unfinished
     main(arguments(source, out, stage="rows"))
     for given, says in (
         (["teacher", "--out", str(out)], "LLM_BASE_URL or TEACHER_BASE_URL is not set"),
@@ -208,6 +208,16 @@ def test_what_leaves_nothing_to_learn_from_is_said(built, source, tmp_path, caps
     copy = shutil.copytree(built, tmp_path / "copy")
     message = refusal(capsys, ["adjust", "--out", str(copy), "--held-out=0.995", "--redo"])
     assert re.search(r"--held-out 0.995 leaves none of the \d+ conversations .* to fit on: give less", message)
+
+
+def test_a_folder_with_files_of_another_program_is_refused_before_the_first_stage(source, tmp_path, capsys):
+    before = {path: path.read_bytes() for path in source.iterdir()}
+    assert "in the folder of the stages" in refusal(capsys, arguments(source, source, *NO_MODEL))
+    assert {path: path.read_bytes() for path in source.iterdir()} == before
+    (tmp_path / "sft_validation.parquet").write_text("mine")  # of the last stage
+    message = refusal(capsys, arguments(source, tmp_path, *NO_MODEL))
+    assert "sft_validation.parquet: there is no demonstrations.json" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["sft_validation.parquet"]
 
 
 def test_the_training_file_must_still_be_the_one_that_was_read(source, tmp_path, capsys):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from data_prep.stages import Stage, parquet_writer, read_blocks, run_stage
+from data_prep.stages import Stage, parquet_writer, read_blocks, read_record, run_stage
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -58,12 +58,13 @@ def test_a_stage_runs_once_and_again_only_for_a_change(tmp_path):
     assert runs == ["first", "second", "first", "second", "first"]
 
 
-def test_an_interrupted_stage_leaves_neither_file_nor_record(tmp_path):
+def test_an_interrupted_stage_leaves_no_file_and_is_run_again(tmp_path):
     first, second = make_stages([])
     run_stage(first, tmp_path, {"n": 1}, redo=False)
     with pytest.raises(RuntimeError):
         run_stage(second, tmp_path, {"times": 13}, redo=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "first.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "first.parquet", "second.json"]
+    assert read_record(tmp_path, "second") is None
     run_stage(second, tmp_path, {"times": 2}, redo=False)
     # one that ends in a redo takes the old record with it: the old files cannot pass for the new ones
     with pytest.raises(RuntimeError):
@@ -71,10 +72,48 @@ def test_an_interrupted_stage_leaves_neither_file_nor_record(tmp_path):
     assert run_stage(second, tmp_path, {"times": 2}, redo=False) == ({}, True)
 
 
-def test_a_damaged_record_is_named(tmp_path):
+def test_files_of_another_program_are_not_replaced_unasked(tmp_path):
+    first, _ = make_stages([])
+    (tmp_path / "first.parquet").write_text("mine")
+    with pytest.raises(UserError, match=r"first\.parquet: there is no first\.json, so .* did not write it; .*--redo"):
+        run_stage(first, tmp_path, {"n": 1}, redo=False)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("first.parquet", "mine")]
+    assert run_stage(first, tmp_path, {"n": 1}, redo=True) == ({"n": 1}, True)
+
+
+def test_one_missing_file_does_not_let_other_settings_replace_the_rest(tmp_path):
+    def run(folder, settings):
+        for name in ("a", "b"):
+            (folder / name).write_text(settings["text"])
+        return {}
+
+    stage = Stage("both", [], ["a", "b"], run)
+    run_stage(stage, tmp_path, {"text": "old"}, redo=False)
+    (tmp_path / "a").unlink()
+    with pytest.raises(UserError, match="text was 'old' and is 'new'"):
+        run_stage(stage, tmp_path, {"text": "new"}, redo=False)
+    assert (tmp_path / "b").read_text() == "old"
+    assert run_stage(stage, tmp_path, {"text": "old"}, redo=False) == ({}, True)  # what is gone is made again
+
+
+def test_a_file_that_was_changed_is_not_as_it_was(tmp_path):
+    first, second = make_stages([])
+    run_stage(first, tmp_path, {"n": 1}, redo=False)
+    pq.write_table(pa.table({"n": [1, 2, 3]}, SCHEMA), tmp_path / "first.parquet")
+    for stage, settings in ((first, {"n": 1}), (second, {"times": 2})):
+        with pytest.raises(UserError, match=r"first\.parquet is not what the stage `first` wrote; .* --redo"):
+            run_stage(stage, tmp_path, settings, redo=False)
+    assert run_stage(first, tmp_path, {"n": 1}, redo=True) == ({"n": 1}, True)
+    (tmp_path / "first.parquet").unlink()
+    with pytest.raises(UserError, match=r"first\.parquet: gone, .* run the stage `first` again"):
+        run_stage(second, tmp_path, {"times": 2}, redo=False)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"id": "0", "settings": {}}'])
+def test_a_damaged_record_is_named(tmp_path, content):
     first, _ = make_stages([])
     run_stage(first, tmp_path, {"n": 1}, redo=False)
     assert json.loads((tmp_path / "first.json").read_text())["settings"] == {"n": 1}
-    (tmp_path / "first.json").write_text("{")
-    with pytest.raises(UserError, match=r"first\.json: not JSON"):
+    (tmp_path / "first.json").write_text(content)
+    with pytest.raises(UserError, match=r"first\.json: not the record of a stage; remove it"):
         run_stage(first, tmp_path, {"n": 1}, redo=False)
