@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
@@ -33,11 +34,23 @@ from convrec.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
 from data_prep.own_catalog import read_catalog
 from data_prep.own_files import BadLine, Damage, read_records
 from data_prep.own_rows import Row, read_row
+from data_prep.retrieval_teacher import conversation_of
 from data_prep.splits import Facts, SplitRule, assign, check_rule
-from data_prep.tables import SampleIds, TableNumbers, TableWriter, describe, hash64, message, partial_name, write_json
+from data_prep.tables import (
+    SampleIds,
+    TableNumbers,
+    TableWriter,
+    beginning,
+    describe,
+    hash64,
+    message,
+    partial_name,
+    write_json,
+)
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
 BY_OWN_WORD = SplitRule()
+ID = pa.field("id", pa.string())  # a row's own; null where it has none
 
 
 def convert_own(
@@ -136,8 +149,8 @@ def _first_reading(
 
 
 def conversation_name(row: Row) -> int:
-    """What tells conversations apart, in 64 bits: the id, where the line has one, else the text."""
-    return hash64(row.conversation_id if row.conversation_id is not None else row.conversation)
+    """What tells conversations apart, in 64 bits: the id, where the line has one, else how the text begins."""
+    return hash64(row.conversation_id if row.conversation_id is not None else beginning(row.conversation))
 
 
 def _rows(paths: Sequence[Path], dated: bool, total: int | None) -> Iterator[Row]:
@@ -158,12 +171,10 @@ def _write_tables(
     counts: Counter[str] = Counter()
     first_split: dict[int, str] = {}  # of a prompt; conversations are not divided, but two can have the same text
     with ExitStack() as stack:
-        writers = {
-            name: stack.enter_context(
-                TableWriter(folder / f"{name}.parquet", SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA)
-            )
-            for name in TABLES
-        }
+        writers = {}
+        for name in TABLES:
+            schema = (SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA).append(ID)
+            writers[name] = stack.enter_context(TableWriter(folder / f"{name}.parquet", schema))
         for row in rows:
             split = split_of[conversation_name(row)]
             prompt = prompt_text(row.conversation, num_items, item, dated)
@@ -171,7 +182,8 @@ def _write_tables(
                 "prompt": message("user", prompt),
                 "seen_titles": row.seen,
                 "groundtruth_with_release_year": row.truth,
-                "sample_id": row.id or ids(prompt, row.truth, row.conversation_id),
+                "sample_id": _sample_id(row, prompt, ids),
+                "id": row.id,
                 "completion": message("assistant", "\n".join(format_item(*entry) for entry in row.demonstration)),
             }
             wanted = {split: row.truth, f"sft_{split}": row.demonstration if split != "test" else []}
@@ -191,6 +203,15 @@ def _write_tables(
         if not numbers[name].rows:
             (folder / f"{name}.parquet").unlink()
     return {name: numbers[name].summary(matcher) for name in TABLES if numbers[name].rows}, dict(counts)
+
+
+def _sample_id(row: Row, prompt: str, ids: SampleIds) -> str:
+    """The row's own id, where it has one from which its conversation can be read off, or no conversation's name."""
+    if row.id is None:
+        return ids(prompt, row.truth, row.seen, row.conversation_id)
+    if row.conversation_id is None or row.id != row.conversation_id == conversation_of(row.id):
+        return row.id
+    return f"{row.conversation_id}_t{hash64(row.id):020d}"
 
 
 def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:

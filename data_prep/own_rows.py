@@ -8,7 +8,7 @@ JSONL (an object a line) or CSV (a header, then the same keys as columns):
     seen             items that the conversation names
     demonstration    items: a list to imitate, best first
     time             ISO 8601 (without a zone: UTC) or seconds since 1970
-    conversation_id  rows with the same one never come into two splits; default: the conversation's text
+    conversation_id  rows with the same one never come into two splits; default: how the conversation begins
     split            train, validation or test
     id               a name for the row; default: made of its content
     extra            anything; it is not read

@@ -51,7 +51,7 @@ from data_prep.tables import (
 )
 
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
-FORM = 1  # raise when the conversion writes something else for the same source
+FORM = 2  # raise when the conversion writes something else for the same source
 CATALOG = "gt_catalog.pkl"
 TRUTH = "groundtruth_with_release_year"
 GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
@@ -211,7 +211,7 @@ def _convert_split(
                     _note(changes, split, place, "set aside", notes)
                 else:
                     prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
-                    cleaned["sample_id"] = ids(prompt, truth)
+                    cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
                     numbers.add(prompt, truth)
                     table.add(cleaned)
                     if notes:

@@ -20,7 +20,9 @@ from data_prep.own import convert_own, main
 from data_prep.own_files import BadLine
 from data_prep.own_rows import KEYS, read_conversation, read_row, read_time
 from data_prep.retrieval import conversation_of
+from data_prep.rows import group_of
 from data_prep.splits import SplitRule
+from data_prep.tables import beginning
 from reward.catalog_match import compute_score
 
 FILMS = [{"title": "Heat", "year": 1995, "plot": "cops"}, {"title": "M", "year": "1931"}, {"title": "Up", "year": 2009}]
@@ -72,11 +74,13 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(files):
         "seen_titles": ["Heat"],
         "groundtruth_with_release_year": [["M", "1931"]],
         "sample_id": train["sample_id"],
+        "id": None,
     }
     assert conversation_of(train["sample_id"]) == "7"
     sft = read(out, "sft_train")
     assert sft[0] == train | {"completion": [{"content": "Up (2009)\nM (1931)", "role": "assistant"}]}
-    assert [row["sample_id"] for row in sft] == [train["sample_id"], "only a demonstration"]
+    assert [conversation_of(row["sample_id"]) for row in sft] == ["7", "c1"]
+    assert [row["id"] for row in sft] == [None, "only a demonstration"]
     (validation,) = read(out, "validation")
     assert validation["groundtruth_with_release_year"] == [["M", "1931"], ["Up", "2009"]]  # the repeat is taken out
     assert validation["seen_titles"] == []
@@ -169,9 +173,7 @@ def test_splits_by_dates_are_the_papers(files):
     rows.append(line(time="2022-10-02", conversation_id="c3", id="earlier, of the December conversation"))
     given = files(rows)
     summary = convert_own(**given, rule=SplitRule("2022-11-01", "2022-12-01"))
-    names = {
-        split: [row["sample_id"] for row in read(given["out"], split)] for split in ("train", "validation", "test")
-    }
+    names = {split: [row["id"] for row in read(given["out"], split)] for split in ("train", "validation", "test")}
     assert names == {
         "train": ["0", "1"],
         "validation": ["2"],
@@ -190,6 +192,38 @@ def test_the_same_text_and_reply_of_two_users_stays_two_rows(files):
     assert len({row["sample_id"] for row in read(given["out"], "train")}) == 3
 
 
+@pytest.mark.parametrize(("given_id", "sample_id"), [("r1", None), ("c1", None), ("c1_t7", "c1_t7"), ("c2_t7", None)])
+def test_rows_of_a_conversation_share_its_name_whatever_their_ids(files, given_id, sample_id):
+    given = files([line(conversation_id="c1", id=given_id), line(conversation_id="c1", id="other"), line(id="r3")])
+    convert_own(**given)
+    rows = read(given["out"], "train")
+    assert [row["id"] for row in rows] == [given_id, "other", "r3"]
+    assert rows[0]["sample_id"] == sample_id or sample_id is None
+    assert rows[2]["sample_id"] == "r3"
+    assert [group_of(row) for row in rows[:2]] == ["c1", "c1"]
+    assert len({row["sample_id"] for row in rows}) == 3
+
+
+def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(files):
+    longer = [*TURNS, {"role": "assistant", "content": "M?"}, {"role": "user", "content": "Seen it."}]
+    other = [{"role": "user", "content": "I like Heat (1995), too."}]
+    rows = [line(time="2022-10-01"), line(conversation=longer, time="2022-12-01")]
+    given = files([*rows, line(conversation=other, time="2022-10-01")])
+    convert_own(**given, rule=SplitRule(test_from="2022-11-01"))
+    first, second = read(given["out"], "test")  # the whole conversation is where its latest row belongs
+    (third,) = read(given["out"], "train")
+    assert group_of(first) == group_of(second) != group_of(third)
+    assert first["sample_id"] != second["sample_id"]
+
+
+def test_a_greeting_is_no_conversation_in_common():
+    start = "USER: Hi\nSYSTEM: Hello\nUSER: a western\n"
+    assert beginning(start + "SYSTEM: Up?\nUSER: no\n") == beginning(start) == start.strip()
+    assert beginning("SYSTEM: Hello there, who are you?\nUSER: me\nSYSTEM: ?\nUSER: x\n").endswith("USER: me")
+    assert beginning("USER: Hi\n") == "USER: Hi"
+    assert beginning("no speakers") == "no speakers"
+
+
 def test_shares_without_times_go_by_the_conversation(files):
     rows = [line(conversation_id=n // 2, id=n) for n in range(400)]
     given = files(rows)
@@ -197,7 +231,7 @@ def test_shares_without_times_go_by_the_conversation(files):
     sizes = {name: numbers["rows"] for name, numbers in summary["files"].items()}
     assert sizes["test"] == pytest.approx(80, abs=30)
     assert sizes["validation"] == pytest.approx(40, abs=25)
-    halves = [{int(row["sample_id"]) // 2 for row in read(given["out"], name)} for name in sizes]
+    halves = [{int(row["id"]) // 2 for row in read(given["out"], name)} for name in sizes]
     assert sum(map(len, halves)) == 200 == len(set.union(*halves))
     assert "hash" in summary["splits"]["by"]
 

@@ -19,6 +19,7 @@ from convrec.validation import validate_catalog, validate_rl_table, validate_sft
 from data_prep import reddit_v2
 from data_prep.reddit_v2 import TARGETS, clean_row, convert, main
 from data_prep.released import find_split, read_split
+from data_prep.retrieval_teacher import conversation_of
 from data_prep.tables import SampleIds
 
 TRUTH = "groundtruth_with_release_year"
@@ -116,7 +117,10 @@ def test_ids_do_not_depend_on_order_and_shards(whole_tree, tmp_path):
     assert ids == [*expected[:2], expected[2][:-1] + "2", expected[3]]
 
 
-texts = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([(), (("M", "1931"),)])), max_size=8)
+texts = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from([(), (("M", "1931"),)]), st.sampled_from([(), ("Heat",)])),
+    max_size=8,
+)
 
 
 @given(texts, st.randoms())
@@ -126,6 +130,22 @@ def test_the_ids_of_shuffled_rows_are_the_same_ids(rows, rng):
     rng.shuffle(rows)
     assert sorted((row, shuffled_ids(*row)) for row in rows) == before
     assert len({name for _, name in before}) == len(rows)
+
+
+def test_ids_name_the_conversation_that_contexts_extend(tmp_path):
+    starts = ["USER: any old westerns?\n", "USER: any new westerns?\n"]
+    texts = [starts[0], f"{starts[0]}SYSTEM: Rififi (1955)\nUSER: newer\n", starts[1]]
+    prompts = [[{"content": prompt_text(text), "role": "user"}] for text in texts]
+    rows = [row(n, prompt=prompt) for n, prompt in enumerate(prompts)]
+    seen = [row(0, prompt=prompts[0], seen_titles=titles) for titles in (["Up"], ["M"])]
+    ids = []
+    for name, order in (("a", [*rows, *seen]), ("b", [*rows, *seen[::-1]])):
+        save(tmp_path / name / "grpo_dataset/train", without_completion(order))
+        convert(tmp_path / name, tmp_path / f"out_{name}")
+        ids.append([row["sample_id"] for row in read(tmp_path / f"out_{name}", "train")])
+    assert [conversation_of(name) == conversation_of(ids[0][0]) for name in ids[0]] == [True, True, False, True, True]
+    assert ids[1] == [*ids[0][:3], *ids[0][:2:-1]]  # rows that differ in seen titles alone keep theirs
+    assert len(set(ids[0])) == 5
 
 
 def test_the_catalog_is_parquet_and_says_again_what_is_broken(whole_tree, tmp_path):
