@@ -37,7 +37,7 @@ from convrec.catalog import Catalog, load_catalog, parse_year
 from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA
-from data_prep.released import Split, find_split, read_split
+from data_prep.released import TRUTH, Split, find_split, read_split
 from data_prep.tables import (
     Pair,
     SampleIds,
@@ -53,7 +53,6 @@ from data_prep.tables import (
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
 FORM = 2  # raise when the conversion writes something else for the same source
 CATALOG = "gt_catalog.pkl"
-TRUTH = "groundtruth_with_release_year"
 GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
 
 
@@ -218,6 +217,9 @@ def _convert_split(
                         counts["repaired"] += 1
                         _note(changes, split, place, "repaired", notes)
                 place += 1
+        if place and not numbers.rows:
+            why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
+            raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
         summary = {
             "source": split.name,
             "rows_read": place,

@@ -16,8 +16,18 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from convrec.errors import UserError
+from convrec.schema import MESSAGES
 
+TRUTH = "groundtruth_with_release_year"
 BATCH_ROWS = 1000
+_TITLED = pa.struct([("title", pa.string())])
+# What a column may hold, and what the message says; null where a split has no value at all.
+COLUMNS = {
+    "prompt": ([MESSAGES], "{content, role} messages"),
+    "completion": ([MESSAGES], "{content, role} messages"),
+    "seen_titles": ([pa.list_(pa.string())], "titles"),
+    TRUTH: ([pa.list_(pa.list_(pa.string())), pa.list_(_TITLED)], "[title, year] pairs"),
+}
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 AGAIN = "the download looks incomplete: fetch this folder again"
 
@@ -48,6 +58,11 @@ def _read_state(name: str, folder: Path) -> Split:
         shards = [folder / entry["filename"] for entry in state["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{state_file}: not the state of a dataset ({error!r}); {AGAIN}") from error
+    if chosen := [key for key, value in state.items() if "indices" in key and value]:
+        raise UserError(
+            f"{folder}: a selection of rows (state.json has {chosen[0]}), which is not read; save the data set again "
+            "after `flatten_indices()`"
+        )
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
     for shard in shards:
@@ -62,7 +77,7 @@ def _read_state(name: str, folder: Path) -> Split:
 def read_split(split: Split, columns: tuple[str, ...], progress: str | None = None) -> Iterator[list[dict]]:
     """Batches of rows with these columns. `progress` is the label of a bar over bytes; None: no bar.
 
-    Raises UserError naming the shard for a column that is missing or no list, and for a damaged shard.
+    Raises UserError naming the shard for a column that is missing or of another type, and for a damaged shard.
     """
     size = sum(shard.stat().st_size for shard in split.shards)
     with tqdm(total=size, desc=progress, unit="B", unit_scale=True, disable=progress is None) as bar:
@@ -85,9 +100,11 @@ def _read_shard(file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqd
                 "Is this the Reddit-v2 release, and the right folder of it?"
             )
         for name in columns:
-            kind = reader.schema.field(name).type
-            if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_null(kind)):
-                raise UserError(f"{shard}: column {name} is {kind}, not a list; is this the Reddit-v2 release?")
+            kind, (wanted, said) = reader.schema.field(name).type, COLUMNS[name]
+            if not any(_is_like(kind, one) for one in wanted):
+                raise UserError(
+                    f"{shard}: column {name} is {kind}, not a list of {said}; is this the Reddit-v2 release?"
+                )
         for batch in reader:
             wanted = batch.select(list(columns))
             for start in range(0, len(wanted), BATCH_ROWS):
@@ -95,3 +112,17 @@ def _read_shard(file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqd
             bar.update(file.tell() - before)
             before = file.tell()
     bar.update(shard.stat().st_size - before)
+
+
+def _is_like(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values can be read as `wanted`: large or not, with further struct fields, null where there are none."""
+    if pa.types.is_null(kind):
+        return True
+    if pa.types.is_struct(wanted):
+        return pa.types.is_struct(kind) and all(
+            kind.get_field_index(field.name) >= 0 and _is_like(kind.field(field.name).type, field.type)
+            for field in wanted
+        )
+    if pa.types.is_list(wanted):
+        return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_like(kind.value_type, wanted.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

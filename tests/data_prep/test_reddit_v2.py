@@ -339,6 +339,38 @@ def test_a_damaged_tree_is_named(tree, tmp_path):
     assert "column prompt is string, not a list" in refusal()
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("prompt", ["USER: hi"], "column prompt is list<item: string>, not a list of {content, role} messages"),
+        ("prompt", [{"content": 7, "role": "user"}], "column prompt is list<item: struct<content: int64"),
+        ("completion", [{"text": "M (1931)"}], "column completion is list<item: struct<text: string>>, not"),
+        ("seen_titles", [7], "column seen_titles is list<item: int64>, not a list of titles"),
+        (TRUTH, ["M", "1931"], f"column {TRUTH} is list<item: string>, not a list of [title, year] pairs"),
+        (TRUTH, [{"name": "M"}], f"column {TRUTH} is list<item: struct<name: string>>, not"),
+    ],
+)
+def test_columns_of_another_type_are_named_with_their_shard(tmp_path, column, value, problem):
+    save(tmp_path / "tree/sft_dataset/train", [row(0, **{column: value})])
+    with pytest.raises(UserError) as told:
+        convert(tmp_path / "tree", tmp_path / "out")
+    assert f"data-00000-of-00001.arrow: {problem}" in str(told.value)
+
+
+def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):
+    save(tmp_path / "tree/grpo_dataset/train", without_completion([row(n, **{TRUTH: [["M", "?"]]}) for n in range(3)]))
+    with pytest.raises(UserError, match=r"grpo_dataset/train: every row was set aside \(3: no ground truth\)"):
+        convert(tmp_path / "tree", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_selection_of_rows_is_refused(tree, tmp_path):
+    path = tree / "sft_dataset/train/state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_indices_data_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(UserError, match=r"a selection of rows .*_indices_data_files.*flatten"):
+        convert(tree, tmp_path / "out")
+
+
 def test_batches_are_small_whatever_the_shard_holds(tmp_path):
     table = pa.Table.from_pylist([{"seen_titles": []}] * 3500, pa.schema([("seen_titles", pa.list_(pa.string()))]))
     with pa.OSFile(str(tmp_path / "one.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
