@@ -147,9 +147,16 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
     made_from = {name: json.dumps([FORM, split.identity, catalog_id]) for name, split in splits.items() if split}
     if catalog:
         made_from["catalog"] = json.dumps([FORM, catalog_id])
+    others = _others(out, made_from)
+    if others and not overwrite:
+        raise UserError(
+            f"{others[0]}: already there, and this source has none; give --overwrite to remove it, or another --out"
+        )
     done = {} if overwrite else _finished(out, made_from)
 
     out.mkdir(parents=True, exist_ok=True)
+    for path in others:
+        path.unlink()
     catalog_numbers = None
     if catalog:
         catalog_numbers = done.get("catalog") or _write_catalog(out / "catalog.parquet", catalog, made_from["catalog"])
@@ -171,8 +178,16 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
     return summary
 
 
+def _others(out: Path, made_from: Mapping[str, str]) -> list[Path]:
+    """Files of OUT with our names that this source does not make: they would be read together with those it makes."""
+    names = [name for name in (*(target.name for target in TARGETS), "catalog") if name not in made_from]
+    paths = [out / f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")]
+    return [path for path in paths if path.exists()]
+
+
 def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Numbers of the files in OUT that this very conversion wrote. Raises UserError when one has another making."""
+    """Numbers of the files in OUT that this very conversion wrote, and that are whole: a table with its changes. Raises
+    UserError when one has another making."""
     done = {}
     for name, identity in made_from.items():
         path = out / f"{name}.parquet"
@@ -184,7 +199,8 @@ def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, An
             kept = {}
         if kept.get("made_from") != identity:
             raise UserError(f"{path}: already there, and not made from this source; give --overwrite or another --out")
-        done[name] = kept["summary"]
+        if name == "catalog" or (out / f"{name}.changes.jsonl").exists():
+            done[name] = kept["summary"]
     return done
 
 

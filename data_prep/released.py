@@ -7,6 +7,7 @@
 Each split is a folder with state.json, which names the shards: Arrow streams. Only one batch is in memory.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from convrec.schema import MESSAGES
 
 TRUTH = "groundtruth_with_release_year"
 BATCH_ROWS = 1000
+MEBIBYTE = 1 << 20
 _TITLED = pa.struct([("title", pa.string())])
 # What a column may hold, and what the message says; null where a split has no value at all.
 COLUMNS = {
@@ -33,7 +35,8 @@ AGAIN = "the download looks incomplete: fetch this folder again"
 
 
 class Split(NamedTuple):
-    """One split on disk; `identity` changes when its content does."""
+    """One split on disk; `identity` changes when its content does, as far as its fingerprint or the ends of its shards
+    tell."""
 
     name: str  # relative to the source, as messages name it
     shards: list[Path]
@@ -71,7 +74,16 @@ def _read_state(name: str, folder: Path) -> Split:
             if file.read() != END_OF_STREAM:  # cut off after a batch, it would read as a shorter split
                 raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
     sizes = [[shard.name, shard.stat().st_size] for shard in shards]
-    return Split(name, shards, json.dumps([name, state.get("_fingerprint"), sizes]))
+    content = state.get("_fingerprint") or [_ends_hash(shard) for shard in shards]
+    return Split(name, shards, json.dumps([name, content, sizes]))
+
+
+def _ends_hash(shard: Path) -> str:
+    """Of the first and the last MiB: shards are gigabytes."""
+    with shard.open("rb") as file:
+        first = file.read(MEBIBYTE)
+        file.seek(max(0, shard.stat().st_size - MEBIBYTE))
+        return hashlib.sha256(first + file.read()).hexdigest()
 
 
 def read_split(split: Split, columns: tuple[str, ...], progress: str | None = None) -> Iterator[list[dict]]:

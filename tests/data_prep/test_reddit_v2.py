@@ -305,6 +305,44 @@ def test_files_of_another_making_are_not_overwritten_unasked(tree, tmp_path):
         convert(tree, out)
 
 
+def test_files_that_this_source_does_not_make_are_not_mixed_in(tree, tmp_path):
+    out = tmp_path / "out"
+    convert(tree, out)
+    shutil.rmtree(tree / "sft_dataset/train")
+    (tree / "gt_catalog.pkl").unlink()
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UserError, match=r"sft_train\.parquet: already there, and this source has none; .*--overwrite"):
+        convert(tree, out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    convert(tree, out, overwrite=True)
+    names = ("sft_validation", "validation", "test")
+    ours = {f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")}
+    assert {path.name for path in out.iterdir()} == {*ours, "summary.json"}
+
+
+def test_changes_that_are_gone_are_written_again(tree, tmp_path):
+    out = tmp_path / "out"
+    convert(tree, out)
+    before = (out / "validation.changes.jsonl").read_text()
+    (out / "validation.changes.jsonl").unlink()
+    convert(tree, out)
+    assert (out / "validation.changes.jsonl").read_text() == before
+
+
+def test_other_content_of_the_same_size_is_noticed_without_a_fingerprint(tree, tmp_path):
+    folder = tree / "sft_dataset/train"
+    state = json.loads((folder / "state.json").read_text())
+    del state["_fingerprint"]
+    (folder / "state.json").write_text(json.dumps(state))
+    convert(tree, tmp_path / "out")
+    (shard,) = folder.glob("*.arrow")
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(b"Rififi", b"Riffif"))
+    assert shard.stat().st_size == len(content)
+    with pytest.raises(UserError, match=r"sft_train\.parquet: already there, and not made from this source"):
+        convert(tree, tmp_path / "out")
+
+
 def test_a_damaged_tree_is_named(tree, tmp_path):
     folder = tree / "sft_dataset/train"
 
