@@ -29,11 +29,11 @@ from tqdm import tqdm
 from convrec.catalog import Catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
-from convrec.ranks import NO_YEAR, format_item, parse_item
+from convrec.ranks import NO_YEAR, Item, format_item
 from convrec.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
 from data_prep.own_catalog import read_catalog
 from data_prep.own_files import BadLine, Damage, read_records
-from data_prep.own_rows import Row, read_row
+from data_prep.own_rows import Row, check_demonstration, read_again, read_row
 from data_prep.retrieval_teacher import conversation_of
 from data_prep.splits import Facts, SplitRule, assign, check_rule
 from data_prep.tables import (
@@ -77,13 +77,13 @@ def convert_own(
     table, dated = read_catalog(Path(catalog), damage)
     if not dated and damage:
         damage.raise_if_any()  # whether years are missed in the conversations depends on the catalog
-    facts = list(_first_reading(paths, dated, num_items, damage, progress))
+    known = Catalog.from_items(zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True))
+    matcher = Matcher(known)
+    facts = list(_first_reading(paths, matcher, num_items, damage, progress))
     damage.raise_if_any()
     if not facts:
         raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
     split_of, described = assign(facts, rule, borders)
-    known = Catalog.from_items(zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True))
-    matcher = Matcher(known)
 
     partial = partial_name(out)
     shutil.rmtree(partial, ignore_errors=True)
@@ -117,7 +117,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _first_reading(
-    paths: Sequence[Path], dated: bool, num_items: int, damage: Damage, progress: bool
+    paths: Sequence[Path], matcher: Matcher, num_items: int, damage: Damage, progress: bool
 ) -> Iterator[Facts]:
     """Facts of every sound row; everything else goes to `damage`."""
     ids: dict[str, str] = {}  # given id -> where
@@ -128,12 +128,8 @@ def _first_reading(
         ):
             here = f"{path}, line {line}"
             try:
-                row = read_row(record, dated)
-                if len(row.demonstration) > num_items:
-                    raise BadLine(
-                        f"demonstration holds {len(row.demonstration)} items, the prompt asks for {num_items}; shorten "
-                        "it, or give --num-items"
-                    )
+                row = read_row(record, matcher.catalog.dated)
+                check_demonstration(row.demonstration, num_items, matcher)
                 if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
                     raise BadLine(f"id {row.id!r} is that of {first} too; give every row its own, or none")
                 name = conversation_name(row)
@@ -194,7 +190,8 @@ def _write_tables(
             counts["rows_whose_text_is_in_another_split"] += first_split.setdefault(hash64(prompt), split) != split
             counts["of_no_use_in_their_split"] += not any(wanted.values())
             counts["repeated_ground_truths_taken_out"] += row.repeated_truths
-            counts["ground_truths_already_seen"] += sum(title in row.seen for title, _ in row.truth)
+            truth = [Item(title, matcher.catalog.year_of(year) or NO_YEAR) for title, year in row.truth]
+            counts["ground_truths_already_seen"] += sum(matcher.match(truth, (), row.seen).seen)
             counts["short_demonstrations"] += 0 < len(row.demonstration) < num_items
             counts["demonstrated_items_outside_catalog"] += sum(
                 matcher.identify(*entry).index < 0 for entry in row.demonstration
@@ -219,7 +216,7 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
     or bullet in front is taken for the list's, quotes around for decoration."""
     lost = []
     for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
-        item = parse_item(format_item(title, year or NO_YEAR), catalog.dated)
+        item = read_again(Item(title, year or NO_YEAR), matcher)
         if item is None or matcher.identify(*item) != matcher.identify(title, year or NO_YEAR):
             lost.append(f"row {row}: {title!r} is read as {item.title if item else None!r}")
     return lost

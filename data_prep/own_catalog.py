@@ -1,6 +1,7 @@
 """A catalog of one's own, of any item type: JSONL, CSV or parquet with title, year where items have one, and further
 columns, which are kept."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
                    "one; fill them in, or leave the year out of every item")  # fmt: skip
     columns = {"title": pa.array(titles, pa.string()), "year": pa.array(years, pa.int32())}
     if not damage:
-        columns |= _further_columns(path, [record for _, record in records])
+        columns |= _further_columns(path, records, damage)
     return pa.table(columns), missing < len(years)
 
 
@@ -70,12 +71,23 @@ def _read_parquet(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
 
 
-def _further_columns(path: Path, records: list[dict[str, Any]]) -> dict[str, pa.Array]:
-    names = dict.fromkeys(name for record in records for name in record if name not in ("title", "year"))
+def _further_columns(path: Path, records: list[tuple[int, dict[str, Any]]], damage: Damage) -> dict[str, pa.Array]:
     columns = {}
-    for name in names:
-        try:
-            columns[name] = pa.array([record.get(name) for record in records])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UserError(f"{path}: column {name} mixes types ({error}); write one type in every item") from error
+    for name in dict.fromkeys(name for _, record in records for name in record if name not in ("title", "year")):
+        values = [record.get(name) for _, record in records]
+        if (problem := _mixed(values)) is None:
+            columns[name] = pa.array(values)
+        else:
+            place = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)
+            mend = "write one type in every item"
+            damage.add(path, records[place][0], f"column {name} mixes types here ({problem}); {mend}")
     return columns
+
+
+def _mixed(values: list[Any]) -> Exception | None:
+    """Why these are no column of one type."""
+    try:
+        pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        return error
+    return None

@@ -18,12 +18,13 @@ An item is "Title (1999)", ["Title", 1999] or {"title": "Title", "year": 1999}; 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from convrec.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.matching import Matcher
 from convrec.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
 from data_prep.own_files import BadLine
 from data_prep.tables import Pair
@@ -32,6 +33,8 @@ KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conver
 SPLITS = ("train", "validation", "test")
 SPEAKERS = {"user": "USER", "assistant": "SYSTEM", "system": "SYSTEM"}
 _TURN = re.compile(r"^(USER|SYSTEM): (.*)", re.MULTILINE)
+_ANOTHER_TURN = re.compile(r"\n(USER|SYSTEM): ")
+_TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
 
@@ -63,9 +66,6 @@ def read_row(record: Mapping[str, Any], dated: bool) -> Row:
     demonstration = _read_items(record, "demonstration", dated)
     if not truth and not demonstration:
         raise BadLine("neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out")
-    if len(set(demonstration)) < len(demonstration):
-        again = next(item for place, item in enumerate(demonstration) if item in demonstration[:place])
-        raise BadLine(f"demonstration holds {format_item(*again)!r} twice; leave the repeat out")
     split = record.get("split")
     if split is not None and split not in SPLITS:
         raise BadLine(f"split is {split!r}; write train, validation or test")
@@ -82,9 +82,33 @@ def read_row(record: Mapping[str, Any], dated: bool) -> Row:
     )
 
 
+def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher) -> None:
+    """Raises BadLine where the list is too long, names an item twice, or a line of it would be read as another item."""
+    if len(items) > num_items:
+        raise BadLine(
+            f"demonstration holds {len(items)} items, the prompt asks for {num_items}; shorten it, or give --num-items"
+        )
+    first: dict[object, Item] = {}  # by what `Matcher.match` tells items apart by
+    for item in items:
+        row, key = matcher.identify(*item)
+        earlier = first.setdefault(row if row >= 0 else (key, item.year), item)
+        if earlier is not item:
+            other = f", once as {format_item(*item)!r}" if item != earlier else ""
+            raise BadLine(f"demonstration holds {format_item(*earlier)!r} twice{other}; leave the repeat out")
+        again = read_again(item, matcher)
+        if again is None or matcher.identify(*again) != (row, key):
+            name = repr(format_item(*again)) if again else "no item"
+            raise BadLine(f"demonstration holds {format_item(*item)!r}, a line that is read as {name}; leave it out")
+
+
+def read_again(item: Item, matcher: Matcher) -> Item | None:
+    """The item of the line that a list has for this one."""
+    return parse_item(format_item(*item), matcher.catalog.dated)
+
+
 def read_conversation(turns: Any) -> str:
     """ "USER: ...\\nSYSTEM: ...\\n" of a list of turns or of such a text. Raises BadLine."""
-    mend = 'write [{"role": "user", "content": "..."}, ...]'
+    mend = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
     if turns is None or turns == []:
         raise BadLine(f"no conversation; {mend}")
     if isinstance(turns, str):
@@ -109,6 +133,11 @@ def _read_turn(turn: Any, place: int, mend: str) -> tuple[str, str]:
         raise BadLine(f"turn {place} has the role {turn['role']!r}; write user, or assistant for the recommender")
     if not isinstance(turn["content"], str) or not turn["content"].strip():
         raise BadLine(f"turn {place} has no text; leave it out")
+    if another := _ANOTHER_TURN.search(turn["content"].strip()):
+        raise BadLine(
+            f"turn {place} has a line that begins with {another[0].strip()!r}, which would be another turn; make it "
+            "one, or change the line"
+        )
     return SPEAKERS[turn["role"]], turn["content"].strip()
 
 
@@ -138,6 +167,8 @@ def read_item(entry: Any, key: str, dated: bool) -> Item:
         item = parse_item(entry)
         if item is None:
             raise BadLine(f"{key} holds {entry!r}, which is not `Title (1999)`; add the year, as in the catalog")
+        if _TWO_YEARS.search(entry):
+            raise BadLine(f"{key} holds {entry!r}, which has two years; write [title, year]")
         title, year = item
     number = parse_year(year)
     if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
@@ -177,8 +208,11 @@ def read_time(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadLine(f"time is a {type(value).__name__}; write 2022-10-31T18:05:00Z or seconds since 1970")
     seconds = float(value) if isinstance(value, str) else value
-    if not 0 <= seconds < 1e11:
-        raise BadLine(f"time is {value!r}; seconds since 1970 are wanted (milliseconds: divide by 1,000)")
+    if not 1e8 <= seconds < 1e11:  # from 1973 on: less is a year or a date without its quotes
+        raise BadLine(
+            f"time is {value!r}; a number is seconds since 1970 (milliseconds: divide by 1,000), a date is a text: "
+            '"2022-10-31"'
+        )
     return float(seconds)
 
 

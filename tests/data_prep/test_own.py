@@ -186,6 +186,11 @@ def test_splits_by_dates_are_the_papers(files):
     }
 
 
+def test_titles_already_seen_are_counted_as_training_compares_them(files):
+    rows = [line(seen=["the heat"], ground_truth=["Heat (1995)"]), line(seen=["M"], ground_truth=["Up (2009)"])]
+    assert convert_own(**files(rows))["rows"]["ground_truths_already_seen"] == 1
+
+
 def test_the_same_text_and_reply_of_two_users_stays_two_rows(files):
     given = files([line()] * 3)
     convert_own(**given)
@@ -259,6 +264,7 @@ USER = {"role": "user", "content": "hi"}
         ({"conversation": [{"text": "hi"}]}, "turn 0 of the conversation is not {role, content}; write"),
         ({"conversation": [USER, {"role": "assistant", "content": "Up?"}]}, "the last turn is not the user's"),
         ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
+        ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
         ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
         ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
         ({"ground_truth": ["Heat"]}, "'Heat', which is not `Title (1999)`; add the year"),
@@ -269,11 +275,18 @@ USER = {"role": "user", "content": "hi"}
         ({"ground_truth": {"Heat": 1995}}, "ground_truth is a dict; write a list of items"),
         ({"seen": [7]}, "seen holds 7, which is no item"),
         ({"demonstration": ["M (1931)", "Up (2009)", ["M", 1931]]}, "demonstration holds 'M (1931)' twice; leave"),
+        ({"demonstration": ["M (1931)", "m (1931)"]}, "holds 'M (1931)' twice, once as 'm (1931)'; leave"),
+        ({"demonstration": ["M (1931)", "M (1932)"]}, "holds 'M (1931)' twice, once as 'M (1932)'"),
+        ({"demonstration": [["Blade (1982) Cut", 2007]]}, "a line that is read as 'Blade (1982)'; leave it out"),
+        ({"demonstration": [["-", 2007]]}, "holds '- (2007)', a line that is read as no item; leave it out"),
+        ({"ground_truth": ["Blade (1982) Cut (2007)"]}, "which has two years; write [title, year]"),
         ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
         ({"seen_titles": ["Heat"]}, "unknown key 'seen_titles'; did you mean seen? Keys: conversation,"),
         ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
         ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
-        ({"time": 1669852800000}, "seconds since 1970 are wanted (milliseconds: divide by 1,000)"),
+        ({"time": 1669852800000}, "a number is seconds since 1970 (milliseconds: divide by 1,000)"),
+        ({"time": 20221201}, "time is 20221201; a number is seconds since 1970"),
+        ({"time": 2022}, 'a date is a text: "2022-10-31"'),
         ({"time": ["2022"]}, "time is a list; write"),
         ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
         ({"id": ""}, "id is ''; write a text or a number, or leave it out"),
@@ -310,6 +323,10 @@ def test_lines_that_are_no_objects_are_named(files, text, problem):
             "line 1: the header ['conversation', 'seen', 'seen'] has a name twice",
         ),
         (
+            "conversation,ground_truth\n,M (1931)\n",
+            'no conversation; write [{"role": "user", "content": "..."}, ...], in CSV USER: ...',
+        ),
+        (
             "conversation,ground_truth\nUSER: hi,M (1931)\n\nUSER: hi,M\n",
             "line 4: ground_truth holds 'M', which is not",
         ),
@@ -339,7 +356,7 @@ def test_bytes_that_are_no_utf8_are_named(files):
         ([*FILMS, {"title": "A\nB", "year": 1995}], "line 4: 'A\\nB' has a line break, but a list has one item a line"),
         ([*FILMS, {"title": "Dune"}], "line 4: no year, and 0 more items have none, but 3 have one; fill them in"),
         ([{"title": "Heat", "year": "soon"}], "line 1: 'Heat' has the year 'soon'"),
-        ([FILMS[0], FILMS[1] | {"plot": 3}], "column plot mixes types"),
+        ([*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}], "line 4: column plot mixes types here ("),
         ([], "no items; check how the file was written"),
     ],
 )
