@@ -99,7 +99,10 @@ def load_catalog(path: str | Path) -> Catalog:
     if path.suffix == ".parquet":
         return _load_parquet(path)
     if path.suffix in (".pkl", ".pickle"):
-        return _load_pickle(path)
+        try:
+            return _load_pickle(path)
+        except RecursionError:  # from hashing, sorting or naming an entry
+            raise UserError(f"catalog {path}: entries are nested too deeply; (title, year) was expected") from None
     raise UserError(f"catalog {path}: unknown format {path.suffix!r}; .parquet and .pkl are read")
 
 

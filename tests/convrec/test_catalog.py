@@ -77,6 +77,8 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, capsys):
         ("c.pkl", b"}a.", "not a pickle"),  # damaged bytes: append to a dict, unhashable in a set
         ("c.pkl", b"\x80\x04\x8f(}\x90.", "not a pickle"),
         ("c.pkl", b"\x80\x04]r\xff\xff\xff\x7f", "not a pickle"),  # memo entry 2**31: 16 GiB in C, one entry here
+        ("c.pkl", b"\x80\x04(" + b"(" * 20000 + b"t" * 20000 + b"l.", "nested too deeply"),
+        ("c.pkl", b"\x80\x04\x8f(" + b"(" * 20000 + b"t" * 20000 + b"\x90.", "nested too deeply"),
         ("c.pkl", pickle.dumps({"Heat": 1995}), "list of"),
         ("c.pkl", pickle.dumps([("Heat", 1995, 1)]), "entry 0"),
         ("c.pkl", pickle.dumps([("Heat", "n/a")]), "no entry"),
