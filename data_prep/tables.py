@@ -38,7 +38,7 @@ class SampleIds:
 
     def __call__(self, prompt: str, truth: Sequence[Pair], seen: Sequence[str], conversation: str | None = None) -> str:
         name = conversation or f"{hash64(beginning(split_prompt(prompt)[1])):016x}"
-        start = f"{name}_t{hash64(json.dumps([prompt, truth, seen])) % 10**12:012d}"
+        start = f"{name}_t{hash64(json.dumps([hash64(prompt), truth, seen])) % 10**12:012d}"
         key = hash64(start)
         self.occurrences[key] += 1
         return f"{start}{self.occurrences[key]}"
@@ -46,12 +46,14 @@ class SampleIds:
 
 def beginning(conversation: str) -> str:
     """What contexts of one conversation have in common, where it has no name: the turns up to a user's, until they hold
-    a few words, since what begins with "Hi" alone is not one conversation. The whole of a shorter one."""
-    turns = list(_TURN.finditer(conversation))
-    ends = [turn.start() for turn in turns[1:]] + [len(conversation)]
-    for turn, end in zip(turns, ends, strict=False):
-        if turn[1] == "USER" and len(conversation[:end].split()) >= BEGINNING_WORDS:
-            return conversation[:end].strip()
+    a few words, since not all that begins with "Hi" is one conversation. The whole of a shorter one."""
+    turn = _TURN.search(conversation)
+    while turn:
+        following = _TURN.search(conversation, turn.end())
+        start = conversation[: following.start() if following else None]
+        if turn[1] == "USER" and len(start.split()) >= BEGINNING_WORDS:
+            return start.strip()
+        turn = following
     return conversation.strip()
 
 
