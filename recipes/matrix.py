@@ -4,11 +4,13 @@
 
 The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
 to evaluate; benchmarks/redial_matrix.yaml is an annotated one. Stopped, it resumes: what is prepared is left alone, the
-recipes go on from their checkpoints, generations are reused. OUT gets a folder a run, evaluation/<run>, table.csv,
-table.md (means over seeds) and plots/.
+recipes go on from their checkpoints, generations are reused. OUT gets a folder a run, evaluation/<run>, and of all runs
+evaluated so far, with --only too, table.csv, table.md (means over seeds) and plots/.
 """
 
 import argparse
+import json
+import math
 import os
 import re
 import shlex
@@ -24,6 +26,7 @@ import yaml
 
 from convrec.curves import write_csv
 from convrec.errors import UserError
+from convrec.runs import METRICS
 from recipes.evaluation.single import evaluate
 from recipes.plot import plot
 from recipes.variables import VARIABLES
@@ -31,6 +34,7 @@ from recipes.variables import VARIABLES
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = {"sft": "run_sft.sh", "rank_grpo": "run_rank_grpo.sh"}
 SECTIONS = {"out", "prepare", "variables", "seeds", "runs", "evaluate"}
+COMPARABLE = ("data", "catalog", "num_items", "ks", "protocols", "matching", "limit", "max_tokens", "max_prompt_tokens")
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,36 @@ def markdown(table: Sequence[Mapping[str, Any]], k: int) -> str:
     return "\n".join(lines)
 
 
+def evaluated(runs: Sequence[Run], out: Path, like: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """table.csv's lines, one for each run with an evaluation in OUT; and the runs left out, evaluated unlike `like`.
+
+    like: settings of an evaluation.
+    """
+    table, left_out = [], []
+    for run in runs:
+        file = out / "evaluation" / run.name / "metrics.json"
+        if not file.exists():
+            continue
+        metrics = json.loads(file.read_text(encoding="utf-8"), object_hook=_with_nan)
+        if any(metrics["settings"].get(key) != like.get(key) for key in COMPARABLE):
+            left_out.append(run.name)
+        else:
+            table.append(row_of(run, metrics))
+    return table, left_out
+
+
+def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
+    """JSON's null back to what it stood for."""
+    return {key: math.nan if inner is None and key in ("se", "p") else inner for key, inner in value.items()}
+
+
+def write_tables(out: Path, table: Sequence[Mapping[str, Any]], k: int) -> None:
+    write_csv(out / "table.csv", table)
+    partial = out / "table.md.partial"
+    partial.write_text(markdown(table, k) + "\n", encoding="utf-8")
+    partial.replace(out / "table.md")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/redial_matrix.yaml")
@@ -154,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"--only {sorted(unknown)[0]}: no such run; there are {', '.join(run.name for run in runs)}"
             )
         prepare(matrix.get("prepare") or ())
-        table = []
+        table: list[dict[str, Any]] = []
+        left_out: list[str] = []
         for run in runs:
             if options.only and run.name not in options.only:
                 continue
@@ -164,10 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             metrics = evaluate(
                 model=out / run.name, out=out / "evaluation" / run.name, against=against, **matrix["evaluate"]
             )
-            table.append(row_of(run, metrics))
-            write_csv(out / "table.csv", table)
-            (out / "table.md").write_text(markdown(table, max(metrics["settings"]["ks"])) + "\n", encoding="utf-8")
-        plot([out / row["run"] for row in table], out / "plots")
+            table, left_out = evaluated(runs, out, metrics["settings"])
+            write_tables(out, table, max(metrics["settings"]["ks"]))
+        if left_out:
+            print(f"warning: {', '.join(left_out)}: evaluated with other settings, not in the table", file=sys.stderr)
+        drawn = [out / row["run"] for row in table]  # a run's folder may be gone, its evaluation kept
+        plot([run for run in drawn if any((run / METRICS).glob("[0-9]*.jsonl"))], out / "plots")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,5 +1,6 @@
 """The matrix file becomes runs; what the recipes and vLLM do with them is tested elsewhere."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,61 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(UserError, match=r"r-s1: run_rank_grpo\.sh ended with status 3"):
         train(run, Path("out"))
+
+
+SMALL = """
+out: OUT
+seeds: [1]
+runs: {sft: {}, a: {start: sft}, b: {start: sft}}
+evaluate: {data: d, catalog: c, ks: [5]}
+"""
+
+
+def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, Any]:
+    names = ("recall@5", "ndcg@5")
+    model: dict[str, Any] = {name: {"mean": value, "se": None} for name in names}  # JSON's form of NaN
+    model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
+    found: dict[str, Any] = {
+        "settings": {"data": "d", "catalog": "c", "protocols": ["paper"], "ks": [5]} | settings,
+        "results": {"paper": {"model": model}},
+    }
+    if gain is not None:
+        found["paired"] = {name: {"mean": gain, "se": None, "p": None} for name in names}
+    return found
+
+
+def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    file = tmp_path / "matrix.yaml"
+    file.write_text(SMALL.replace("OUT", str(out)))
+
+    def evaluate(out: Path, **_: Any) -> dict[str, Any]:
+        found = metrics_of(*{"sft": (0.1, None), "a": (0.2, 0.1), "b": (0.3, 0.2)}[out.name])
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "metrics.json").write_text(json.dumps(found))
+        return found
+
+    def train(run: matrix.Run, out: Path) -> None:
+        (out / run.name / "metrics").mkdir(parents=True, exist_ok=True)
+        (out / run.name / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"rank_grpo/return@1": 0.5}}\n')
+
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(matrix, "evaluate", evaluate)
+    monkeypatch.setattr(matrix, "train", train)
+    monkeypatch.setattr(matrix, "plot", lambda runs, out: drawn.append([run.name for run in runs]))
+    assert matrix.main([str(file), "--only", "sft", "b"]) == 0
+    assert matrix.main([str(file), "--only", "a"]) == 0
+    assert [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()] == ["run", "sft", "a", "b"]
+    assert "| b | 1 | 0.3000 | +0.2000 (se of each nan) |" in (out / "table.md").read_text()
+    assert drawn == [["sft", "b"], ["sft", "a", "b"]]
+
+    (out / "evaluation" / "b" / "metrics.json").write_text(json.dumps(metrics_of(0.9, 0.9, limit=5)))
+    capsys.readouterr()
+    assert matrix.main([str(file), "--only", "a"]) == 0
+    assert "warning: b: evaluated with other settings" in capsys.readouterr().err
+    assert drawn[-1] == ["sft", "a"]
 
 
 def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
