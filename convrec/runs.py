@@ -2,6 +2,7 @@
 
 RUN/global_step_N/      checkpoints (verl's layout), the newest complete one named in latest_checkpointed_iteration.txt
 RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line
+RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
 RUN/config.yaml         the composed settings
 RUN/run.log             everything verl, Ray and vLLM print
 """

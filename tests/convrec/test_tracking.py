@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from convrec import tracking
+from convrec.runs import next_metrics_file
 from convrec.tracking import tracker_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +130,49 @@ def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
     assert {event.step: event.value for event in events.Scalars("return")} == REPEATED
     assert len(events.Scalars("return")) == 6
     assert "val/generations/text_summary" in events.Tags()["tensors"]
+
+
+def test_tensorboard_of_a_run_killed_before_its_first_checkpoint_and_resumed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts begin with a validation of where they stand: 0 (killed after 2), 0 again (checkpoint at 2), 2."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
+    for start, done in enumerate((0, 0, 2)):
+        if done:
+            (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(done))
+        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
+        trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", "tensorboard"])
+        trackers.log({"val": 0.5 + start}, step=done)
+        for step in (done + 1, done + 2):
+            trackers.log({"return": step + 100.0 * start, "val": step + 0.5}, step=step)
+        trackers.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("return")] == [(1, 101.0), (2, 102.0), (3, 203.0), (4, 204.0)]
+    assert [(e.step, e.value) for e in events.Scalars("val")] == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
+
+
+def test_validation_samples_are_kept_in_the_run_whatever_the_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verl's trainer makes and calls the logger; SFT's has none."""
+    for name in tracker_environment(tmp_path, "name", {}):
+        monkeypatch.setenv(name, "set here, so that nothing of it is left behind")
+    trainer, sft = SimpleNamespace(ValidationGenerationsLogger=None), SimpleNamespace()
+    for start, step in ((1, 20), (2, 40)):
+        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics" / f"{start:04d}.jsonl"))
+        tracking.install(trainer, tmp_path, "name")
+        logger = trainer.ValidationGenerationsLogger(project_name="project", experiment_name="name")
+        logger.log(["console", "file"], [("USER: hello", "Heat (1995)", 0.5), ("é", "", 0.0)], step)
+    tracking.install(sft, tmp_path, "name")
+    assert not hasattr(sft, "ValidationGenerationsLogger")
+    files = sorted((tmp_path / "samples").iterdir())
+    assert [file.name for file in files] == ["0001.jsonl", "0002.jsonl"]
+    assert [json.loads(line) for line in files[1].read_text().splitlines()] == [
+        {"step": 40, "input": "USER: hello", "output": "Heat (1995)", "score": 0.5},
+        {"step": 40, "input": "é", "output": "", "score": 0.0},
+    ]
 
 
 def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path) -> None:
