@@ -35,10 +35,15 @@ class Example:
 
 
 def mark_list(
-    text: str, matcher: Matcher, ground_truth: Sequence[tuple[str, Any]], seen: Sequence[str], num_items: int = 20
+    text: str,
+    matcher: Matcher,
+    ground_truth: Sequence[tuple[str, Any]],
+    seen: Sequence[str],
+    num_items: int = 20,
+    delimiter: str = ranks.DEFAULT_DELIMITER,
 ) -> list[ListLine]:
     """The first `num_items` lines of a response, each with what became of it."""
-    lines = ranks.split_lines(text)[:num_items]
+    lines = ranks.split_lines(text, delimiter)[:num_items]
     items = [ranks.parse_item(line, matcher.catalog.dated) for line in lines]
     match = matcher.match(items, list(ground_truth), list(seen))
     marked = []

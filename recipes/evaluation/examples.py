@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from convrec.catalog import load_catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
+from convrec.ranks import DEFAULT_DELIMITER
 from convrec.report import Example, mark_list
 from convrec.schema import RL_SCHEMA, split_prompt
 from recipes.evaluation.split import TRUTH
@@ -21,46 +22,62 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     """`count` conversations with the lists of each evaluation (name -> OUT folder of recipes.evaluate, same split).
 
     One evaluation: by NDCG at its largest k, from the best to the worst in even steps. Several: by the gain of the last
-    over the first, from the largest gain to the largest loss, so that what got worse is shown too.
+    over the first, from the largest gain to the largest loss, so that what got worse is shown too; then, where they are
+    others, the best and the worst of the last.
     """
     folders = {name: Path(folder) for name, folder in evaluations.items()}
-    settings = json.loads((list(folders.values())[-1] / "metrics.json").read_text())["settings"]
+    settings_of = {
+        name: json.loads((folder / "metrics.json").read_text())["settings"] for name, folder in folders.items()
+    }
+    settings = list(settings_of.values())[-1]
     ndcg = f"ndcg@{max(settings['ks'])}"
     scored = {name: _rows(folder / "rows.parquet") for name, folder in folders.items()}
     split = _rows(settings["data"], RL_SCHEMA.names)
     matcher = Matcher(load_catalog(settings["catalog"]), settings["matching"])
 
     first, *_, last = (*scored.values(),) * 2
+    in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]
+    of_last = {sample: last[sample][ndcg] for sample in in_all}
+    gains = {
+        sample: value - first[sample][ndcg] for sample, value in of_last.items() if max(value, first[sample][ndcg]) > 0
+    }
+    at = ndcg.replace("ndcg", "NDCG")
     if len(scored) > 1:
-        values = {
-            sample: last[sample][ndcg] - first[sample][ndcg]
-            for sample in last
-            if sample in first and split[sample][TRUTH] and max(last[sample][ndcg], first[sample][ndcg]) > 0
-        }
-        best, worst, what = "the largest gain", "the largest loss", "{:+.2f}"
+        labels = _choose(gains, split, count, ("the largest gain", "the largest loss"), f"{at} {{:+.2f}}")
+        of = f" of {list(scored)[-1]}"
+        for sample, label in _choose(of_last, split, 2, (f"the best{of}", f"the worst{of}"), f"{at} {{:.2f}}").items():
+            labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label
     else:
-        values = {sample: row[ndcg] for sample, row in last.items() if split[sample][TRUTH]}
-        best, worst, what = "the best", "the worst", "{:.2f}"
+        labels = _choose(of_last, split, count, ("the best", "the worst"), f"{at} {{:.2f}}")
+    return [
+        _example(split[sample], {name: rows[sample] for name, rows in scored.items()}, matcher, settings_of, label)
+        for sample, label in labels.items()
+    ]
+
+
+def _choose(
+    values: Mapping[str, float], split: Mapping[str, Row], count: int, ends: tuple[str, str], value_text: str
+) -> dict[str, str]:
+    """sample_id -> label of `count` samples, from the highest value to the lowest in even steps."""
     # among equals the one with more to find: a miss of five titles says more than a miss of one
     ordered = sorted(values, key=lambda sample: (-values[sample], len(split[sample][TRUTH]), sample))
     places = [round(index * (len(ordered) - 1) / max(1, count - 1)) for index in range(count)] if ordered else []
-    chosen = []
-    for place in dict.fromkeys(places):
-        sample = ordered[place]
-        label = {0: best, len(ordered) - 1: worst}.get(place, "in between")
-        label += f" ({ndcg.replace('ndcg', 'NDCG')} {what.format(values[sample])})"
-        chosen.append(
-            _example(split[sample], {name: rows[sample] for name, rows in scored.items()}, matcher, settings, label)
-        )
-    return chosen
-
-
-def _example(row: Row, sides: Mapping[str, Row], matcher: Matcher, settings: Mapping[str, Any], label: str) -> Example:
-    truth = [(title, year) for title, year in row[TRUTH]]
-    lists = {
-        name: mark_list(side["text"], matcher, truth, row["seen_titles"] or [], settings["num_items"])
-        for name, side in sides.items()
+    names = {0: ends[0], len(ordered) - 1: ends[1]}
+    return {
+        (sample := ordered[place]): f"{names.get(place, 'in between')} ({value_text.format(values[sample])})"
+        for place in dict.fromkeys(places)
     }
+
+
+def _example(
+    row: Row, sides: Mapping[str, Row], matcher: Matcher, settings_of: Mapping[str, Mapping[str, Any]], label: str
+) -> Example:
+    truth, seen = [(title, year) for title, year in row[TRUTH]], row["seen_titles"] or []
+    lists = {}
+    for name, side in sides.items():
+        settings = settings_of[name]
+        delimiter = settings.get("delimiter") or DEFAULT_DELIMITER
+        lists[name] = mark_list(side["text"], matcher, truth, seen, settings["num_items"], delimiter)
     return Example(split_prompt(row["prompt"][0]["content"])[1], truth, lists, label)
 
 

@@ -165,14 +165,33 @@ def test_paired_comparison_is_by_row(
     assert metrics["paired"]["recall@1"]["mean"] == pytest.approx(0.0)
     assert "rows paired" in recipe.format_metrics(metrics)
 
-    chosen = examples({"sft": tmp_path / "before", "rank_grpo": tmp_path / "after"})
-    assert [example.label.split(" (")[0] for example in chosen] == [
-        "the largest gain",
-        "in between",
-        "the largest loss",
+    evaluations = {"sft": tmp_path / "before", "rank_grpo": tmp_path / "after"}
+    chosen = examples(evaluations)
+    # NDCG@3 before -> after: b 0.5 -> 1, c 1 -> 1, a 1 -> 0.5
+    assert [example.label for example in chosen] == [
+        "the largest gain (NDCG@3 +0.50); the best of rank_grpo (NDCG@3 1.00)",
+        "in between (NDCG@3 +0.00)",
+        "the largest loss (NDCG@3 -0.50); the worst of rank_grpo (NDCG@3 0.50)",
     ]
+    only_gain = [example.label.split(" (")[0] for example in examples(evaluations, count=1)]
+    assert only_gain == ["the largest gain", "the worst of rank_grpo"]
     assert chosen[0].lists["rank_grpo"][0].marks == ("hit",)
     assert chosen[0].conversation == "USER: space\n"
+
+
+def test_a_list_is_shown_split_at_the_delimiter_it_was_scored_with(
+    files: dict[str, Path], asked: list[int], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    metrics = run(files, out)
+    rows = pq.read_table(out / "rows.parquet").to_pylist()
+    pq.write_table(
+        pa.Table.from_pylist([row | {"text": row["text"].replace("\n", "; ")} for row in rows]), out / "rows.parquet"
+    )
+    metrics["settings"]["delimiter"] = ";"
+    (out / "metrics.json").write_text(json.dumps(metrics))
+    best = examples({"model": out})[0]
+    assert [line.text for line in best.lists["model"]] == ["Alien (1979)", "Jaws (1975)", "Heat (1995)"]
 
 
 def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
