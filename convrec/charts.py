@@ -69,7 +69,11 @@ def draw(chart: Chart) -> str:
     window = max(map(window_of, points_of.values())) if smooth else 1
     drawn = {name: smoothed(points, window) for name, points in points_of.items()}
 
-    error_of = {name: chart.errors.get(name, {}) for name in drawn}
+    # a single conversation has no standard error
+    error_of = {
+        name: {step: error for step, error in chart.errors.get(name, {}).items() if math.isfinite(error)}
+        for name in drawn
+    }
     last = max(1, *(step for points in drawn.values() for step, _ in points))
     ends = [
         value + sign * error_of[name].get(step, 0.0)

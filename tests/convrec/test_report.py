@@ -113,6 +113,8 @@ def test_missing_numbers_and_empty_curves_do_not_break_the_page(tmp_path: Path) 
     )
     text = Page(html).text
     assert text.count("Nothing was logged.") == 2
+    one_conversation = Chart("e", "f", {"a": {0: 0.2, 5: 0.3}}, errors={"a": {0: math.nan, 5: math.nan}})
+    assert "nan" not in write(tmp_path, charts=[one_conversation])
     assert "nan" not in text
     lines = [Chart("a", "b", {"one point": {7: 0.0}}), Chart("c", "d", {"flat": {0: 0.3, 5: 0.3}}, from_zero=True)]
     Page(write(tmp_path, table=[], charts=lines))
@@ -174,6 +176,12 @@ def test_lines_are_marked_with_what_became_of_them() -> None:
         (NOT_AN_ITEM,),
         (MISS,),
     ]
+
+
+def test_a_list_with_another_delimiter_is_split_there() -> None:
+    matcher = Matcher(Catalog.from_items([("Alien", 1979), ("Heat", 1995)]))
+    lines = mark_list("Heat (1995); Alien (1979)", matcher, [("Alien", "1979")], [], delimiter=";")
+    assert [(line.text, line.marks) for line in lines] == [("Heat (1995)", (MISS,)), ("Alien (1979)", (HIT,))]
 
 
 def test_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
