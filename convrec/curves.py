@@ -111,6 +111,9 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None) ->
     if not any((run / METRICS).glob("[0-9]*.jsonl")):
         raise UserError(f"{run}: no {METRICS}/*.jsonl; give a run folder (SAVE_PATH of run_sft.sh or run_rank_grpo.sh)")
     found = series(read_metrics(run))
+    if "actor/kl" not in found and "actor/kl_loss" in found:
+        # verl's own losses log the KL under this name; rank_grpo's kl_loss is another, times the coefficient
+        found["actor/kl"] = found["actor/kl_loss"]
     sweeps = {file.parent.name: file for file in sorted(run.glob(f"evaluation/*/{SWEEP}"))}
     if split and split not in sweeps:
         raise UserError(f"{run}/evaluation/{split}: no {SWEEP}; make it with recipes.evaluate --sweep")

@@ -70,6 +70,14 @@ def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
         read_curves(run, split="other")
 
 
+def test_the_kl_of_verls_own_losses_is_the_kl_and_rank_grpos_loss_is_not(tmp_path: Path) -> None:
+    """GRPO and GSPO log `actor/kl_loss`, without its coefficient; Rank-GRPO logs `actor/kl`, and a kl_loss with it."""
+    verls = write_run(tmp_path / "grpo", "rank_grpo", [{1: {"actor/kl_loss": 0.5}, 2: {"actor/kl_loss": 0.6}}])
+    ours = write_run(tmp_path / "ours", "rank_grpo", [{1: {"actor/kl": 0.5, "actor/kl_loss": 0.0005}}])
+    assert read_curves(verls).series["actor/kl"] == {1: 0.5, 2: 0.6}
+    assert read_curves(ours).series["actor/kl"] == {1: 0.5}
+
+
 def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give a run folder"):
         read_curves(tmp_path)

@@ -101,6 +101,12 @@ PINS = {
     "_init_from_existing": ("ed43e32c550d3e6f", "rollout_queue._has_controller (the actor's name)"),
     "_maybe_create_tq_storage": ("f6fbfd4913af88d8", "rollout_queue.start, actors (_TQ_STORAGE)"),
     "initialize_simple_storage": ("9b21fbcd403341e4", "rollout_queue.actors (name -> handle)"),
+    "PPOTrainer._maybe_log_val_generations": (
+        "23d16817b64cf533",
+        "tracking.keep_samples (what the logger is called with)",
+    ),
+    # its kl_loss is without the coefficient
+    "ppo_loss": ("d7c0f8772b444f55", "curves.read_curves (actor/kl)"),
     "AgentLoopWorkerTQ._run_prompt": ("3d9bca6b0ea5fe25", "rollout.ConvRecAgentLoopWorker (what it is called with)"),
     "AgentLoopManagerTQ.__init__": ("9f1e99d66170d332", "rollout.ConvRecAgentLoopManager"),
     "AgentLoopWorker._run_agent_loop": ("32c3d607c5d4c9fa", "rollout.ConvRecAgentLoopWorker"),
@@ -135,6 +141,7 @@ def sources() -> dict[str, str]:
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+    from verl.workers.utils.losses import ppo_loss
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -178,6 +185,7 @@ def sources() -> dict[str, str]:
         AgentLoopWorker._compute_score,
         vLLMHttpServer.launch_server,
         ActorRolloutRefWorker.init_model,
+        ppo_loss,
         task_runner.run,
         SingleTurnAgentLoop.run,
     ]
