@@ -8,16 +8,18 @@ The first and the last step that was logged are always there.
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.runs import METRICS, read_config, read_metrics, recipe_of
+from convrec.runs import METRICS, latest_step, read_config, read_metrics, recipe_of
 
 SWEEP = "sweep.csv"
+SWEEP_SETTINGS = "sweep.json"  # beside it: what the steps were evaluated with
 SHARE = 0.05  # span of shares that are near 1
 ERROR = " se"  # after a metric's name: its standard error
 FEW = 4  # runs whose single steps are drawn behind their smoothed curves
@@ -75,13 +77,18 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
 
 @dataclass(frozen=True)
 class RunCurves:
-    """name: the run's in legends. recipe: a key of PANELS. series: metric -> {step: value}."""
+    """name: the run's in legends. recipe: a key of PANELS. series: metric -> {step: value}.
+
+    sweep: SWEEP_SETTINGS of the run's sweep, {} for one of a version that wrote none. warnings: for its reader.
+    """
 
     name: str
     recipe: str
     series: Mapping[str, Series]
     k: int | None = None  # of the sweep's NDCG and Recall
     split: str | None = None
+    sweep: Mapping[str, Any] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     def panel_title(self, panel: Panel) -> str:
         return panel.title.format(k=self.k, split=self.split)
@@ -106,7 +113,7 @@ def return_per_rank(metrics: Mapping[str, Series]) -> dict[str, Series]:
 def read_curves(run: Path, name: str | None = None, split: str | None = None) -> RunCurves:
     """The curves of a run folder; split: whose sweep, where the run has several (RUN/evaluation/<split>/sweep.csv).
 
-    Raises UserError for a folder without metrics and for a split that was not swept.
+    Raises UserError for a folder without metrics, a split that was not swept and a sweep that holds nothing.
     """
     if not any((run / METRICS).glob("[0-9]*.jsonl")):
         raise UserError(f"{run}: no {METRICS}/*.jsonl; give a run folder (SAVE_PATH of run_sft.sh or run_rank_grpo.sh)")
@@ -120,16 +127,27 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None) ->
     if len(sweeps) > 1 and not split:
         raise UserError(f"{run}/evaluation has sweeps of {', '.join(sweeps)}: choose one with --split")
     chosen = split or next(iter(sweeps), None)
-    largest = None
+    largest, settings, warnings = None, {}, []
     if chosen:
         rows = read_csv(sweeps[chosen])
+        if not rows:
+            raise UserError(f"{sweeps[chosen]}: no rows; make it again with recipes.evaluate --sweep")
+        if (file := sweeps[chosen].with_name(SWEEP_SETTINGS)).exists():
+            settings = json.loads(file.read_text(encoding="utf-8"))
         largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
         columns = {f"{name}{se}": f"{name}@{largest}{se}" for name in ("ndcg", "recall") for se in ("", ERROR)}
         columns |= {key: key for key in ("in catalog", "items per list")}
         for key, column in columns.items():
-            found[f"evaluated/{key}"] = {int(row["step"]): row[column] for row in rows if column in row}
+            values = {int(row["step"]): row.get(column, math.nan) for row in rows}
+            found[f"evaluated/{key}"] = {step: value for step, value in values.items() if math.isfinite(value)}
+        steps, newest = [int(row["step"]) for row in rows], latest_step(run)
+        if newest and newest not in steps:
+            warnings.append(
+                f"{run}: its sweep of {chosen} ends at step {max(steps)}, without the newest checkpoint, step {newest};"
+                " sweep again"
+            )
     recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _guess(found)
-    return RunCurves(name or run.name, recipe, found, largest, chosen)
+    return RunCurves(name or run.name, recipe, found, largest, chosen, settings, warnings)
 
 
 def _guess(found: Mapping[str, Series]) -> str:
@@ -185,7 +203,7 @@ def read_csv(path: Path) -> list[dict[str, float]]:
 
 
 def write_png(path: Path, runs: Sequence[RunCurves]) -> None:
-    """The panels of runs of one recipe, a line a run; whole or not at all."""
+    """The panels of runs of one recipe, each with something to draw, a line a run; whole or not at all."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -80,7 +80,10 @@ def report(
     return write_report(
         out,
         title=", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
-        notes=[about or f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it."],
+        notes=[
+            about or f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it.",
+            *(warning for run in runs for warning in run.warnings),
+        ],
         table_title="Evaluation",
         settings={run.name: _settings(run, of_run[run.name]) for run in runs},
         table=table,
@@ -95,9 +98,9 @@ def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -
     for run in runs:
         if run.split is None:
             continue
-        steps = sorted((of_run[run.name] / "evaluation" / run.split).glob("step_*"))
-        for folder in [steps[0], steps[-1]] if len(runs) == 1 else steps[-1:]:
-            found[f"{run.name}, step {int(folder.name.removeprefix('step_'))}"] = folder
+        steps = sorted(run.series["evaluated/ndcg"])
+        for step in [steps[0], steps[-1]] if len(runs) == 1 else steps[-1:]:
+            found[f"{run.name}, step {step}"] = of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
     return found
 
 
@@ -105,15 +108,18 @@ def _metrics(folder: Path) -> dict[str, Any]:
     file = folder / "metrics.json"
     if not file.exists():
         raise UserError(f"{folder}: no metrics.json; give the OUT folder of recipes.evaluate")
-    return json.loads(file.read_text(encoding="utf-8"))
+    metrics = json.loads(file.read_text(encoding="utf-8"))
+    metrics["settings"]["protocol"] = next(iter(metrics["settings"].get("protocols", ())), None)
+    return metrics
 
 
 def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The table's columns, baselines first, and a sentence about what was scored."""
     if not metrics:
         return [], ""
-    first = _common_settings(metrics, ("data", "catalog", "matching", "ks", "num_items"))
-    protocol = first["protocols"][0]
+    # further protocols are not shown
+    first = _common_settings(metrics, ("data", "catalog", "matching", "ks", "num_items", "limit", "protocol"))
+    protocol = first["protocol"]
     columns: dict[str, dict[str, Any]] = {}
     for one in metrics.values():
         columns |= {name: some for name, some in one["results"][protocol].items() if name != "model"}
@@ -128,7 +134,7 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
 
 def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The same of judges, with the best of all constant answers last."""
-    first = _common_settings(metrics, ("judge", "data"))
+    first = _common_settings(metrics, ("judge", "data", "limit"))
     results = {name: _with_nan(one["results"]) for name, one in metrics.items()}
     columns: list[dict[str, Any]] = [
         {"model": name, **{key: (some["mean"], some["se"]) for key, some in summary.items() if _has_error(some)}}

@@ -1,22 +1,28 @@
 """All checkpoints of a run evaluated on one split: how recommendation, not only the loss, changed over training.
 
-OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), OUT/sweep.csv has a row a step. Interrupted, it
-goes on where it was: each step reuses its generations. Step 0, the model the run started from, and the newest
-checkpoint are never left out.
+OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), OUT/sweep.csv has a row a step, OUT/sweep.json what
+all were evaluated with. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the
+run started from, and the newest checkpoint are never left out.
 """
 
+import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from convrec.curves import SWEEP, write_csv
+from convrec.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.errors import UserError
 from convrec.report import table_row, text_table
 from convrec.runs import LATEST, latest_step, saved_steps, start_model
+from recipes.evaluation.scoring import write_json
 from recipes.evaluation.single import evaluate
+
+# evaluate's options that change figures: two sweeps that differ in one must not share a folder
+SETTINGS = ("num_items", "ks", "protocols", "matching", "limit", "seed", "max_prompt_length", "max_response_length")
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
@@ -44,16 +50,19 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
 def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None, **options: Any) -> str:
     """Evaluate every step, write OUT/sweep.csv and return the table to print (the largest k); `options` are evaluate's.
 
-    The baselines and a warning that all steps have are said once.
+    The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
+    or one with other settings.
     """
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
+    settings = _checked_settings(folder, run, options)
     found: dict[int, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     largest = [max(options["ks"])]
     warned: set[str] = set()
     for step, model in steps.items():
         metrics = evaluate(model=model, out=folder / f"step_{step:06d}", **options)
+        write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
         protocol = metrics["settings"]["protocols"][0]
         results = dict(metrics["results"][protocol])
         of_model = results.pop("model")
@@ -70,6 +79,29 @@ def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None
         f"{run} on {options['data']}, {of_model['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
+
+
+def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What OUT/sweep.json shall say. Raises UserError when it says something else."""
+    settings: dict[str, Any] = {name: options.get(name) for name in SETTINGS}
+    settings |= {name: os.path.abspath(options[name]) for name in ("data", "catalog")}
+    settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
+    settings = json.loads(json.dumps(settings))
+    file = folder / SWEEP_SETTINGS
+    if file.exists():
+        there = json.loads(file.read_text(encoding="utf-8"))
+        if different := [name for name in settings if settings[name] != there.get(name)]:
+            name = different[0]
+            raise UserError(
+                f"{folder}: it holds a sweep with {name} {there.get(name)}, this one has {settings[name]}; give "
+                f"another --out, or remove {SWEEP} and {SWEEP_SETTINGS} there to overwrite that sweep"
+            )
+    elif (folder / SWEEP).exists():
+        raise UserError(
+            f"{folder}: it holds a sweep of an earlier version, without {SWEEP_SETTINGS}; give another --out, or "
+            f"remove {SWEEP} there to overwrite that sweep"
+        )
+    return settings
 
 
 def _row(summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs as curves: repeated steps, step 0 and the last step, the table and the picture."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 def sweep(run: Path, split: str = "test") -> None:
     rows = [{"step": 0, "ndcg@5": 0.1, "ndcg@5 se": None, "ndcg@20": 0.2, "recall@20": 0.3, "in catalog": 1.0}]
     rows[0]["ndcg@20 se"] = 0.05
-    rows.append(rows[0] | {"step": 3, "ndcg@20": 0.4, "ndcg@20 se": None})
+    rows.append(rows[0] | {"step": 3, "ndcg@20": 0.4, "ndcg@20 se": math.nan})  # of one conversation
     write_csv(run / "evaluation" / split / "sweep.csv", rows)
 
 
@@ -76,6 +77,47 @@ def test_the_kl_of_verls_own_losses_is_the_kl_and_rank_grpos_loss_is_not(tmp_pat
     ours = write_run(tmp_path / "ours", "rank_grpo", [{1: {"actor/kl": 0.5, "actor/kl_loss": 0.0005}}])
     assert read_curves(verls).series["actor/kl"] == {1: 0.5, 2: 0.6}
     assert read_curves(ours).series["actor/kl"] == {1: 0.5}
+
+
+def test_a_sweep_without_the_newest_checkpoint_is_warned_about(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(run)  # of steps 0 and 3
+    (run / "latest_checkpointed_iteration.txt").write_text("3")
+    assert not read_curves(run).warnings
+    (run / "latest_checkpointed_iteration.txt").write_text("5")
+    plot.plot([run], tmp_path / "plots")
+    message = "its sweep of test ends at step 3, without the newest checkpoint, step 5; sweep again"
+    assert message in capsys.readouterr().err
+
+
+def test_sweeps_that_do_not_compare_are_not_drawn_together(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "b" / "run", "rank_grpo", [{1: {"rank_grpo/return@1": 0.1}}])
+    sweep(run)
+    sweep(other, "validation")
+    with pytest.raises(UserError, match="b/run: swept with split validation, a/run with split test"):
+        plot.read_runs([run, other])
+    (other / "evaluation" / "validation").rename(other / "evaluation" / "test")
+    assert len(plot.read_runs([run, other])) == 2
+    for folder, protocol in ((run, "paper"), (other, "strict")):
+        settings = {"protocols": [protocol], "matching": "fuzzy", "limit": None}
+        (folder / "evaluation" / "test" / "sweep.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="b/run: swept with protocol strict, a/run with protocol paper"):
+        plot.read_runs([run, other])
+    write_csv(other / "evaluation" / "test" / "sweep.csv", [{"step": 0, "ndcg@5": 0.1}])
+    with pytest.raises(UserError, match="b/run: swept with k 5, a/run with k 20"):
+        plot.read_runs([run, other])
+
+
+def test_what_has_nothing_to_draw_is_named(run: Path, tmp_path: Path) -> None:
+    started = write_run(tmp_path / "b" / "new", "rank_grpo", [{}])  # its trackers are open, no step is done
+    with pytest.raises(UserError, match="new: nothing logged yet"):
+        plot.plot([started], tmp_path / "plots")
+    assert tmp_path / "plots" / "rank_grpo.png" in plot.plot([started, run], tmp_path / "plots")
+    sweep(run)
+    (run / "evaluation" / "test" / "sweep.csv").write_text("")
+    with pytest.raises(UserError, match=r"sweep\.csv: no rows; make it again"):
+        read_curves(run)
 
 
 def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:

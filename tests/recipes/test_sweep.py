@@ -116,6 +116,51 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
         assert text in html, text
 
 
+def test_a_sweep_with_other_settings_does_not_overwrite_one(
+    run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--model", str(run), "--sweep", *options]
+    assert evaluate.main([*command, "--limit", "0"]) == 2  # what cannot be evaluated leaves no settings behind
+    assert evaluate.main(command) == 0
+    folder = run / "evaluation" / "test"
+    settings = json.loads((folder / "sweep.json").read_text())
+    assert (settings["protocols"], settings["ks"], settings["limit"], settings["run"]) == (
+        ["paper"],
+        [1, 2],
+        None,
+        "../..",
+    )
+    before = (folder / "sweep.csv").read_text()
+    capsys.readouterr()
+    assert evaluate.main([*command, "--limit", "1"]) == 2
+    assert "it holds a sweep with limit None, this one has 1; give another --out" in capsys.readouterr().err
+    same_name = tmp_path / "other" / "test.parquet"
+    same_name.parent.mkdir()
+    same_name.write_bytes((tmp_path / "test.parquet").read_bytes())
+    assert evaluate.main([*command, "--data", str(same_name)]) == 2
+    assert f"data {tmp_path / 'test.parquet'}, this one has {same_name}" in capsys.readouterr().err
+    assert (folder / "sweep.csv").read_text() == before
+    assert evaluate.main([*command, "--limit", "1", "--out", str(tmp_path / "one")]) == 0
+    assert evaluate.main(command) == 0  # the same again
+    (folder / "sweep.json").unlink()
+    assert evaluate.main(command) == 2
+    assert "a sweep of an earlier version" in capsys.readouterr().err
+    (folder / "sweep.csv").unlink()
+    assert evaluate.main([*command, "--limit", "1"]) == 0  # as the message says
+
+
+def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
+    run: Path, options: list[str], tmp_path: Path
+) -> None:
+    assert evaluate.main(["--model", str(run), "--sweep", *options, "--limit", "1"]) == 0  # no standard error
+    (run / "latest_checkpointed_iteration.txt").write_text("6")
+    # being evaluated now, not yet in sweep.csv
+    (run / "evaluation" / "test" / "step_000006").mkdir()
+    html = report.report([run], tmp_path / "report.html").read_text()
+    assert "ends at step 4, without the newest checkpoint, step 6; sweep again" in html
+    assert "run, step 4" in html
+
+
 def test_evaluations_of_different_splits_are_not_put_side_by_side(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +170,16 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     arguments = [str(run), "--out", str(tmp_path / "r.html"), "--evaluations", f"a={first}", f"b={second}"]
     assert report.main(arguments) == 2
     assert "evaluate all alike" in capsys.readouterr().err
+    for other, message in (
+        (["--protocols", "strict"], "b: evaluated with protocol strict, another with paper"),
+        (["--limit", "1"], "b: evaluated with limit 1, another with None"),
+    ):
+        assert evaluate.main(["--model", str(run), "--out", str(second), *options, *other]) == 0
+        assert report.main(arguments) == 2
+        assert message in capsys.readouterr().err
+    # of two protocols the first is shown
+    assert evaluate.main(["--model", str(run), "--out", str(second), *options, "--protocols", "paper", "strict"]) == 0
+    assert report.main(arguments) == 0
     assert report.main([str(run), "--evaluations", "nothing"]) == 2
     assert "expected NAME=FOLDER" in capsys.readouterr().err
     assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
