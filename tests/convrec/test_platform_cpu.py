@@ -15,6 +15,8 @@ from convrec import guard, platform_cpu
 
 # name -> (digest of its source, what to read again when it changes)
 PINS = {
+    # VERL_PLATFORM names the platform, "nvidia" where the driver's node has no GPU
+    "_detect_platform_name": ("8dffc2174390e96d", "doctor.device_findings, docs/cluster.md"),
     # process group: ours is made first, and verl's call must then do nothing
     "initialize_global_process_group_ray": ("761a94d1a2e058d3", "platform_cpu.init_process_group"),
     # engine: the override changes engine_config.forward_only around it
@@ -124,6 +126,7 @@ def sources() -> dict[str, str]:
     from verl.checkpoint_engine.base import CheckpointEngineWorker
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+    from verl.plugin.platform.platform_manager import _detect_platform_name
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -148,6 +151,7 @@ def sources() -> dict[str, str]:
 
     task_runner = TaskRunnerV1.__ray_metadata__.modified_class
     objects: list[Callable[..., Any]] = [
+        _detect_platform_name,
         initialize_global_process_group_ray,
         run_sft,
         SFTTrainer.fit,

@@ -1,5 +1,6 @@
 """A worker without our registrations, or with another convrec, stops the run and says where and why."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -55,6 +56,22 @@ def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_
 
     assert digest_of("a", "x = 1") == digest_of("b", "x = 1")
     assert digest_of("c", "x = 2") != digest_of("d", "x = 1")
+
+
+def test_digest_covers_the_reward_that_this_process_would_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def digest_with(folder: str, text: str) -> str:
+        package = tmp_path / folder / "reward"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "catalog_match.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "reward", raising=False)
+        monkeypatch.syspath_prepend(package.parent)
+        return registration.source_digest()
+
+    assert digest_with("a", "x = 1") == digest_with("b", "x = 1")
+    assert digest_with("c", "x = 2") != digest_with("d", "x = 1")
 
 
 def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyPatch) -> None:

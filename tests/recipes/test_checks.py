@@ -233,6 +233,18 @@ def test_more_gpus_than_there_are(
     checks.check_rank_grpo(config)
 
 
+def test_a_rollout_on_gpus_of_its_own_needs_them_beside_those_that_train(
+    good: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables(good | {"N_GPUS_PER_NODE": "2"})
+    monkeypatch.setattr(host, "num_accelerators", lambda: 4)
+    config = settings.compose("rank_grpo", ["+scale=separate_async"])
+    with pytest.raises(ValueError, match=r"N_GPUS_PER_NODE=2 and 1 x 4 for the rollout .* this machine has 4 GPUs"):
+        checks.check_rank_grpo(config)
+    config.actor_rollout_ref.rollout.n_gpus_per_node = 2
+    checks.check_rank_grpo(config)
+
+
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     file = sample / "train.parquet"
     message = refused(recipe=sft, TRAIN_FILE=str(file))

