@@ -37,14 +37,15 @@ def test_slurm_options_are_sbatchs_own() -> None:
     assert all(re.fullmatch(SBATCH[name], value) for name, value in options), options
 
 
-@pytest.fixture
-def slurm_job(tmp_path: Path) -> subprocess.Popen:
+def start_slurm_job(tmp_path: Path, addresses: str) -> subprocess.Popen:
     """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     commands = {
         "scontrol": "printf 'node1\\nnode2\\n'",
-        "srun": 'echo "srun $@" >> calls; case "$*" in *hostname*) echo 10.0.0.1;; *--block) exec sleep 20;; esac',
+        "srun": 'echo "srun $@" >> calls; case "$*" in *hostname*) '
+        + f"printf '{addresses}'"
+        + ";; *--block) exec sleep 20;; esac",
         "ray": "exit 0",
         "python": 'case "$*" in *secrets*) echo token;; *) echo 2;; esac',
     }
@@ -58,11 +59,31 @@ def slurm_job(tmp_path: Path) -> subprocess.Popen:
     variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
     variables |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", "SAVE_PATH": str(tmp_path / "run")}
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    job = subprocess.Popen(
-        ["bash", str(SLURM), "a=b"], env=environment | FILES | variables, cwd=tmp_path, start_new_session=True
+    return subprocess.Popen(
+        ["bash", str(SLURM), "a=b"],
+        env=environment | FILES | variables,
+        cwd=tmp_path,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+@pytest.fixture
+def slurm_job(tmp_path: Path) -> subprocess.Popen:
+    # as `hostname --ip-address` and `--all-ip-addresses` answer on a Debian host
+    job = start_slurm_job(tmp_path, "127.0.1.1\\nfe80::1 10.0.0.1 172.17.0.1 \\n")
     yield job
     os.killpg(job.pid, signal.SIGKILL)  # the raylets, which SLURM would end
+
+
+def test_slurm_starts_no_ray_on_the_loopback(tmp_path: Path) -> None:
+    job = start_slurm_job(tmp_path, "127.0.1.1\\n\\n")
+    _, error = job.communicate(timeout=20)
+    assert job.returncode != 0
+    assert "node1 has no address but the loopback (127.0.1.1" in error
+    assert "ray start" not in (tmp_path / "calls").read_text()
+    assert not list(tmp_path.glob(".ray-token*"))
 
 
 def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: subprocess.Popen, tmp_path: Path) -> None:
@@ -80,7 +101,9 @@ def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: su
 
 
 def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
-    job = yaml.safe_load((ROOT / "docs" / "examples" / "kuberay.yaml").read_text())
+    text = (ROOT / "docs" / "examples" / "kuberay.yaml").read_text()
+    assert "kubectl replace --force -f docs/examples/kuberay.yaml" in text  # applying it again does nothing
+    job = yaml.safe_load(text)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["rayVersion"] == metadata.version("ray")

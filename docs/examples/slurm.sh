@@ -25,7 +25,10 @@ trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 trap 'mkdir -p "$SAVE_PATH" && touch "$SAVE_PATH/stop"' USR1
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1') # not `head`: who is cut off ends the script
-address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
+# the first IPv4 address that other nodes can reach: /etc/hosts often gives the host's name 127.0.1.1
+addresses=$(srun --nodes=1 --ntasks=1 --nodelist="$head" bash -c 'hostname --ip-address; hostname --all-ip-addresses')
+address=$(tr ' ' '\n' <<< "$addresses" | awk '/^[0-9.]+$/ && !/^127\./ && !found { print; found = 1 }')
+: "${address:?$head has no address but the loopback ($addresses)}"
 ulimit -n 65536 2> /dev/null || true
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
   ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
