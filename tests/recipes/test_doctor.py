@@ -13,7 +13,8 @@ from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.tracking import tracker_environment
-from recipes import doctor, estimate, node
+from recipes import doctor, estimate, host, node
+from recipes.settings import compose
 from recipes.variables import VARIABLES
 
 GIB = 2**30
@@ -316,6 +317,21 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
     status, out = run(capsys, monkeypatch, "--json")
     assert status == 1
     assert "no answer" in json.loads(out)["findings"][0]["what"]
+
+
+def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
+    variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    monkeypatch.setattr(node, "_device_memory", lambda: 0)
+    config = compose("rank_grpo", [])
+    own = node.report(*doctor.paths_of(config, "rank_grpo"))
+    nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
+    monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
+    monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
+    monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
+    found = [f for f in doctor.examine("rank_grpo", config, on_cluster=True) if f.check == "devices"]
+    assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 
 def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tmp_path: Path) -> None:
