@@ -5,13 +5,24 @@ RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: 
 RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
 RUN/config.yaml         the composed settings
 RUN/run.log             everything verl, Ray and vLLM print
+RUN/running             locked by the process that trains into the folder, which it names; gone when that has ended
 """
 
+import contextlib
+import fcntl
 import json
+import os
 import re
+import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from convrec.errors import UserError
+
+RUNNING = "running"
+# the Ray job's id; a stop file for another start of the run says nothing to this one
+SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 METRICS = "metrics"
 LATEST = "latest_checkpointed_iteration.txt"
 MODEL_KEYS = {"sft": "model.path"} | dict.fromkeys(
@@ -19,6 +30,68 @@ MODEL_KEYS = {"sft": "model.path"} | dict.fromkeys(
 )
 _MODEL_FILES = ("model_world_size_*.pt", "*.safetensors", "pytorch_model*.bin")
 _STEP = re.compile(r"global_step_(\d+)")
+
+
+@contextlib.contextmanager
+def hold(run_folder: Path) -> Iterator[list[str]]:
+    """Keep every other start out of the run folder, which is made if need be. Yields warnings.
+
+    A lock of the kernel, not a process number in a file: it ends with its process, kill -9 included, and on shared
+    storage (NFS, Lustre with `flock`, CephFS) counts on every node, where another node's process cannot be looked up.
+    Raises UserError when another process holds it, and when the folder cannot be written.
+    """
+    try:
+        is_new = not run_folder.exists()
+        run_folder.mkdir(parents=True, exist_ok=True)
+        file, warnings = _locked(run_folder / RUNNING)
+    except BlockingIOError:
+        raise UserError(
+            f"{run_folder}: {_holder(run_folder)} trains into this folder: wait for its end, stop it, or choose "
+            "another SAVE_PATH"
+        ) from None
+    except OSError as error:
+        raise UserError(f"SAVE_PATH={run_folder}: {error.strerror}: choose a folder that can be written") from error
+    with file:
+        job = os.environ.get(SUBMISSION_VARIABLE)
+        file.write(f"process {os.getpid()} of {socket.gethostname()}{f' (job {job})' if job else ''}\n")
+        file.flush()
+        try:
+            yield warnings
+        finally:
+            (run_folder / RUNNING).unlink(missing_ok=True)
+            if is_new:
+                with contextlib.suppress(OSError):  # empty when refused before anything was written
+                    run_folder.rmdir()
+
+
+def _locked(path: Path) -> tuple[TextIO, list[str]]:
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError as error:
+            file.truncate(0)
+            return file, [f"{path.parent}: no locks on this storage ({error.strerror}): do not start this run twice"]
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                return file, []
+        file.close()  # its holder ended and removed it meanwhile
+
+
+def _holder(run_folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (run_folder / RUNNING).read_text().strip() or "another process"
+    return "another process"
+
+
+def step_of(folder: Path) -> int | None:
+    """N of RUN/global_step_N; None for any other name (global_step_4_backup)."""
+    found = _STEP.fullmatch(folder.name)
+    return int(found[1]) if found else None
 
 
 def next_metrics_file(run_folder: Path) -> Path:
@@ -64,10 +137,10 @@ def saved_steps(run_folder: Path) -> list[int]:
     newest = latest_step(run_folder)
     steps = []
     for folder in run_folder.glob("global_step_*"):
-        found = _STEP.fullmatch(folder.name)
+        step = step_of(folder)
         holds_model = any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
-        if found and int(found[1]) <= newest and holds_model:
-            steps.append(int(found[1]))
+        if step is not None and step <= newest and holds_model:
+            steps.append(step)
     return sorted(steps)
 
 

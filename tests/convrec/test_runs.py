@@ -1,10 +1,19 @@
 """A run's folder: metrics of several starts become one history."""
 
+import errno
+import fcntl
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from convrec.runs import latest_step, next_metrics_file, read_metrics, saved_steps, start_model
+import pytest
+
+from convrec.errors import UserError
+from convrec.runs import RUNNING, hold, latest_step, next_metrics_file, read_metrics, saved_steps, start_model
 
 
 def _write(file: Path, *entries: tuple[int, dict[str, Any]], tail: str = "") -> None:
@@ -80,3 +89,64 @@ def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Pat
     assert saved_steps(tmp_path) == [9, 10]
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("9")
     assert saved_steps(tmp_path) == [9]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from convrec.runs import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_folder_is_of_one_process_until_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
+) -> None:
+    monkeypatch.setenv("CONVREC_SUBMISSION", "job-1")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    try:
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        said = rf"process {other.pid} of .* \(job job-1\) trains into this folder"
+        with pytest.raises(UserError, match=said), hold(tmp_path / "run"):
+            pytest.fail("held by two")
+    finally:
+        other.send_signal(end)
+        other.communicate()
+    with hold(tmp_path / "run") as warnings:
+        assert warnings == []
+        assert f"process {os.getpid()} of" in (tmp_path / "run" / RUNNING).read_text()
+        (tmp_path / "run" / "config.yaml").touch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
+
+
+def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        with hold(tmp_path / name):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_storage_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with hold(tmp_path / "run") as (warning,):
+        assert "no locks on this storage (No locks available)" in warning
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = r"SAVE_PATH=.*/file/run: .*choose a folder that can be written"
+    with pytest.raises(UserError, match=said), hold(tmp_path / "file" / "run"):
+        pytest.fail("held")
