@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,19 @@ def check_shards(folder: Path) -> None:
             f"{folder}: model_world_size_{world_size}_rank_{absent[0]}.pt is missing ({len(absent)} of {world_size} "
             "shards are): the checkpoint is half written; name another step of the run"
         )
-    for path in shards.values():
+    check_whole(shards.values())
+
+
+def check_whole(files: Iterable[Path]) -> None:
+    """Raise UserError for the first of these files of torch.save that is cut off."""
+    for path in files:
         _check_zip(path)
+
+
+def world_size(folder: Path) -> int | None:
+    """How many processes saved verl's FSDP shards in the folder; None when there are none."""
+    found = [_SHARD.fullmatch(path.name) for path in folder.glob("*.pt")]
+    return next((int(one[1]) for one in found if one), None)
 
 
 # ---- parts

@@ -13,18 +13,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from convrec.checkpoint_files import check_shards
+from convrec.checkpoint_files import check_shards, check_whole, world_size
 from convrec.errors import UserError
-from convrec.runs import LATEST, latest_step
+from convrec.runs import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
 MANIFEST = "complete.json"
 BEST = "best.json"
 STOP = "stop"
-# the Ray job's id: a stop file for another start of the run says nothing to this one
-SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 VALIDATION_METRICS = ("val/ndcg", "val/score")  # the first that is there: a judge has no NDCG
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
 READERS = {"merged", "merged.partial"}  # what `convrec.checkpoints` adds to a checkpoint later
+ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
 
 
 class StopRequested(Exception):
@@ -39,6 +38,15 @@ def stop_files(run_folder: Path) -> list[Path]:
     """The files whose existence asks this run to stop."""
     job = os.environ.get(SUBMISSION_VARIABLE)
     return [run_folder / STOP] + ([run_folder / f"{STOP}.{job}"] if job else [])
+
+
+def forget_stops(run_folder: Path) -> None:
+    """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
+    (run_folder / STOP).unlink(missing_ok=True)
+    own = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
+    for file in run_folder.glob(f"{STOP}.*-[0-9]*-[0-9]*-*"):  # ids of `recipes.submit`
+        if file.name != own:
+            file.unlink(missing_ok=True)
 
 
 def step_folder(run_folder: Path, step: int) -> Path:
@@ -61,12 +69,18 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
             f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is "
             f"not saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
         )
-    shutil.rmtree(folder, ignore_errors=True)  # cut off by an earlier end, perhaps with another number of processes
+    aside = folder.with_name(folder.name + ASIDE)
+    if step == last and folder.is_dir():
+        folder.rename(aside)
+    else:  # cut off by an earlier end, perhaps with another number of processes
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         write()
         _write_json(folder / MANIFEST, _sizes(folder))
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if aside.is_dir():
+            aside.rename(folder)
         if last:
             write_tracker(run_folder, last)
         else:
@@ -75,6 +89,7 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         raise RuntimeError(
             f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is mended"
         ) from error
+    shutil.rmtree(aside, ignore_errors=True)
     prune(run_folder, keep)
 
 
@@ -112,7 +127,8 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
     if metric is None or step not in complete_steps(run_folder):
         return
     best = _read_json(run_folder / BEST)
-    if best_step(run_folder) is None or metrics[metric] > best[metric]:
+    # a best of another metric (the run was another recipe's) cannot be compared with
+    if best_step(run_folder) is None or metric not in best or metrics[metric] > best[metric]:
         _write_json(run_folder / BEST, {"step": step, metric: metrics[metric]})
         prune(run_folder, keep)
 
@@ -124,35 +140,36 @@ def best_step(run_folder: Path) -> int | None:
 
 def complete_steps(run_folder: Path) -> list[int]:
     """Steps whose checkpoint has every file in the size it was written with, in rising order."""
-    folders = run_folder.glob("global_step_[0-9]*")
-    return sorted(int(folder.name.rsplit("_", 1)[1]) for folder in folders if _is_complete(folder))
+    return [step for step, folder in _step_folders(run_folder).items() if _is_complete(folder)]
 
 
 def choose_resume_step(run_folder: Path) -> list[str]:
     """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
 
-    A checkpoint that the tracker names and that has no manifest is trusted: verl's SFT trainer writes none.
+    Up to the step that the tracker names a checkpoint without a manifest counts too when its shards are whole: verl's
+    SFT trainer writes no manifest.
     """
     if not run_folder.is_dir():
         return []
+    for aside in run_folder.glob(f"global_step_*{ASIDE}"):
+        _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE)))
     named = latest_step(run_folder)
+    folders = _step_folders(run_folder)
     complete = complete_steps(run_folder)
-    warnings = []
-    for folder in sorted(run_folder.glob("global_step_[0-9]*")):
-        step = int(folder.name.rsplit("_", 1)[1])
-        if step > named and step not in complete:
-            warnings.append(
-                f"{folder} was cut off while it was written: ignored, and overwritten when the run gets there"
-            )
-    folder = step_folder(run_folder, named)
+    warnings = [
+        f"{folder} was cut off while it was written: ignored, and overwritten when the run gets there"
+        for step, folder in folders.items()
+        if step > named and step not in complete
+    ]
     tracker = run_folder / LATEST
     if not tracker.exists() and not complete:
         return warnings
-    if named in complete or (named and folder.is_dir() and not (folder / MANIFEST).exists() and any(folder.iterdir())):
+    if named in complete or (named in folders and _has_whole_shards(folders[named])):
         return warnings
-    usable = complete[-1] if complete else 0
+    older = [step for step, folder in folders.items() if step < named and _has_whole_shards(folder)]
+    usable = max(complete or older, default=0)
     then = f"resuming from step {usable}" if usable else "no other is complete: starting anew"
-    what = f"{folder} is damaged or gone" if named else f"{tracker} is damaged"
+    what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
     warnings.append(f"{what}: {then}")
     if usable:
         write_tracker(run_folder, usable)
@@ -161,10 +178,53 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     return warnings
 
 
+def check_world_size(run_folder: Path, processes: int) -> None:
+    """Raise UserError when the run cannot be resumed by so many processes: verl's shards are one a process."""
+    done = latest_step(run_folder)
+    saved = world_size(_shards(step_folder(run_folder, done))) if done else None
+    if saved and saved != processes:
+        raise UserError(
+            f"{step_folder(run_folder, done)} was saved by {saved} processes, N_NODES x N_GPUS_PER_NODE are "
+            f"{processes} now: resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and "
+            "another SAVE_PATH"
+        )
+
+
 def write_tracker(run_folder: Path, step: int) -> None:
     partial = run_folder / (LATEST + ".partial")
     partial.write_text(str(step))
     partial.replace(run_folder / LATEST)
+
+
+def _step_folders(run_folder: Path) -> dict[int, Path]:
+    """RUN/global_step_N by N, in rising order."""
+    found = {step: folder for folder in run_folder.glob("global_step_*") if (step := step_of(folder)) is not None}
+    return dict(sorted(found.items()))
+
+
+def _put_back(aside: Path, folder: Path) -> None:
+    """Killed while a checkpoint was written once more: keep the new one if it is complete, else the former."""
+    if _is_complete(folder):
+        shutil.rmtree(aside)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+
+
+def _shards(folder: Path) -> Path:
+    """Where verl's shards are: RL's in a folder for the actor."""
+    return folder / "actor" if (folder / "actor").is_dir() else folder
+
+
+def _has_whole_shards(folder: Path) -> bool:
+    if (folder / MANIFEST).exists():
+        return False  # it is not as the manifest says
+    try:
+        check_shards(_shards(folder))
+        check_whole(_shards(folder).glob("*.pt"))  # optimizer and random state too
+    except UserError:
+        return False
+    return True
 
 
 def _is_complete(folder: Path) -> bool:

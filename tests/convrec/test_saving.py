@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from convrec import saving
+from convrec import runs, saving
+from convrec.errors import UserError
 from convrec.runs import LATEST, latest_step
 
 
@@ -103,10 +104,89 @@ def test_with_nothing_complete_the_run_starts_anew(tmp_path: Path) -> None:
     assert not (tmp_path / LATEST).exists()
 
 
-def test_a_checkpoint_of_verls_sft_trainer_has_no_manifest_and_is_trusted(tmp_path: Path) -> None:
-    writer(tmp_path, 7)()
+def sft_checkpoint(run: Path, step: int, processes: int = 2) -> Path:
+    """As verl's SFT trainer writes it: shards in the folder itself, no manifest."""
+    folder = run / f"global_step_{step}"
+    folder.mkdir(parents=True)
+    for kind in ("model", "optim", "extra_state"):
+        for rank in range(processes):
+            with zipfile.ZipFile(folder / f"{kind}_world_size_{processes}_rank_{rank}.pt", "w") as shard:
+                shard.writestr("data", "x")
+    (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": processes}))
+    saving.write_tracker(run, step)
+    return folder
+
+
+def test_a_checkpoint_without_a_manifest_is_trusted_when_its_shards_are_whole(tmp_path: Path) -> None:
+    sft_checkpoint(tmp_path, 7)
     assert saving.choose_resume_step(tmp_path) == []
     assert latest_step(tmp_path) == 7
+
+
+@pytest.mark.parametrize("shard", ["model_world_size_2_rank_1.pt", "optim_world_size_2_rank_0.pt"])
+def test_a_gutted_checkpoint_without_a_manifest_is_passed_over(tmp_path: Path, shard: str) -> None:
+    sft_checkpoint(tmp_path, 3)
+    (sft_checkpoint(tmp_path, 7) / shard).write_bytes(b"")
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert "global_step_7 is damaged or gone: resuming from step 3" in warning
+    assert latest_step(tmp_path) == 3
+
+
+def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4)
+    shutil.copytree(tmp_path / "global_step_4", tmp_path / "global_step_4_backup")
+    assert saving.choose_resume_step(tmp_path) == []
+    assert saving.complete_steps(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_another_number_of_processes_cannot_resume(tmp_path: Path, processes: int) -> None:
+    saving.check_world_size(tmp_path, processes)  # nothing to resume
+    sft_checkpoint(tmp_path, 7)
+    saving.check_world_size(tmp_path, 2)
+    with pytest.raises(UserError, match=rf"global_step_7 was saved by 2 processes, .* are {processes} now"):
+        saving.check_world_size(tmp_path, processes)
+
+
+def test_a_step_that_is_saved_again_is_kept_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+
+    def fail() -> None:
+        writer(tmp_path, 2, size=50)()
+        raise OSError("no room")
+
+    with pytest.raises(RuntimeError, match="the checkpoint of step 2 is intact"):
+        saving.save(tmp_path, 2, fail)
+    assert (tmp_path / "global_step_2" / "actor" / "model.pt").stat().st_size == 100
+
+    def killed() -> None:
+        writer(tmp_path, 2, size=50)()
+        raise KeyboardInterrupt  # as kill -9: nothing is put back
+
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(tmp_path, 2, killed)
+    assert saving.choose_resume_step(tmp_path) == []
+    assert (tmp_path / "global_step_2" / "actor" / "model.pt").stat().st_size == 100
+
+    saving.save(tmp_path, 2, writer(tmp_path, 2, size=70))
+    assert (tmp_path / "global_step_2" / "actor" / "model.pt").stat().st_size == 70
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_2"]
+
+
+def test_a_best_of_another_metric_is_replaced(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4)
+    saving.note_validation(tmp_path, 2, {"val/score": 0.9})
+    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.1})
+    assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 4, "val/ndcg": 0.1}
+
+
+def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "rank-grpo-20260102-030405-abcd"
+    monkeypatch.setenv(runs.SUBMISSION_VARIABLE, own)
+    for name in ("stop", "stop.rank-grpo-20260101-030405-abcd", f"stop.{own}", "stop.txt"):
+        (tmp_path / name).touch()
+    saving.forget_stops(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"stop.{own}", "stop.txt"])
 
 
 def test_what_a_reader_adds_is_no_damage(tmp_path: Path) -> None:
