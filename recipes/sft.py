@@ -2,9 +2,11 @@
 
     python -m recipes.sft [hydra overrides]
 
-One device trains in this process, several through torchrun. On several nodes start run_sft.sh with torchrun yourself.
+One device trains in this process, several through torchrun. On several nodes set N_NODES and start torchrun yourself on
+each of them; without a terminal's comforts, and from the checkpoint that the tracker names.
 """
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,8 +15,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from convrec import guard, saving
 from convrec.errors import UserError
-from convrec.runs import next_metrics_file
+from convrec.runs import hold, next_metrics_file
 from recipes import checks, host, runner
 from recipes.settings import compose
 
@@ -24,19 +27,20 @@ SHOWN = {"train/loss": "loss", "val/loss": "val loss"}
 def train(config: DictConfig) -> None:
     """verl's SFT trainer in this process, one of torchrun's or the only one."""
     from verl.trainer import sft_trainer
-    from verl.utils.distributed import destroy_global_process_group
+    from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
     from convrec import platform_cpu, tracking
+    from convrec.sft_trainer import ConvRecSFTTrainer
 
     platform_cpu.use_whole_batch_log_probs()
     platform_cpu.use_length_groups()
     tracking.install(sft_trainer, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
-    if config.trainer.device != "cpu":
-        sft_trainer.run_sft(config)
-        return
-    platform_cpu.register_engine()
-    platform_cpu.init_process_group()
-    sft_trainer.SFTTrainer(config=config).fit()
+    if config.trainer.device == "cpu":
+        platform_cpu.register_engine()
+        platform_cpu.init_process_group()
+    else:
+        initialize_global_process_group()
+    ConvRecSFTTrainer(config).fit()
     destroy_global_process_group()
 
 
@@ -65,17 +69,21 @@ def _train_on_all_devices(config: DictConfig, arguments: list[str]) -> None:
 
 
 def _train_as_torchrun_process(arguments: list[str]) -> int:
+    is_first = os.environ["RANK"] == "0"
+    by_user = guard.FOLDER_VARIABLE not in os.environ  # else `runner` has started torchrun, and holds the run folder
     try:
         config = compose("sft", arguments)
         checks.check_sft(config)
+        os.environ.update(host.process_environment(config.trainer.device != "cpu"))
+        run_folder = Path(config.trainer.default_local_dir)
+        saving.check_world_size(run_folder, int(os.environ["WORLD_SIZE"]))
+        with hold(run_folder) if is_first and by_user else contextlib.nullcontext():
+            if is_first:
+                os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(next_metrics_file(run_folder)))
+            train(config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.environ.update(host.process_environment(config.trainer.device != "cpu"))
-    if os.environ["RANK"] == "0":
-        metrics_file = next_metrics_file(Path(config.trainer.default_local_dir))
-        os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(metrics_file))
-    train(config)
     return 0
 
 

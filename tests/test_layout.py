@@ -20,6 +20,7 @@ VERL_AND_RAY = {
     "convrec/registration.py",
     "convrec/rollout.py",
     "convrec/rollout_queue.py",
+    "convrec/sft_trainer.py",
     "convrec/tracking.py",
     "convrec/trainer.py",
     "convrec/trainer_base.py",

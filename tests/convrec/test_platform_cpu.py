@@ -72,11 +72,16 @@ PINS = {
     "PPOTrainerSeparateAsync._setup": ("792593a969da40cf", "trainer._WithoutFlush (is flush=True gone?)"),
     "CheckpointEngineWorker.__init__": ("c13ae6f24ae583c6", "vllm_cpu.CPUWeightsWorker (zmq_handle, process group)"),
     "RolloutReplica.get_ray_class_with_init_args": ("50dafe7818bfbb26", "vllm_cpu.CPUReplica"),
-    "SFTTrainer.fit": ("88292f0424ff619b", "tracking.install (the same)"),
+    "SFTTrainer.fit": ("88292f0424ff619b", "tracking.install (the same), ConvRecSFTTrainer (epochs, the last step)"),
+    "SFTTrainer.__init__": ("dd1971b1909af414", "ConvRecSFTTrainer.__init__ (the state is loaded here)"),
+    "SFTTrainer._init_engine": ("0140f0899f7f843a", "ConvRecSFTTrainer._init_engine (steps and epochs)"),
+    "StatefulDataLoader.load_state_dict": ("10e7ad3304cc7176", "ConvRecSFTTrainer.__init__ (next_iter_state)"),
+    "StatefulDataLoader._get_iterator": ("e4e230ab1471c8b0", "ConvRecSFTTrainer.__init__ (next_iter_state)"),
+    "FSDPCheckpointManager.load_checkpoint": ("6f75218097c563a0", "saving.check_world_size (names of the shards)"),
     "ReplayBuffer.__init__": ("0c37a48629991988", "trainer.POLL_SECONDS (poll_interval)"),
     "ActorRolloutRefWorker.init_model": ("d1598903d82449f2", "worker.ConvRecWorker.init_model"),
     "TaskRunnerV1.run": ("26be986901db888b", "recipes.rank_grpo.train, which runs it in the driver's process"),
-    "run_sft": ("5c028a6a2bc8c667", "recipes.sft.train, which does its steps on a CPU host"),
+    "run_sft": ("5c028a6a2bc8c667", "recipes.sft.train, which does its steps"),
     # checkpoints, stops, lost processes
     "PPOTrainer._save_checkpoint": (
         "8c2435b577e54f19",
@@ -133,7 +138,8 @@ def sources() -> dict[str, str]:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-    from verl.trainer.sft_trainer import SFTTrainer, run_sft
+    from verl.trainer.sft_trainer import SFTTrainer, StatefulDataLoader, run_sft
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.utils.torch_functional import logprobs_from_logits, logprobs_from_logits_v2
     from verl.workers.engine.base import EngineRegistry
@@ -155,6 +161,11 @@ def sources() -> dict[str, str]:
         initialize_global_process_group_ray,
         run_sft,
         SFTTrainer.fit,
+        SFTTrainer.__init__,
+        SFTTrainer._init_engine,
+        StatefulDataLoader.load_state_dict,
+        StatefulDataLoader._get_iterator,
+        FSDPCheckpointManager.load_checkpoint,
         PPOTrainerSeparateAsync._setup,
         CheckpointEngineWorker.__init__,
         RolloutReplica.get_ray_class_with_init_args,

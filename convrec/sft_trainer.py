@@ -1,0 +1,20 @@
+"""verl's SFT trainer, mended where epochs end: nothing but wiring."""
+
+from typing import Any
+
+from verl.trainer import sft_trainer
+
+
+class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if self.resume_global_step % self.steps_per_epoch == 0:
+            # a loader's state saved after an epoch's last batch comes back exhausted, and `fit` would count that as the
+            # next epoch; without a state the loader begins the epoch that `fit` gives the sampler
+            self.train_dataloader.next_iter_state = None
+
+    def _init_engine(self) -> None:
+        """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""
+        super()._init_engine()
+        epochs = -(-self.total_training_steps // self.steps_per_epoch)
+        self.config.trainer.total_epochs = max(self.config.trainer.total_epochs, epochs)

@@ -1,0 +1,136 @@
+"""SFT that is resumed sees the samples that an uninterrupted run sees, wherever it was stopped."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+SAMPLES, BATCH, EPOCHS = 13, 4, 3  # 3 steps an epoch, one sample left over in each
+STEPS_PER_EPOCH = SAMPLES // BATCH
+
+
+class Engine:
+    """One process without a model."""
+
+    def is_mp_src_rank_with_outputs(self) -> bool:
+        return True
+
+    def get_data_parallel_rank(self) -> int:
+        return 0
+
+    def get_data_parallel_size(self) -> int:
+        return 1
+
+    def get_data_parallel_group(self) -> None: ...
+
+    def save_checkpoint(self, local_path: str, **_: Any) -> None: ...
+
+    def load_checkpoint(self, path: str) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    meeting = tmp_path_factory.mktemp("group") / "file"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+    """Start or resume the run in tmp_path/run: verl's trainer, sampler, loader and checkpoints; a model of no weights.
+
+    Returns the samples of each step trained. stop_after: the step in which it dies, after its checkpoint was written.
+    """
+    from verl.trainer import sft_trainer
+
+    from convrec.sft_trainer import ConvRecSFTTrainer
+
+    monkeypatch.setattr(sft_trainer, "aggressive_empty_cache", lambda **_: None)  # seconds of garbage collection
+    monkeypatch.setattr(sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=lambda **_: None))
+
+    class Trainer(ConvRecSFTTrainer):
+        def _build_config(self) -> None:
+            self.model_config = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0))
+            self.optimizer_config = SimpleNamespace()
+            self.start_profile_step = self.end_profile_step = -1
+
+        def _build_dataset(self) -> None:
+            self.train_dataset = [{"input_ids": torch.tensor([i, i])} for i in range(SAMPLES)]
+            self.val_dataset = None
+
+        def _build_engine(self) -> None:
+            self.seen: list[list[int]] = []
+            self.engine = Engine()
+            self.training_client = SimpleNamespace(
+                reset=lambda: None,
+                step_profile=lambda: None,
+                train_batch=lambda data: (
+                    self.seen.append([int(row[0]) for row in data["input_ids"].unbind()])
+                    or sft_trainer.tu.get_tensordict({}, {"metrics": {}})
+                ),
+            )
+
+    def start(stop_after: int | None = None, **trainer: Any) -> list[list[int]]:
+        config = OmegaConf.create(
+            {
+                "model": {"use_remove_padding": True},
+                "data": {
+                    "train_batch_size": BATCH,
+                    "pad_mode": "no_padding",
+                    "num_workers": 0,
+                    "use_dynamic_bsz": True,
+                    "max_token_len_per_gpu": 64,
+                    "micro_batch_size_per_gpu": None,
+                },
+                "trainer": {
+                    "default_local_dir": str(tmp_path / "run"),
+                    "device": "cpu",
+                    "project_name": "p",
+                    "experiment_name": "e",
+                    "logger": [],
+                    "total_epochs": EPOCHS,
+                    "total_training_steps": None,
+                    "save_freq": 1,
+                    "test_freq": 100,
+                    **trainer,
+                },
+            }
+        )
+        one = Trainer(config)
+        save = one.ckpt_handler.save_checkpoint
+
+        def save_and_die(step: int) -> None:
+            save(step=step)
+            if step == stop_after:
+                raise KeyboardInterrupt
+
+        one.ckpt_handler.save_checkpoint = save_and_die
+        if stop_after is None:
+            one.fit()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                one.fit()
+        return one.seen
+
+    return start
+
+
+@pytest.mark.parametrize("stop_after", [2, STEPS_PER_EPOCH, 4, 2 * STEPS_PER_EPOCH])
+def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
+    train: Callable[..., list[list[int]]], tmp_path: Path, stop_after: int
+) -> None:
+    whole = train()
+    assert len(whole) == EPOCHS * STEPS_PER_EPOCH
+    assert whole[:STEPS_PER_EPOCH] != whole[STEPS_PER_EPOCH : 2 * STEPS_PER_EPOCH]  # each epoch has an order of its own
+    (tmp_path / "run").rename(tmp_path / "whole")
+    assert train(stop_after) + train() == whole
+
+
+def test_total_steps_win_over_epochs(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
+    assert len(train(total_epochs=1, total_training_steps=5)) == 5
+    assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text() == "5"
