@@ -56,7 +56,7 @@ def _check_rl(config: DictConfig) -> None:
         )
     if rollout.n < 2:
         raise UserError(f"ROLLOUT_N={rollout.n}: advantages compare the rollouts of a prompt, so at least 2 are needed")
-    devices = _check_devices(config)
+    devices = _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS")))
     if prompts * rollout.n % devices:
         raise UserError(
             f"TRAIN_BATCH_SIZE={prompts} x ROLLOUT_N={rollout.n} = {prompts * rollout.n} responses do not divide over "
@@ -85,8 +85,22 @@ def _check_rl(config: DictConfig) -> None:
 
 
 def check_sft(config: DictConfig) -> list[str]:
-    """As `check_rank_grpo`, for SFT."""
-    devices = _check_devices(config)
+    """As `check_rank_grpo`, for SFT, which trains where it is started, a cluster or not."""
+    nodes, processes = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if "LOCAL_RANK" in os.environ:
+        started = int(os.environ["WORLD_SIZE"])
+        if started != nodes * processes:
+            raise UserError(
+                f"torchrun started {started} processes, N_NODES={nodes} x N_GPUS_PER_NODE={processes} are "
+                f"{nodes * processes}: set them to what torchrun starts"
+            )
+    elif nodes > 1:
+        raise UserError(
+            f"N_NODES={nodes}: SFT started by run_sft.sh trains on one node: unset N_NODES, or run on each of them "
+            f"torchrun --nnodes={nodes} --nproc_per_node={processes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 "
+            "-m recipes.sft"
+        )
+    devices = _check_devices(config, on_cluster=False)
     if config.data.train_batch_size % devices:
         raise UserError(
             f"TRAIN_BATCH_SIZE={config.data.train_batch_size} does not divide over {devices} devices "
@@ -96,9 +110,9 @@ def check_sft(config: DictConfig) -> list[str]:
     return _check_tables(config, validate_sft_table)
 
 
-def _check_devices(config: DictConfig) -> int:
+def _check_devices(config: DictConfig, on_cluster: bool) -> int:
     wanted = config.trainer.n_gpus_per_node
-    if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
+    if config.trainer.device != "cpu" and not on_cluster:
         present = host.num_accelerators()
         nodes, each = rollout_devices(config)
         if wanted + nodes * each > present:

@@ -1,5 +1,6 @@
 """One run of a recipe as its user sees it: bad input refused, a finished run left alone, progress, an exit status."""
 
+import math
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import guard, saving
 from convrec.errors import UserError, one_line
-from convrec.runs import MODEL_KEYS, is_logged, latest_step, next_metrics_file
+from convrec.runs import MODEL_KEYS, hold, is_logged, latest_step, next_metrics_file
 from recipes import doctor, host
 from recipes.console import Console, output_to, progress
 from recipes.settings import compose, finished_message, save_config
@@ -41,26 +42,45 @@ def run(
     try:
         config = compose(recipe, arguments)
         warnings = check(config)
-        run_folder = Path(config.trainer.default_local_dir)
-        warnings += saving.choose_resume_step(run_folder)
-        done, steps = latest_step(run_folder), config.trainer.total_training_steps
-        if done and not is_logged(run_folder, done):
-            console.say(
-                f"warning: the run ended after step {done} was saved and before its metrics, and its validation if it "
-                "had one, were written: they are lost; recipes.evaluate measures the checkpoint"
-            )
-        if steps and done >= steps:
-            console.say(finished_message(run_folder, done))
-            return 0
-        if not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
-            warnings += doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=False))
-        if config.trainer.device != "cpu" and not host.has_flash_attention():
-            warnings.append(
-                "flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower"
-            )
+        with hold(Path(config.trainer.default_local_dir)) as more:
+            return _run(console, start, recipe, title, parts, config, [*warnings, *more], train, shown)
     except UserError as error:
         console.say(f"error: {error}")
         return 2
+
+
+def _run(
+    console: Console,
+    start: float,
+    recipe: str,
+    title: str,
+    parts: str,
+    config: DictConfig,
+    warnings: list[str],
+    train: Callable[[DictConfig], None],
+    shown: Mapping[str, str],
+) -> int:
+    """The run, its folder held. Raises UserError for what cannot train."""
+    run_folder = Path(config.trainer.default_local_dir)
+    saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
+    warnings += saving.choose_resume_step(run_folder)
+    done, steps = latest_step(run_folder), config.trainer.total_training_steps
+    if done and not is_logged(run_folder, done):
+        console.say(
+            f"warning: the run ended after step {done} was saved and before its metrics, and its validation if it had "
+            "one, were written: they are lost; recipes.evaluate measures the checkpoint"
+        )
+    if steps and done >= steps:
+        console.say(finished_message(run_folder, done))
+        return 0
+    if config.trainer.resume_mode == "auto":
+        saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    if recipe == "sft" or not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
+        warnings += doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=False))
+    if config.trainer.device != "cpu" and not host.has_flash_attention():
+        warnings.append("flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower")
+    if recipe != "sft":
+        warnings += _frequency_warnings(config)
     for warning in warnings:
         console.say(f"warning: {warning}")
 
@@ -74,7 +94,6 @@ def run(
         console.say(f"resuming after step {done}")
     console.say(f"starting {parts} ...")
     stop = run_folder / saving.STOP
-    stop.unlink(missing_ok=True)
     signal.signal(signal.SIGUSR1, lambda number, frame: stop.touch())  # a scheduler's warning: save, then stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
     gone = (
@@ -87,9 +106,8 @@ def run(
     except (KeyboardInterrupt, SystemExit):
         console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
         return 130
-    except UserError as error:
-        console.say(f"error: {error}")
-        return 2
+    except UserError:
+        raise  # `run` says it
     except saving.StopRequested as request:
         console.say(f"{request}; the same command resumes")
         return 130
@@ -103,6 +121,21 @@ def run(
         return 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
+
+
+def _frequency_warnings(config: DictConfig) -> list[str]:
+    """The best step by validation is kept only where it was saved."""
+    test, save, steps = config.trainer.test_freq, config.trainer.save_freq, config.trainer.total_training_steps
+    if test <= 0 or save <= 0:
+        return []
+    first = math.lcm(test, save)
+    if first <= steps if steps else first == max(test, save):
+        return []
+    when = f"first at step {first}" if not steps else "at no step but the last"
+    return [
+        f"TEST_FREQ={test} and SAVE_FREQ={save} meet {when}: the best step by validation is known only among steps "
+        "that are validated and saved; let one be a multiple of the other"
+    ]
 
 
 def _seconds_since(start: float) -> str:

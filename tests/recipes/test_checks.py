@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.schema import RL_SCHEMA
-from recipes import checks, host, rank_grpo, settings, sft
+from recipes import checks, doctor, host, rank_grpo, settings, sft
 
 ROOT = Path(__file__).resolve().parents[2]
 Refused = Callable[..., str]
@@ -245,6 +246,41 @@ def test_a_rollout_on_gpus_of_its_own_needs_them_beside_those_that_train(
     checks.check_rank_grpo(config)
 
 
+def test_sft_trains_where_it_is_started_on_a_cluster_too(
+    good_sft: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables(good_sft | {"N_GPUS_PER_NODE": "4"})
+    monkeypatch.setattr(host, "num_accelerators", lambda: 2)
+    config = settings.compose("sft", [])
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with pytest.raises(UserError, match="N_GPUS_PER_NODE=4, but this machine has 2 GPUs"):
+        checks.check_sft(config)
+
+    asked = []
+    monkeypatch.setattr(doctor, "examine", lambda recipe, config, on_cluster: asked.append((recipe, on_cluster)) or [])
+    monkeypatch.setattr(sft, "train", lambda config: None)
+    monkeypatch.setenv("N_GPUS_PER_NODE", "1")
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    with mock.patch.dict(os.environ):
+        assert sft.main([]) == 0
+    assert asked == [("sft", False)]
+
+
+@pytest.mark.parametrize("started", [4, 16])
+def test_torchrun_on_several_nodes_must_start_what_the_variables_say(
+    good_sft: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch, started: int
+) -> None:
+    set_variables(good_sft | {"N_NODES": "2", "N_GPUS_PER_NODE": "2"})
+    config = settings.compose("sft", [])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(started))
+    if started == 4:
+        checks.check_sft(config)
+    else:
+        with pytest.raises(UserError, match="torchrun started 16 processes, N_NODES=2 x N_GPUS_PER_NODE=2 are 4"):
+            checks.check_sft(config)
+
+
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     file = sample / "train.parquet"
     message = refused(recipe=sft, TRAIN_FILE=str(file))
@@ -259,6 +295,8 @@ def test_sft_without_completions(refused: Refused, sample: Path) -> None:
         ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 does not divide over 3 devices"),
         ({"MAX_LENGTH": "2048"}, "MAX_LENGTH=2048: more tokens than the 1024 positions"),
         ({"SEED": "today"}, "SEED=today: expected an integer"),
+        ({"N_NODES": "2"}, "N_NODES=2: SFT started by run_sft.sh trains on one node"),
+        ({"SAVE_PATH": "/proc/run"}, "SAVE_PATH=/proc/run: No such file or directory: choose a folder that can"),
     ],
 )
 def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
@@ -271,6 +309,7 @@ def test_a_finished_run_is_left_alone(
     run = Path(good["SAVE_PATH"])
     (run / "global_step_7").mkdir(parents=True)
     (run / "global_step_7" / "model.pt").touch()
+    (run / "global_step_7" / "complete.json").write_text('{"model.pt": 0}')
     (run / "latest_checkpointed_iteration.txt").write_text("7")
     set_variables(good | {"TOTAL_STEPS": "7"})
     assert rank_grpo.main([]) == 0

@@ -67,6 +67,7 @@ def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, cap
 def test_a_finished_judge_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     (run / "run" / "global_step_7").mkdir(parents=True)
     (run / "run" / "global_step_7" / "model.pt").touch()
+    (run / "run" / "global_step_7" / "complete.json").write_text('{"model.pt": 0}')
     (run / "run" / "latest_checkpointed_iteration.txt").write_text("7")
     monkeypatch.setenv("TOTAL_STEPS", "7")
     assert train.main(["pairwise"]) == 0

@@ -8,9 +8,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from convrec import saving
 from convrec.errors import UserError
+from convrec.runs import RUNNING, hold
 from recipes import host, runner
 from recipes.variables import VARIABLES
 
@@ -39,6 +41,17 @@ def run(
     with mock.patch.dict(os.environ):
         yield start
     signal.signal(signal.SIGTERM, handler)
+
+
+def saved(run: Path, step: int) -> None:
+    """A checkpoint of one process."""
+
+    def write() -> None:
+        (run / f"global_step_{step}").mkdir()
+        (run / f"global_step_{step}" / "model_world_size_1_rank_0.pt").touch()
+        saving.write_tracker(run, step)
+
+    saving.save(run, step, write)
 
 
 def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
@@ -76,8 +89,7 @@ def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
 
 def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
-        (tmp_path / "run" / "global_step_4" / "huggingface").mkdir(parents=True)
-        (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("4")
+        saved(tmp_path / "run", 4)
         raise KeyboardInterrupt
 
     status, err = run(train)
@@ -128,3 +140,69 @@ def test_a_refusal_leaves_no_folder(run: Callable[..., tuple[int, str]], tmp_pat
     status, err = run(pytest.fail, check=check)
     assert (status, err) == (2, "error: TRAIN_FILE: mend it\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / saving.STOP).touch()  # of the run that trains
+    with hold(tmp_path / "run"):
+        status, err = run(pytest.fail)
+    assert status == 2
+    assert f"process {os.getpid()} of" in err
+    assert (tmp_path / "run" / saving.STOP).exists()
+
+    def train(config: DictConfig) -> None:
+        assert (tmp_path / "run" / RUNNING).exists()
+        raise RuntimeError("this end, too, frees the folder")
+
+    assert run(train)[0] == 1
+    assert not (tmp_path / "run" / RUNNING).exists()
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_refused(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    saved(tmp_path / "run", 4)
+    status, err = run(pytest.fail, N_GPUS_PER_NODE="2", TRAIN_BATCH_SIZE="4")
+    assert status == 2
+    assert "global_step_4 was saved by 1 processes, N_NODES x N_GPUS_PER_NODE are 2 now" in err
+
+
+def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
+    run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = tmp_path / "run" / saving.STOP
+    stop.parent.mkdir()
+    stop.touch()  # of an earlier start
+
+    def examine(*args: Any, **kwargs: Any) -> list[Any]:
+        assert not stop.exists()
+        stop.touch()
+        return []
+
+    monkeypatch.setattr(runner.doctor, "examine", examine)
+    seen = []
+    assert run(lambda config: seen.append(stop.exists()))[0] == 0
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("test", "save", "steps", "said"),
+    [
+        (20, 40, None, None),
+        (40, 20, None, None),
+        (-1, 20, None, None),
+        (20, 30, 60, None),
+        (20, 30, None, "meet first at step 60"),
+        (20, 30, 59, "meet at no step but the last"),
+        (20, 100, 60, "meet at no step but the last"),
+    ],
+)
+def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: int | None, said: str | None) -> None:
+    trainer = {"test_freq": test, "save_freq": save, "total_training_steps": steps}
+    warnings = runner._frequency_warnings(OmegaConf.create({"trainer": trainer}))
+    assert len(warnings) == (said is not None)
+    assert said is None or said in warnings[0]
