@@ -13,6 +13,7 @@ MAY_IMPORT = {"convrec": set(), "reward": {"convrec"}, "data_prep": {"convrec"},
 VERL_AND_RAY = {
     "convrec/checkpoints.py",
     "convrec/dataset.py",
+    "convrec/group_rollout.py",
     "convrec/judge_dataset.py",
     "convrec/liveness.py",
     "convrec/micro_batches.py",
