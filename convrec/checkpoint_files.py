@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from convrec.errors import UserError
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # whatever changes an answer: weights, config, tokenizer, chat template
 ANSWERING = (*WEIGHTS, "*.json", "*.model", "*.jinja", "*.txt")
+SHARDS = ("model_world_size_*.pt", "*.json", "huggingface/*.json")  # what verl's merger reads
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 SMALLEST_TOKENIZER = 0.5  # of the model's vocabulary; padding to a multiple of 64 or 128 leaves far more
 
@@ -25,10 +26,10 @@ def has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in WEIGHTS) if folder.is_dir() else False
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
     """Hash of the contents of every file that changes an answer: equal for a copy, another for other weights."""
     digest = hashlib.sha256()
-    files = {path for pattern in ANSWERING for path in folder.glob(pattern)}
+    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     for path in sorted(files):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
@@ -130,7 +131,8 @@ def _cut_off(path: Path, what: str) -> str:
 
 
 def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
-    """Ids the embedding does not have, or far too few of them: the tokenizer is another model's."""
+    """The tokenizer is another model's: ids the embedding does not have, far too few of them, or a word of the language
+    where the model ends its answers."""
     file = folder / "tokenizer.json"
     rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
@@ -151,4 +153,14 @@ def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
         raise UserError(
             f"{file}: {size} ids for an embedding of {rows} rows (config.json, vocab_size): another model's "
             "tokenizer; put the model's own there"
+        )
+    ends = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [ends]
+    # Not the tokenizer's own eos: chat models have end of text here and end of turn there, on purpose. But both are
+    # special tokens, which tokenizer.json lists beside its words.
+    special = {token["id"] for token in found.get("added_tokens") or []}
+    if special and ends != [None] and not special & {*ends}:
+        raise UserError(
+            f"{file}: token {ends[0]}, with which the model ends its answers (config.json, eos_token_id), is no "
+            "special token here: another model's tokenizer; put the model's own there"
         )

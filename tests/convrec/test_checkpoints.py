@@ -1,5 +1,6 @@
 """What a user may name as a model, and the Hugging Face folder it becomes."""
 
+import json
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from convrec import checkpoints
-from convrec.checkpoints import resolve_model
+from convrec.checkpoint_files import fingerprint
+from convrec.checkpoints import check_model_path, resolve_model, run_folder
 from convrec.errors import UserError
 
 Model = Callable[..., Path]
@@ -75,6 +77,72 @@ def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert resolve_model(run) == str(merged)
     (command,) = calls
     assert command[command.index("--local_dir") + 1] == str(run / "global_step_7" / "actor")
+
+
+def test_shards_that_were_trained_again_are_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _run(tmp_path / "run", 7, complete=7)
+    step, calls = run / "global_step_7", []
+    monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, sound_model))
+    sound_model(step / "merged", weight=0.25)  # of a version that took no note of what it was made from
+    assert resolve_model(run) == str(step / "merged")
+    assert "merged: not made from the weights that are there now, made anew" in capsys.readouterr().err
+    assert fingerprint(step / "merged") == fingerprint(sound_model(tmp_path / "as_the_merger_writes"))
+    assert len(calls) == 1
+    shard = step / "actor" / "model_world_size_1_rank_0.pt"
+    with zipfile.ZipFile(shard, "w") as other:
+        other.writestr("data.pkl", "other weights")
+    resolve_model(run)
+    resolve_model(run)
+    assert len(calls) == 2
+    shard.unlink()  # removed to save room: what was merged is all there is
+    assert resolve_model(run) == str(step / "merged")
+    assert len(calls) == 2
+
+
+def test_an_adapter_or_base_that_was_trained_again_is_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model
+) -> None:
+    base, adapter, calls = sound_model(tmp_path / "base"), tmp_path / "adapter", []
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    (adapter / "adapter_model.safetensors").write_bytes(b"first")
+
+    def add(command: list[str], **_: Any) -> subprocess.CompletedProcess:
+        calls.append(command)
+        sound_model(Path(command[-1]))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(checkpoints.subprocess, "run", add)
+    for _ in range(2):
+        assert resolve_model(adapter) == str(adapter / "merged")
+    assert len(calls) == 1
+    (adapter / "adapter_model.safetensors").write_bytes(b"again")
+    for _ in range(2):
+        resolve_model(adapter)
+    assert len(calls) == 2
+    sound_model(base, weight=0.25)
+    for _ in range(2):
+        resolve_model(adapter)
+    assert len(calls) == 3
+    base.rename(tmp_path / "elsewhere")
+    assert resolve_model(adapter) == str(adapter / "merged")
+    assert len(calls) == 3
+
+
+def test_a_home_folder_is_handed_on_in_full(
+    hugging_face: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_model_path("~/model") == resolve_model("~/model") == str(hugging_face)
+
+
+def test_the_run_of_a_model_is_found_from_any_of_its_folders(tmp_path: Path, sound_model: Model) -> None:
+    run = _run(tmp_path / "run", 7, complete=7)
+    inside = sound_model(run / "global_step_7" / "actor" / "huggingface")
+    assert [run_folder(path) for path in (run, run / "global_step_7", inside)] == [run] * 3
+    assert [run_folder(path) for path in (tmp_path, "Qwen/Qwen2.5-0.5B", tmp_path / "gone")] == [None] * 3
 
 
 def test_a_merge_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
