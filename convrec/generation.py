@@ -47,7 +47,7 @@ class Request:
     dtype: str
     tensor_parallel: int
     gpu_memory_utilization: float
-    batch_size: int
+    batch_size: int | None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,15 +72,16 @@ def generate(
     chat_template_kwargs: dict[str, Any] | None = None,
     log_file: str | Path | None = None,
     progress: bool = True,
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     on_batch: Callable[[list[GenerationRow]], None] | None = None,
 ) -> list[GenerationRow]:
     """Answers to `prompts`, `n` rows for each, in the order of the prompts (prompt_index says whose row it is).
 
     Each distinct prompt is generated once: equal prompts share their rows. A prompt over `max_prompt_tokens` keeps its
     instruction and the end of its conversation. `dtype="auto"` is float32 on a CPU and the checkpoint's own on a GPU.
+    `chat_template_kwargs` are the template's own arguments; None asks a thinking model to answer right away.
     `on_batch` gets the rows of every `batch_size` distinct prompts as soon as they are there, under the index of the
-    first occurrence: what an interrupted call has paid for can be kept.
+    first occurrence: what an interrupted call has paid for can be kept. None: generation_worker's CPU_BATCH, GPU_BATCH.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
     """
     model = check_model_path(model_path)
@@ -101,8 +102,7 @@ def generate(
         tensor_parallel=tensor_parallel,
         gpu_memory_utilization=gpu_memory_utilization,
         batch_size=batch_size,
-        # Thinking models answer with a list right away unless told otherwise.
-        chat_template_kwargs={"enable_thinking": False} | (chat_template_kwargs or {}),
+        chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
     )
     with tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
         log_path = Path(log_file) if log_file else Path(folder) / "vllm.log"
@@ -139,6 +139,7 @@ def _run_child(
         )
     os.close(write_end)
     outputs: list[list[dict[str, Any]]] = []
+    batches = 0
     try:
         with (
             os.fdopen(read_end) as events,
@@ -152,7 +153,8 @@ def _run_child(
         ):
             for line in events:  # answers finished since the last line, or that a batch is written; ends with the child
                 if line.strip() == BATCH:
-                    answers = _result(result_path, len(outputs) // request.batch_size)
+                    answers = _result(result_path, batches)
+                    batches += 1
                     finished(len(outputs), answers)
                     outputs += answers
                     continue

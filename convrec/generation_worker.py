@@ -15,6 +15,10 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.generation import BATCH, Messages, Request
 
+# Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
+# CPU that many are an hour, and a few dozen keep it busy.
+GPU_BATCH, CPU_BATCH = 1024, 128
+
 
 def _die_with_parent(parent: int) -> None:
     """A parent that is killed must not leave vLLM running (Linux only; elsewhere nothing happens)."""
@@ -136,8 +140,9 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
         skip_special_tokens=True,
     )
     _ProgressPipe.pipe = pipe
-    for start in range(0, len(prompts), request.batch_size):
-        some = slice(start, start + request.batch_size)
+    batch_size = request.batch_size or (CPU_BATCH if on_cpu else GPU_BATCH)
+    for start in range(0, len(prompts), batch_size):
+        some = slice(start, start + batch_size)
         inputs = [{"prompt_token_ids": ids} for ids in prompts[some]]
         outputs = engine.generate(inputs, sampling, use_tqdm=_ProgressPipe)
         yield [

@@ -10,12 +10,14 @@ Nothing here knows about recommendations: a judge's prompts are stored the same 
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
 from convrec.checkpoint_files import check_hugging_face, fingerprint
 from convrec.errors import UserError
@@ -54,7 +56,8 @@ def model_answers(
     """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
 
     settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...); one answer each.
-    vLLM's log goes beside `path`. Raises UserError for a model that is half written, before vLLM starts.
+    Greedy answers are the same with any seed. vLLM's log goes beside `path`. Raises UserError for a model that is half
+    written, before vLLM starts.
     """
     folder = Path(model_path)
     if folder.is_dir():
@@ -72,15 +75,19 @@ def model_answers(
         )
 
     name = fingerprint(folder) if folder.is_dir() else model_path  # a Hugging Face id stands for itself
-    return stored_answers({"model": name, **settings}, prompts, path, answer)
+    what = {"model": name, **settings}
+    if settings.get("temperature") == 0:
+        what.pop("seed", None)
+    return stored_answers(what, prompts, path, answer)
 
 
 def stored_answers(
     what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path, answer: Answerer
 ) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> answer from `path` where it has them for the same `what`, else from `answer`; and how many are new.
+    """prompt_id -> answer from `path` where it has them for the same `what`, else from `answer`; how many it was asked.
 
-    what: everything that determines the answers, as JSON can write it.
+    what: everything that determines the answers, as JSON can write it. A prompt that `answer` does not keep has none.
+    Answers in `path` to another `what` are replaced, with a line on stderr.
     """
     key = hashlib.sha256(json.dumps(dict(what), sort_keys=True).encode()).hexdigest().encode()
     known: dict[str, Answer] = {}
@@ -88,6 +95,10 @@ def stored_answers(
         table = _read(path)
         if (table.schema.metadata or {}).get(KEY) == key:
             known = {row["prompt_id"]: row for row in table.to_pylist()}
+        else:
+            tqdm.write(
+                f"{path}: replacing {table.num_rows} answers of another model or with other settings", file=sys.stderr
+            )
     missing = [name for name in prompts if name not in known]
 
     def keep(answers: list[tuple[int, Answer]]) -> None:
@@ -97,7 +108,7 @@ def stored_answers(
 
     if missing:
         answer([prompts[name] for name in missing], keep)
-    return {name: known[name] for name in prompts}, len(missing)
+    return {name: known[name] for name in prompts if name in known}, len(missing)
 
 
 def write_table(path: Path, table: pa.Table) -> None:
