@@ -190,7 +190,7 @@ def popularity_baseline(train_rows: Iterable[Mapping], catalog: Catalog, n: int 
     matcher = Matcher(catalog, "exact")
     counts: Counter[int] = Counter()
     for row in train_rows:
-        for title, raw_year in row["groundtruth_with_release_year"]:
+        for title, raw_year in row["groundtruth_with_release_year"] or []:
             year = catalog.year_of(raw_year)
             index = matcher.identify(title, year).index if year is not None else -1
             if index >= 0:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.catalog import Catalog
+from convrec.catalog import Catalog, parse_year
 from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.metrics import (
@@ -19,9 +19,12 @@ from convrec.metrics import (
     paired,
     popularity_baseline,
     recall_at_k,
+    sign_flip,
     summarise,
 )
+from convrec.rank_rewards import ideal_dcg
 from convrec.ranks import NO_YEAR, Item, parse_items
+from convrec.reference import parse_items_reference
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
 EXACT = Matcher(Catalog.from_items(FILMS), "exact")
@@ -164,15 +167,23 @@ def test_paired_difference_is_b_minus_a_row_by_row():
         paired(a, b[:1], [5])
 
 
+def test_sign_flip_is_the_share_of_all_sign_assignments_that_are_as_far_from_0():
+    # Four contexts with sums 4, 2, 1 and -1 (the last of two rows), together 6. Of the 16 assignments of signs |sum|
+    # is 8 in two and 6 in four (4 + 2 + 1 - 1, 4 + 2 - 1 + 1, both flipped): 6/16. Equal sums: all + or all -, 2/16.
+    values = np.array([[4.0, 1.0], [2.0, 1.0], [1.0, 1.0], [-3.0, 0.0], [2.0, 1.0]])
+    chances = sign_flip(values, ["a", "b", "c", "d", "d"], seed=0)
+    assert chances == pytest.approx([6 / 16, 2 / 16], abs=0.015)  # 9,999 draws: a standard error of 0.005
+    assert sign_flip(np.zeros((3, 1)), range(3), seed=0) == [1.0]
+    assert math.isnan(sign_flip(np.empty((0, 1)), [], seed=0)[0])
+
+
 def test_catalog_hit_ratio_without_lines_is_nan():
     assert math.isnan(catalog_hit_ratio([row(0.0, [], num_items=0)]))
 
 
 def test_popularity_counts_training_ground_truth_with_ties_in_catalog_order():
-    train = [
-        {"groundtruth_with_release_year": truth}
-        for truth in ([["Jaws", "1975"], ["up", "2010"]], [["Jaws", "1975"], ["Heat", "1995"]], [["Nowhere", "2000"]])
-    ]
+    truths = [[["Jaws", "1975"], ["up", "2010"]], [["Jaws", "1975"], ["Heat", "1995"]], [["Nowhere", "2000"]], None]
+    train = [{"groundtruth_with_release_year": truth} for truth in truths]
     # Jaws 2; Heat and Up 1 each, Heat first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
     assert popularity_baseline(train, EXACT.catalog) == items("Jaws", "Heat", "Up")
     assert popularity_baseline(train, EXACT.catalog, n=1) == items("Jaws")
@@ -205,3 +216,23 @@ def test_recorded_evaluation_agrees_but_where_the_paper_differs(shared_dir, prot
             if [ours[f"recall@{k}"], ours[f"ndcg@{k}"]] != pytest.approx(wanted, nan_ok=True):
                 differing.add(case["name"])
     assert differing == (set() if protocol == "reference" else set(BETTER))
+
+
+def test_strict_is_the_recorded_reward(shared_dir):
+    """Training's relevance at its rank: exp_inf is 1 where a rank hits, log_decay's first return is DCG@N."""
+    golden = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())
+    catalog = Catalog.from_items(map(tuple, golden["catalog"]))
+    compared, differing = 0, set()
+    for case in golden["reward_cases"]:
+        truth, n, recorded = case["groundtruth_with_release_year"], case["rec_num"], case["output"]
+        if "raises" in recorded or not truth or any(parse_year(year) is None for _, year in truth):
+            continue  # evaluation leaves out or refuses such rows
+        compared += 1
+        matcher = Matcher(catalog, "reference", case["kwargs"].get("year_tolerance", 2))
+        items = parse_items_reference(case["completion"])
+        ours = evaluate_row(items, truth, case["seen_titles"], matcher, "strict", [n])
+        wanted = [sum(recorded["exp_inf"]) / len(truth), recorded["log_decay"][0] / ideal_dcg(min(n, len(truth)))]
+        if [ours[f"recall@{n}"], ours[f"ndcg@{n}"]] != pytest.approx(wanted):
+            differing.add(case["name"])
+    assert compared >= 10
+    assert differing == {'gt year "1995.0" is dropped'}  # a year all the same
