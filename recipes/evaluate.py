@@ -4,15 +4,17 @@
         --train data/sample/train.parquet --out outputs/evaluation
 
 MODEL is a Hugging Face folder or id, a run folder (its newest checkpoint; RUN/global_step_N names one), a LoRA adapter,
-or `api:NAME`, a model behind the OpenAI-compatible endpoint of LLM_BASE_URL and LLM_API_KEY. OUT gets metrics.json,
-rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics) and generations.parquet, which is
-used again while the contents of the checkpoint and the sampling settings are the same. `--against OTHER_OUT` compares
-with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the
-start model as step 0 and the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge
-(recipes.judge.evaluation).
+or `api:NAME`, a model behind the OpenAI-compatible endpoint of LLM_BASE_URL and LLM_API_KEY. A run's checkpoint is
+asked and scored as its config.yaml says it was trained (number of items, delimiter, matching, arguments of the chat
+template). OUT gets metrics.json, rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics)
+and generations.parquet, which is used again while the contents of the checkpoint and the sampling settings are the
+same. `--against OTHER_OUT` compares with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and
+all its checkpoints are evaluated, the start model as step 0 and the newest one included. With `--judge pairwise` or
+`--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.matching import MODES
-from convrec.metrics import KS, PROTOCOLS
+from convrec.metrics import PROTOCOLS
 from convrec.report import table_row, text_table
 from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.paper import paper_table
@@ -38,7 +40,8 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
         n, contexts = results["model"]["n"], results["model"]["num_contexts"]
         without = results["model"]["without_ground_truth"]
         lines.append(
-            f"{settings['data']}: {n} rows, {contexts} conversations, protocol {protocol}"
+            f"{settings['data']}: {n} rows, {contexts} conversations, protocol {protocol}, "
+            f"matching {settings['matching_of'][protocol]}"
             + (f"; {without} rows without ground truth left out" if without else "")
         )
         order = sorted(results, key=lambda name: name == "model")
@@ -67,10 +70,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--out", help="folder for the results; --sweep: RUN/evaluation/<name of the split>")
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"])
     parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
-    parser.add_argument("--num-items", type=int, default=20, help="items a list should have")
-    parser.add_argument("--ks", type=int, nargs="+", default=list(KS))
+    of_run = "default: the run's, for another model"
+    parser.add_argument("--num-items", type=int, help=f"items a list should have ({of_run} 20)")
+    parser.add_argument("--ks", type=int, nargs="+", help="default: 5 10 15 20, as far as lists go")
     parser.add_argument("--protocols", "--protocol", nargs="+", choices=PROTOCOLS, default=["paper"])
-    parser.add_argument("--matching", choices=MODES, default="fuzzy")
+    parser.add_argument("--matching", choices=MODES, help=f"{of_run} fuzzy; protocol reference: reference")
+    parser.add_argument("--year-tolerance", type=int, help=f"years between equal titles ({of_run} 2)")
+    parser.add_argument("--fuzzy-cutoff", type=float, help=f"least similarity, up to 100 ({of_run} 90)")
+    parser.add_argument("--delimiter", type=_delimiter, help=f"character between items ({of_run} \\n)")
+    parser.add_argument(
+        "--chat-template-kwargs", type=_json_object, help=f'JSON ({of_run} {{"enable_thinking": false}})'
+    )
     parser.add_argument("--limit", type=int, help="only the first rows")
     parser.add_argument("--seed", type=int, default=3407)
     parser.add_argument("--max-prompt-length", type=int, default=2048)
@@ -85,6 +95,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
+def _delimiter(text: str) -> str:
+    """A line break or tab can be written \\n, \\t."""
+    return {"\\n": "\n", "\\t": "\t"}.get(text, text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument.split("=")[0] == "--judge" for argument in arguments):
@@ -95,8 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sweep, paper, start = (options.pop(name) for name in ("sweep", "paper", "start"))
     try:
         if sweep:
-            run, out = options.pop("model"), options.pop("out")
-            print(sweep_run(Path(run), out, start, **options))
+            run, out = Path(options.pop("model")).expanduser(), options.pop("out")
+            text, metrics = sweep_run(run, out, start, **options)
+            print(text)
         else:
             metrics = evaluate(**options)
             for warning in metrics["warnings"]:
@@ -106,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options["baselines"] and not options["train"]:
+        print(f"no --train: left out the baseline {' and '.join(options['baselines'])}", file=sys.stderr)
     if paper:
         print("\n" + paper_table())
     return 0

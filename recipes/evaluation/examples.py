@@ -33,7 +33,9 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     ndcg = f"ndcg@{max(settings['ks'])}"
     scored = {name: _rows(folder / "rows.parquet") for name, folder in folders.items()}
     split = _rows(settings["data"], RL_SCHEMA.names)
-    matcher = Matcher(load_catalog(settings["catalog"]), settings["matching"])
+    # evaluations that did not note these had these values
+    tolerance, cutoff = settings.get("year_tolerance", 2), settings.get("fuzzy_cutoff", 90)
+    matcher = Matcher(load_catalog(settings["catalog"]), settings["matching"], tolerance, cutoff)
 
     first, *_, last = (*scored.values(),) * 2
     in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]

@@ -1,5 +1,6 @@
 """Responses scored against a split: rows, their summary, files of them, and the comparison of two evaluations."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -41,18 +42,52 @@ def summary(scored: Scored, split: Split, ks: Sequence[int], seed: int, num_item
     }
 
 
-def read_other(folder: Path, protocol: str, ks: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """sample_id -> row of an earlier evaluation. Raises UserError when it is none or was scored otherwise."""
+def file_hash(path: str | Path) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """sample_id -> row of an earlier evaluation; `settings` are this one's, as metrics.json has them.
+
+    Raises UserError when it is none or was scored otherwise: by its first protocol, the contents of data and catalog,
+    the matcher and the number of items.
+    """
     for name in ("metrics.json", "rows.parquet"):
         if not (folder / name).exists():
             raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
-    settings = json.loads((folder / "metrics.json").read_text())["settings"]
-    if settings["protocols"][0] != protocol or not set(ks) <= set(settings["ks"]):
+    try:
+        others = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["settings"]
+        by_contents = "sha256" in others  # noted since; where it is not, the files' places must be the same
+        before, now = (_scored_by(some, by_contents) for some in (others, settings))
+        lacking = [k for k in settings["ks"] if k not in others["ks"]]
+    except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"--against {folder}: it was scored with protocol {settings['protocols'][0]} at {settings['ks']}, "
-            f"this with {protocol} at {list(ks)}; evaluate both alike"
-        )
+            f"--against {folder}/metrics.json: cut off, or of another kind of evaluation; evaluate that model again"
+        ) from None
+    unlike = [f"{name} {before[name]}, this with {now[name]}" for name in now if before[name] != now[name]]
+    unlike += [f"ks {others['ks']}, this with {settings['ks']}"] if lacking else []
+    if unlike:
+        raise UserError(f"--against {folder}: it was scored with {unlike[0]}; evaluate both alike")
     return {row["sample_id"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
+
+
+def _scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]:
+    """What two evaluations must have in common. Those that did not note year_tolerance and fuzzy_cutoff had these."""
+
+    def file(name: str) -> str:
+        path = Path(settings[name])
+        return f"{path.name} (SHA-256 {settings['sha256'][name][:12]})" if by_contents else str(path.resolve())
+
+    return {
+        "protocol": settings["protocols"][0],
+        "data": file("data"),
+        "catalog": file("catalog"),
+        "matching": settings["matching"],
+        "num_items": settings["num_items"],
+        "year_tolerance": settings.get("year_tolerance", 2),
+        "fuzzy_cutoff": settings.get("fuzzy_cutoff", 90),
+    }
 
 
 def compare(

@@ -2,21 +2,35 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convrec.checkpoints import resolve_model
+from convrec.checkpoints import resolve_model, run_folder
 from convrec.errors import UserError
 from convrec.generations import Answer, model_answers
 from convrec.judge_verdict import outside_thinking
 from convrec.metrics import KS
-from convrec.ranks import parse_items
+from convrec.ranks import DEFAULT_DELIMITER, parse_items
+from convrec.runs import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
-from recipes.evaluation.scoring import compare, read_other, score, summary, write_json, write_rows
-from recipes.evaluation.split import Split, read_split, read_training_rows
+from recipes.evaluation.scoring import compare, file_hash, read_other, score, summary, write_json, write_rows
+from recipes.evaluation.split import Split, make_matcher, read_split, read_training_rows
 
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
+
+# Setting -> key of a run's config, and what holds for a model of no run (the defaults of conf/rank_grpo.yaml). A list
+# separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
+TRAINED: Mapping[str, tuple[str, Any]] = {
+    "num_items": ("convrec.num_items", 20),
+    "delimiter": ("convrec.delimiter", DEFAULT_DELIMITER),
+    "matching": ("convrec.matching", "fuzzy"),
+    "year_tolerance": ("convrec.year_tolerance", 2),
+    "fuzzy_cutoff": ("convrec.fuzzy_cutoff", 90),
+    # None: convrec.generation's own. {}, verl's default: nothing is passed to the template, as in training
+    "chat_template_kwargs": ("data.apply_chat_template_kwargs", None),
+}
 
 
 def evaluate(
@@ -27,16 +41,21 @@ def evaluate(
     out: str | Path,
     train: str | Path | None = None,
     baselines: Sequence[str] = ("popularity",),
-    num_items: int = 20,
-    ks: Sequence[int] = KS,
+    num_items: int | None = None,
+    ks: Sequence[int] | None = None,
     protocols: Sequence[str] = ("paper",),
-    matching: str = "fuzzy",
+    matching: str | None = None,
+    delimiter: str | None = None,
+    year_tolerance: int | None = None,
+    fuzzy_cutoff: float | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     limit: int | None = None,
     seed: int = 3407,
     max_prompt_length: int = 2048,
     max_response_length: int = 1024,
     against: str | Path | None = None,
     tensor_parallel: int = 1,
+    run: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate and write OUT's three files; returns what metrics.json holds.
@@ -44,45 +63,84 @@ def evaluate(
     {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired"}.
     A summary is scoring.summary's. The `baselines` need `train` and are left out without it, "paired" (this model minus
     the other) needs `against`. Row metrics in rows.parquet are of the first protocol; further ones are prefixed with
-    theirs. Raises UserError for bad input, before vLLM starts.
+    theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is
+    what the `run` was trained with, None: the one the model is of (TRAINED has the defaults of other models); only
+    protocol `reference` has its own matching. ks None: metrics.KS up to num_items. Raises UserError for bad input,
+    before vLLM starts.
     """
     out = Path(out)
+    if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
+        raise UserError(f"--out {out}: a file is in its place; name a folder")
+    if against and Path(against).resolve() == out.resolve():
+        raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
+    of_api = str(model).startswith(API)
+    model_path = str(model) if of_api else resolve_model(model, "--model ")
+    given = {
+        "num_items": num_items,
+        "delimiter": delimiter,
+        "matching": matching,
+        "year_tolerance": year_tolerance,
+        "fuzzy_cutoff": fuzzy_cutoff,
+        "chat_template_kwargs": chat_template_kwargs,
+    }
+    trained = _trained_with(Path(run) if run else None if of_api else run_folder(model), given)
+    num_items, template, tolerance = trained["num_items"], trained["chat_template_kwargs"], trained["year_tolerance"]
+    ks = ks or [k for k in KS if k <= num_items] or [num_items]
     for k in ks:
         if not 1 <= k <= num_items:
             raise UserError(f"--ks {k}: must be from 1 to the {num_items} items of a list (--num-items)")
-    model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
-    split = read_split(data, catalog, matching, limit)
+    matching_of = {
+        protocol: matching or ("reference" if protocol == "reference" else trained["matching"])
+        for protocol in protocols
+    }
+    split = read_split(data, catalog, matching_of[protocols[0]], limit, tolerance, trained["fuzzy_cutoff"])
+    split_of = {
+        mode: split
+        if mode == split.matcher.mode
+        else replace(split, matcher=make_matcher(split.catalog, mode, tolerance, trained["fuzzy_cutoff"]))
+        for mode in matching_of.values()
+    }
     train_rows = read_training_rows(train, split.catalog) if train else []
     lists = {name: baseline_lists(name, split, train_rows, num_items) for name in baselines if train}
-    other = read_other(Path(against), protocols[0], ks) if against else None
-
     settings = {
         "max_tokens": max_response_length,
         "max_prompt_tokens": max_prompt_length,
         "temperature": 0.0,
         "seed": seed,
+    } | ({} if template is None else {"chat_template_kwargs": dict(template)})
+    scored_by = {
+        "data": str(data),
+        "catalog": str(catalog),
+        "sha256": {"data": file_hash(data), "catalog": file_hash(catalog)},
+        "num_items": num_items,
+        "ks": list(ks),
+        "protocols": list(protocols),
+        "matching": matching_of[protocols[0]],
+        "matching_of": matching_of,
+        "delimiter": trained["delimiter"],
+        "year_tolerance": tolerance,
+        "fuzzy_cutoff": trained["fuzzy_cutoff"],
     }
+    other = read_other(Path(against), scored_by) if against else None
+
     start = time.monotonic()
     answers, generated = _answers(model_path, split, out, settings, tensor_parallel, progress)
     seconds = time.monotonic() - start
 
     dated = split.catalog.dated
-    lists = {"model": [parse_items(answers[prompt]["text"], dated=dated) for prompt in split.prompt_ids]} | lists
+    texts = [answers[prompt]["text"] for prompt in split.prompt_ids]
+    lists = {"model": [parse_items(text, trained["delimiter"], dated) for text in texts]} | lists
     scored = {
-        protocol: {name: score(split, some, protocol, ks) for name, some in lists.items()} for protocol in protocols
+        protocol: {name: score(split_of[mode], some, protocol, ks) for name, some in lists.items()}
+        for protocol, mode in matching_of.items()
     }
     metrics: dict[str, Any] = {
         "settings": {
             "model": str(model),
             "model_path": model_path,
-            "data": str(data),
-            "catalog": str(catalog),
             "train": str(train) if train else None,
-            "num_items": num_items,
-            "ks": list(ks),
-            "protocols": list(protocols),
-            "matching": matching,
             "limit": limit,
+            **scored_by,
             **settings,
         },
         "results": {
@@ -112,6 +170,18 @@ def evaluate(
     write_rows(out / "rows.parquet", split, answers, by_model)
     write_json(out / "metrics.json", metrics)
     return metrics
+
+
+def _trained_with(run: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A value for each of TRAINED: what was given (not None), else the run's, else the default."""
+    config = read_config(run) if run else {}
+    found: dict[str, Any] = {}
+    for name, (key, default) in TRAINED.items():
+        values = (given[name], setting(config, key), default)
+        found[name] = next((value for value in values if value is not None), None)
+    if len(found["delimiter"]) != 1:
+        raise UserError(f"--delimiter {found['delimiter']!r}: one character between the items")
+    return found
 
 
 def _answers(

@@ -40,23 +40,69 @@ class Split:
         return [(title, year) for title, year in self.rows[place][TRUTH] or []]
 
 
-def read_split(data: str | Path, catalog: str | Path, matching: str = "fuzzy", limit: int | None = None) -> Split:
+def read_split(
+    data: str | Path,
+    catalog: str | Path,
+    matching: str = "fuzzy",
+    limit: int | None = None,
+    year_tolerance: int = 2,
+    fuzzy_cutoff: float = 90,
+) -> Split:
     """The first `limit` rows of a split, with its catalog.
 
-    Raises UserError for a table or catalog that cannot be read, a split without any ground truth, and a catalog that
-    holds less than a tenth of it: another data set's.
+    Raises UserError for a table or catalog that cannot be read, two rows of one sample_id (what is stored of rows is
+    found by it), a ground-truth year that is no number, a split without any ground truth, and a catalog that holds less
+    than a tenth of it: another data set's.
     """
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
     items = load_catalog(catalog)
     report = validate_rl_table(data, allow_empty_ground_truth=True, dated=items.dated)
-    rows = pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()[:limit]
+    rows = pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()
+    _require_unique_ids(rows, data)
+    rows = rows[:limit]
     if not any(row[TRUTH] for row in rows):
         raise UserError(f"{data}: no row has ground truth ({TRUTH}); there is nothing to score")
-    matcher = Matcher(items, matching)
+    _require_years(rows, items, data)
+    matcher = make_matcher(items, matching, year_tolerance, fuzzy_cutoff)
     warnings = [*report.warnings]
     if items.problems:
         warnings.append(f"{catalog}: {len(items.problems)} entries cannot be matched, the first: {items.problems[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
     return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings)
+
+
+def make_matcher(catalog: Catalog, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
+    """Raises UserError for settings that no matcher takes, or a catalog without years where they are needed."""
+    try:
+        return Matcher(catalog, matching, year_tolerance, fuzzy_cutoff)
+    except ValueError as error:
+        raise UserError(f"--matching {matching}: {error}") from None
+
+
+def _require_unique_ids(rows: Sequence[dict[str, Any]], data: str | Path) -> None:
+    first: dict[str, int] = {}
+    for place, row in enumerate(rows):
+        before = first.setdefault(row["sample_id"], place)
+        if before != place:
+            raise UserError(
+                f"{data}: rows {before} and {place} have the same sample_id {row['sample_id']!r}: give each row its own"
+            )
+
+
+def _require_years(rows: Sequence[dict[str, Any]], catalog: Catalog, data: str | Path) -> None:
+    bad = [
+        f"row {place}: {title!r} has the year {year!r}"
+        for place, row in enumerate(rows)
+        for title, year in row[TRUTH] or []
+        if catalog.year_of(year) is None
+    ]
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise UserError(
+            f"{data}: {'; '.join(bad[:5])}{more}: a whole number such as 1999 is needed; mend the year, or leave the "
+            "title out"
+        )
 
 
 def _foreign_catalog(

@@ -22,7 +22,19 @@ from recipes.evaluation.scoring import write_json
 from recipes.evaluation.single import evaluate
 
 # evaluate's options that change figures: two sweeps that differ in one must not share a folder
-SETTINGS = ("num_items", "ks", "protocols", "matching", "limit", "seed", "max_prompt_length", "max_response_length")
+SETTINGS = (
+    "num_items",
+    "ks",
+    "protocols",
+    "matching",
+    "year_tolerance",
+    "fuzzy_cutoff",
+    "delimiter",
+    "limit",
+    "seed",
+    "max_prompt_length",
+    "max_response_length",
+)
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
@@ -47,8 +59,11 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
-def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None, **options: Any) -> str:
-    """Evaluate every step, write OUT/sweep.csv and return the table to print (the largest k); `options` are evaluate's.
+def sweep_run(
+    run: Path, out: str | Path | None = None, start: str | None = None, **options: Any
+) -> tuple[str, dict[str, Any]]:
+    """Evaluate every step, write OUT/sweep.csv and return the table to print (the largest k) with the metrics of the
+    newest step; `options` are evaluate's. The start model is asked and scored as the run's are.
 
     The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
     or one with other settings.
@@ -58,15 +73,16 @@ def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None
     settings = _checked_settings(folder, run, options)
     found: dict[int, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
-    largest = [max(options["ks"])]
     warned: set[str] = set()
     for step, model in steps.items():
-        metrics = evaluate(model=model, out=folder / f"step_{step:06d}", **options)
-        write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
-        protocol = metrics["settings"]["protocols"][0]
+        metrics = evaluate(model=model, out=folder / f"step_{step:06d}", run=run, **options)
+        of_run = {name: metrics["settings"].get(name) for name, value in settings.items() if value is None}
+        write_json(folder / SWEEP_SETTINGS, settings | of_run)  # not before a step has shown that they can be used
+        ks, protocol = metrics["settings"]["ks"], metrics["settings"]["protocols"][0]
+        largest = [max(ks)]
         results = dict(metrics["results"][protocol])
         of_model = results.pop("model")
-        found[step] = _row(of_model, options["ks"])
+        found[step] = _row(of_model, ks)
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
         shown.append(table_row(f"step {step}", of_model, largest))
@@ -75,14 +91,15 @@ def sweep_run(run: Path, out: str | Path | None = None, start: str | None = None
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
         warned |= {*metrics["warnings"]}
     write_csv(folder / SWEEP, [{"step": step, **row} for step, row in found.items()])
-    return (
+    text = (
         f"{run} on {options['data']}, {of_model['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
+    return text, metrics
 
 
 def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What OUT/sweep.json shall say. Raises UserError when it says something else."""
+    """What OUT/sweep.json shall say, None for what the run says. Raises UserError when it says something else."""
     settings: dict[str, Any] = {name: options.get(name) for name in SETTINGS}
     settings |= {name: os.path.abspath(options[name]) for name in ("data", "catalog")}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
@@ -90,7 +107,7 @@ def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> di
     file = folder / SWEEP_SETTINGS
     if file.exists():
         there = json.loads(file.read_text(encoding="utf-8"))
-        if different := [name for name in settings if settings[name] != there.get(name)]:
+        if different := [name for name in settings if settings[name] not in (None, there.get(name))]:
             name = different[0]
             raise UserError(
                 f"{folder}: it holds a sweep with {name} {there.get(name)}, this one has {settings[name]}; give "

@@ -155,6 +155,135 @@ def test_files_hold_what_was_returned(files: dict[str, Path], asked: list[int], 
     assert [(r["sample_id"], r["recall@1"], r["text"]) for r in rows] == [("a", 1.0, LISTS["space"])]
 
 
+def test_another_models_answers_are_replaced_with_a_word_and_a_seed_does_not_count(
+    files: dict[str, Path],
+    asked: list[int],
+    tmp_path: Path,
+    sound_model: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(files, tmp_path / "out")
+    run(files, tmp_path / "out", seed=1)
+    assert asked == [2]
+    assert capsys.readouterr().err == ""
+    sound_model(files["model"], weight=0.25)
+    run(files, tmp_path / "out")
+    assert "generations.parquet: replacing 2 answers of another model or with other settings" in capsys.readouterr().err
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+
+    def batches_of_one(model: str, prompts: list[Any], *, on_batch: Any, **_: object) -> None:
+        given.append([prompt[0]["content"].split("USER: ")[1].strip() for prompt in prompts])
+        for place, name in enumerate(given[-1]):
+            if len(given) == 1 and place == 1:
+                raise KeyboardInterrupt
+            on_batch([GenerationRow(place, f"{name} (1995)", [1], "stop", 9, False)])
+
+    monkeypatch.setattr(generations, "generate", batches_of_one)
+    with pytest.raises(KeyboardInterrupt):
+        run(files, tmp_path / "out")
+    assert run(files, tmp_path / "out")["generation"]["generated"] == 1
+    assert given == [["space", "crime"], ["crime"]]
+    rows = pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()
+    assert [row["text"] for row in rows] == ["space (1995)", "space (1995)", "crime (1995)", "crime (1995)"]
+
+
+def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Callable[..., Path]
+) -> None:
+    asked_with: list[object] = []
+
+    def answer(model: str, prompts: list[Any], *, on_batch: Any, **settings: Any) -> None:
+        asked_with.append(settings.get("chat_template_kwargs"))
+        on_batch([GenerationRow(i, "Jaws (1975)|Heat (1998)", [1], "stop", 9, False) for i in range(len(prompts))])
+
+    monkeypatch.setattr(generations, "generate", answer)
+    folder = tmp_path / "run"
+    sound_model(folder / "global_step_4" / "actor" / "huggingface")
+    (folder / "latest_checkpointed_iteration.txt").write_text("4")
+    (folder / "config.yaml").write_text(
+        "convrec: {num_items: 2, delimiter: '|', matching: exact, year_tolerance: 3, fuzzy_cutoff: 80}\n"
+        "data: {apply_chat_template_kwargs: {enable_thinking: true}}\n"
+    )
+    unsaid = {"num_items": None, "ks": None, "model": folder, "protocols": ("strict",)}
+    metrics = run(files, tmp_path / "out", **unsaid)
+    trained = {"num_items": 2, "delimiter": "|", "matching": "exact", "year_tolerance": 3, "fuzzy_cutoff": 80}
+    assert {name: metrics["settings"][name] for name in trained} == trained
+    assert asked_with == [{"enable_thinking": True}]
+    model = metrics["results"]["strict"]["model"]
+    assert metrics["settings"]["ks"] == [2]
+    assert (model["recall@2"]["mean"], model["list_length_errors"]) == (pytest.approx(2 / 3), 0)  # Heat is b's and c's
+    assert examples({"run": tmp_path / "out"})[0].lists["run"][1].marks == ("hit",)
+
+    for place in (folder / "global_step_4", folder / "global_step_4" / "actor" / "huggingface"):
+        assert run(files, tmp_path / "out", **(unsaid | {"model": place}))["settings"]["delimiter"] == "|"
+    # what is given counts before the run's: Heat (1998) is three years from the ground truth, and now too far
+    closer = run(files, tmp_path / "out", **unsaid, year_tolerance=2)
+    assert closer["results"]["strict"]["model"]["recall@2"]["mean"] == 0
+    # of no run, the usual: one line is one item
+    lines = run(files, tmp_path / "out2", num_items=None)["settings"]
+    assert (lines["num_items"], lines["delimiter"], lines["matching"]) == (20, "\n", "fuzzy")
+    assert asked_with[-1] is None
+    # a sweep's start model is asked as the swept run is, also when it is a checkpoint of another
+    assert run(files, tmp_path / "out2", run=folder)["settings"]["delimiter"] == "|"
+    assert run(files, tmp_path / "out2", model=folder, run=tmp_path)["settings"]["delimiter"] == "\n"
+    with pytest.raises(UserError, match="--delimiter 'ab': one character"):
+        run(files, tmp_path / "out2", delimiter="ab")
+
+
+def test_protocol_reference_has_the_reference_matcher_unless_told_otherwise(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LISTS, "space", "alien (1979)")  # another case: not in the reference's catalog
+    recall = {}
+    for matching in (None, "fuzzy"):
+        metrics = run(files, tmp_path / "out", protocols=("paper", "reference"), matching=matching)
+        recall[matching] = [metrics["results"][name]["model"]["recall@1"]["mean"] for name in ("paper", "reference")]
+        assert f"protocol reference, matching {matching or 'reference'}" in recipe.format_metrics(metrics)
+    # a: Alien at rank 1 but for the reference; c: Heat moves up to rank 1
+    assert recall == {None: pytest.approx([2 / 3, 1 / 3]), "fuzzy": pytest.approx([2 / 3, 2 / 3])}
+
+
+def test_only_evaluations_that_were_scored_alike_are_compared(
+    files: dict[str, Path], asked: list[int], tmp_path: Path
+) -> None:
+    before = tmp_path / "before"
+    run(files, before, train=None)
+    copy = tmp_path / "elsewhere" / "catalog.parquet"
+    copy.parent.mkdir()
+    copy.write_bytes(files["catalog"].read_bytes())
+    assert run(files, tmp_path / "after", against=before, catalog=copy)["paired"]["recall@1"]["mean"] == 0
+    pq.write_table(pa.Table.from_pylist([{"title": "Heat", "year": 1995}], CATALOG_SCHEMA), copy)
+    for changes, unlike in (
+        ({"matching": "exact"}, "matching fuzzy, this with exact"),
+        ({"num_items": 4}, "num_items 3, this with 4"),
+        ({"year_tolerance": 1}, "year_tolerance 2, this with 1"),
+        ({"protocols": ("strict",)}, "protocol paper, this with strict"),
+        ({"ks": (1, 2)}, r"ks \[1, 3\], this with \[1, 2\]"),
+        ({"catalog": copy, "train": None}, "catalog catalog.parquet .SHA-256 .*, this with catalog.parquet"),
+    ):
+        with pytest.raises(UserError, match=f"--against .*: it was scored with {unlike}.*; evaluate both alike"):
+            run(files, tmp_path / "after", against=before, **changes)
+    with pytest.raises(UserError, match="also --out"):
+        run(files, before, against=tmp_path / "elsewhere" / ".." / "before")
+
+    # an evaluation that did not note contents, year_tolerance and fuzzy_cutoff is compared by the files' places
+    metrics = json.loads((before / "metrics.json").read_text())
+    for name in ("sha256", "year_tolerance", "fuzzy_cutoff"):
+        del metrics["settings"][name]
+    (before / "metrics.json").write_text(json.dumps(metrics))
+    assert run(files, tmp_path / "after", against=before)["paired"]["n"] == 3
+    with pytest.raises(UserError, match=r"it was scored with catalog /.*, this with /"):
+        run(files, tmp_path / "after", against=before, catalog=copy)
+    (before / "metrics.json").write_text('{"settings": {"mod')
+    with pytest.raises(UserError, match=r"metrics\.json: cut off"):
+        run(files, tmp_path / "after", against=before)
+
+
 def test_paired_comparison_is_by_row(
     files: dict[str, Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +335,19 @@ def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: l
         run(files, out, ks=(5,))
     with pytest.raises(UserError, match=r"no metrics\.json"):
         run(files, out, against=tmp_path / "nothing")
+    pq.write_table(pa.Table.from_pylist([*ROWS, {**ROWS[3], "sample_id": "b"}], RL_SCHEMA), empty)
+    with pytest.raises(UserError, match=r"empty\.parquet: rows 1 and 4 have the same sample_id 'b'"):
+        run(files, out, data=empty)
+    pq.write_table(pa.Table.from_pylist([ROWS[0], row("e", "x", [("Heat", "n/a")])], RL_SCHEMA), empty)
+    with pytest.raises(UserError, match=r"empty\.parquet: row 1: 'Heat' has the year 'n/a': a whole number"):
+        run(files, out, data=empty)
+    for limit in (0, -1):
+        with pytest.raises(UserError, match=f"--limit {limit}: at least 1 row"):
+            run(files, out, limit=limit)
+    with pytest.raises(UserError, match="year_tolerance -1"):
+        run(files, out, year_tolerance=-1)
+    with pytest.raises(UserError, match=r"--out .*data\.parquet/out: a file is in its place"):
+        run(files, files["data"] / "out")
     assert asked == []
     assert not out.exists()
 
@@ -231,6 +373,18 @@ def test_the_command_prints_user_errors_without_a_traceback(
     arguments = ["--model", "nowhere/at/all", "--data", str(files["data"]), "--catalog", str(files["catalog"])]
     assert recipe.main([*arguments, "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_baselines_that_have_no_training_rows_are_said_to_be_left_out(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--out", str(tmp_path / "out"), "--num-items", "3", "--delimiter", r"\n"]
+    arguments += [part for name in ("model", "data", "catalog") for part in (f"--{name}", str(files[name]))]
+    assert recipe.main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.err == "no --train: left out the baseline popularity\n"
+    assert "Recall@3" in said.out  # none of 5, 10, 15, 20 fits lists of three
+    assert asked == [2]
 
 
 @pytest.mark.e2e

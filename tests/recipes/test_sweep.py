@@ -33,7 +33,8 @@ def run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     (run / "global_step_5" / "actor").mkdir(parents=True)
     (run / "global_step_5" / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"half")
     (run / "latest_checkpointed_iteration.txt").write_text("4")
-    (run / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {start}}}}}\n")
+    ours = "convrec: {year_tolerance: 1}\n"
+    (run / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {start}}}}}\n{ours}")
     (run / "metrics").mkdir()
     lines = [{"step": step, "data": {"rank_grpo/return@1": 0.1 * step, "actor/kl": 0.01}} for step in (1, 2, 3, 4)]
     (run / "metrics" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -104,6 +105,9 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
         "2",
         "0.0000",
     ]
+    for step in ("step_000000", "step_000004"):  # the start model too is scored as the run was trained
+        metrics = json.loads((run / "evaluation" / "test" / step / "metrics.json").read_text())
+        assert metrics["settings"]["year_tolerance"] == 1
     rows = read_csv(run / "evaluation" / "test" / "sweep.csv")
     assert [(row["step"], row["recall@1"], row["recall@2"]) for row in rows] == [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
     assert [row["in catalog"] for row in rows] == [1.0, 1.0, 0.5]
