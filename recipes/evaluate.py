@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options["baselines"] and not options["train"]:
         print(f"no --train: left out the baseline {' and '.join(options['baselines'])}", file=sys.stderr)
     if paper:
-        print("\n" + paper_table())
+        print("\n" + paper_table(metrics))
     return 0
 
 

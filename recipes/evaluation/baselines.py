@@ -1,16 +1,20 @@
 """Baselines scored as a model is: popularity, retrieval from similar training conversations, a model behind an API."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from convrec.generation import Messages
 from convrec.generations import Answer, stored_answers
 from convrec.llm import LLM, endpoint
+from convrec.llm import Answer as Reply
+from convrec.matching import Matcher
 from convrec.metrics import popularity_baseline
 from convrec.ranks import Item
 from convrec.schema import split_prompt
@@ -37,8 +41,8 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     """For every row: what the NEIGHBOURS most similar training conversations wanted.
 
     An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; of equal scores
-    the more popular item comes first. Titles seen in the conversation are left out, as a recommender that reads can;
-    so are items that no training row wants.
+    the more popular item comes first. What the scoring calls seen is left out, as a recommender that reads can; so are
+    items that no training row wants.
     """
     from scipy import sparse
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
@@ -65,11 +69,12 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
         nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
         by_prompt[name] = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
 
-    seen_of = _seen_indices(split)
+    # `reference` tells seen titles from others letter by letter; a reader knows them in any spelling of case
+    reader = Matcher(split.catalog, "exact") if split.matcher.mode == "reference" else split.matcher
     lists = []
     for place, name in enumerate(split.prompt_ids):
         scores_M = by_prompt[name].copy()
-        scores_M[seen_of(split.rows[place]["seen_titles"])] = -np.inf
+        scores_M[reader.seen_rows(split.rows[place]["seen_titles"])] = -np.inf
         order = np.argsort(-scores_M, kind="stable")[:num_items]
         lists.append(as_items(split.catalog, [index for index in order if scores_M[index] > 0]))
     return lists
@@ -79,41 +84,44 @@ def _conversation(row: Mapping[str, Any]) -> str:
     return split_prompt(row["prompt"][0]["content"])[1]
 
 
-def _seen_indices(split: Split) -> Callable[[Sequence[str] | None], list[int]]:
-    """Titles seen (without year) -> catalog rows with that title."""
-    rows_of: dict[str, list[int]] = {}
-    for index, title in enumerate(split.catalog.titles):
-        rows_of.setdefault(title.casefold(), []).append(index)
-    return lambda titles: [index for title in titles or () for index in rows_of.get(title.casefold(), ())]
-
-
 def api_answers(
     name: str, prompts: Mapping[str, Messages], path: Path, *, max_tokens: int, temperature: float, **_: object
 ) -> tuple[dict[str, Answer], int]:
     """prompt_id -> zero-shot answer of a model behind an OpenAI-compatible endpoint, and how many are new.
 
     The address and key are the environment's (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is `name` where it
-    is not empty. Answers got before an interruption are kept in `path`'s folder.
+    is not empty. Answers got before an interruption are kept in `path`'s folder. A prompt that the server refuses has
+    an empty answer, which is not kept: it is asked again next time, and a line on stderr says how many and why.
     """
     if name:
         os.environ.setdefault("LLM_MODEL", name)
     served = endpoint("llm")
     served = replace(served, model=name or served.model)
+    refused: list[Reply] = []
 
     def answer(missing: list[Messages], keep: Callable[[list[tuple[int, Answer]]], None]) -> None:
         client = LLM(served, cache=path.parent / "api_answers")
-        answers = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
-        keep([(place, _record(reply)) for place, reply in enumerate(answers)])
+        replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
+        keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
+        refused.extend(reply for reply in replies if reply.error)
 
     what = {"model": served.model, "max_tokens": max_tokens, "temperature": temperature}
-    return stored_answers(what, prompts, path, answer)
+    answers, asked = stored_answers(what, prompts, path, answer)
+    if refused:
+        tqdm.write(
+            f"{len(refused)} of {len(prompts)} prompts refused, scored as empty, asked again next time; the first: "
+            f"{refused[0].error}",
+            file=sys.stderr,
+        )
+    empty = _record(Reply("", finish_reason="error"))
+    return {name: answers.get(name, empty) for name in prompts}, asked
 
 
-def _record(reply: Any) -> Answer:
+def _record(reply: Reply) -> Answer:
     return {
         "text": reply.text,
         "token_ids": [],
-        "finish_reason": reply.finish_reason or "error",
+        "finish_reason": reply.finish_reason or "unknown",
         "prompt_tokens": reply.prompt_tokens,
         "prompt_truncated": False,
     }

@@ -11,7 +11,7 @@ import pytest
 from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from recipes import evaluate
 from recipes.evaluation.baselines import baseline_lists
-from recipes.evaluation.paper import PAPER, paper_table
+from recipes.evaluation.paper import paper_rows, paper_table
 from recipes.evaluation.split import Split, read_split
 
 FILMS = [("Alien", 1979), ("Heat", 1995), ("Jaws", 1975), ("Up", 2009)]
@@ -65,6 +65,15 @@ def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split
     assert c == ["Jaws", "Alien"]
 
 
+@pytest.mark.parametrize("matching", ["fuzzy", "reference"])
+def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str], matching: str) -> None:
+    seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
+    rows = [row("a", "crime robbery", ["Heat"], seen)]
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files["data"])
+    (items,) = baseline_lists("retrieval", read_split(files["data"], files["catalog"], matching), TRAIN, 3)
+    assert [item.title for item in items if item] == ["Alien"]
+
+
 def test_an_unknown_baseline_is_an_error(split: Split) -> None:
     with pytest.raises(ValueError, match="popularity, retrieval"):
         baseline_lists("oracle", split, TRAIN, 3)
@@ -83,7 +92,7 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     monkeypatch.setenv("LLM_API_KEY", "a-secret")
     monkeypatch.setenv("LLM_MODEL", "another-model")
     out = tmp_path / "out"
-    arguments = ["--model", "api:teacher-1", "--out", str(out), "--num-items", "2", "--ks", "1", "--paper"]
+    arguments = ["--model", "api:teacher-1", "--out", str(out), "--num-items", "5", "--ks", "1", "5", "--paper"]
     arguments += [part for name, path in files.items() for part in (f"--{name}", path)]
     arguments += ["--baselines", "popularity", "retrieval"]
     for _ in range(2):
@@ -116,7 +125,52 @@ def test_an_api_without_an_address_says_which_variable(
     assert "LLM_BASE_URL is not set" in capsys.readouterr().err
 
 
-def test_the_papers_figures_name_their_source() -> None:
-    assert "arXiv 2510.20150" in paper_table()
-    assert ("Qwen2.5-0.5B Rank-GRPO exp_inf", 0.2047, 0.1079) in PAPER
-    assert all(0 < ndcg < recall < 1 for _, recall, ndcg in PAPER)
+def test_a_refused_prompt_is_said_scored_as_empty_and_not_kept(
+    files: dict[str, str],
+    tmp_path: Path,
+    chat_server: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def behave(body: dict, count: int) -> str | tuple[int, dict[str, str], str]:
+        if "spaceship" in body["messages"][0]["content"]:
+            return 400, {}, '{"error": {"message": "too long for me"}}'
+        return "Heat (1995)"
+
+    monkeypatch.setenv("LLM_BASE_URL", chat_server(behave).url)
+    arguments = ["--model", "api:teacher-1", "--out", str(tmp_path / "out"), "--num-items", "1", "--ks", "1"]
+    arguments += [part for name, path in files.items() for part in (f"--{name}", path)]
+    for asked in (2, 1):  # the refused one again
+        assert evaluate.main(arguments) == 0
+        said = capsys.readouterr()
+        assert "1 of 2 prompts refused, scored as empty, asked again next time; the first: " in said.err
+        assert "too long for me" in said.err
+        assert f"{asked} of 2 prompts generated" in said.out
+    rows = {row["sample_id"]: row for row in pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()}
+    assert (rows["b"]["text"], rows["b"]["num_items"]) == ("", 0)
+    assert len(pq.read_table(tmp_path / "out" / "generations.parquet")) == 1
+
+
+def metrics_of(ks: list[int], rows: int) -> dict[str, Any]:
+    summary = {f"{metric}@{k}": {"mean": 0.1234, "se": 0.0} for metric in ("recall", "ndcg") for k in ks}
+    results = {"model": summary | {"n": rows - 2, "without_ground_truth": 2}}
+    return {"settings": {"ks": ks, "protocols": ["paper"], "data": "test.parquet"}, "results": {"paper": results}}
+
+
+def test_the_papers_figures_stand_beside_ours_at_the_asked_ks() -> None:
+    lines = paper_table(metrics_of([3, 5, 20], 10_972)).splitlines()
+    assert lines[1].split() == ["Recall@5", "Recall@20", "NDCG@5", "NDCG@20"]
+    assert lines[2].split() == ["model"] + ["0.1234"] * 4
+    assert "paper: Qwen2.5-0.5B Rank-GRPO exp_inf          0.0946     0.2047  0.0744   0.1079" in lines
+    assert "paper: Qwen2.5-0.5B Rank-GRPO exp_inf, mu 2    0.0935     0.1899  0.0735   0.1025" in lines
+    assert "warning" not in lines[-1]
+    assert "12 rows scored, the paper's test split has 10,972" in paper_table(metrics_of([5], 12))
+    assert "5, 10, 15, 20" in paper_table(metrics_of([3], 10_972))
+
+
+def test_the_papers_figures_are_as_published(shared_dir: Path) -> None:
+    published = (shared_dir / "paper_reddit_v2_test.csv").read_text().splitlines()[1:]
+    rows = paper_rows()
+    assert len({row["model"] for row in rows}) == len(rows) == len(published)
+    for row, line in zip(rows, published, strict=True):
+        assert [float(cell) for cell in line.split(",")[3:]] == list(row.values())[1:], line
