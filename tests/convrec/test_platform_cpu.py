@@ -114,12 +114,22 @@ PINS = {
     ),
     # its kl_loss is without the coefficient
     "ppo_loss": ("d7c0f8772b444f55", "curves.read_curves (actor/kl)"),
-    "AgentLoopWorkerTQ._run_prompt": ("3d9bca6b0ea5fe25", "rollout.ConvRecAgentLoopWorker (what it is called with)"),
+    "AgentLoopWorkerTQ._run_prompt": ("3d9bca6b0ea5fe25", "group_rollout.GroupedRollouts (statuses, n)"),
+    "AgentLoopWorkerTQ.generate_sequences": (
+        "4d7178988eae6a71",
+        "group_rollout.GroupedRollouts._run_prompt (when it is started)",
+    ),
+    "AgentLoopWorkerTQ._agent_loop_postprocess": ("523edacbff73640d", "group_rollout.Rollout (fields and tags)"),
+    "RewardLoopWorker.compute_score_batch": ("9852cc45bd3fc72d", "group_rollout.GroupedRollouts._score"),
+    "LLMServerClient.generate": ("45f4cf4029f0be37", "group_rollout.GroupedRollouts._generate"),
     "AgentLoopManagerTQ.__init__": ("9f1e99d66170d332", "rollout.ConvRecAgentLoopManager"),
     "AgentLoopWorker._run_agent_loop": ("32c3d607c5d4c9fa", "rollout.ConvRecAgentLoopWorker"),
     "AgentLoopWorker._compute_score": ("cf4b57719ad3c1b2", "rollout.ConvRecAgentLoopWorker"),
     "vLLMHttpServer.launch_server": ("fff334de2369bfa0", "vllm_server.ConvRecHttpServer (self.engine)"),
-    "SingleTurnAgentLoop.run": ("1baec41cee2de25f", "dataset.ConvRecDataset (how a row's prompt is tokenized)"),
+    "SingleTurnAgentLoop.run": (
+        "1baec41cee2de25f",
+        "dataset.ConvRecDataset (how a row's prompt is tokenized), group_rollout.GroupedRollouts._output",
+    ),
 }
 
 
@@ -131,6 +141,7 @@ def sources() -> dict[str, str]:
     from verl.checkpoint_engine.base import CheckpointEngineWorker
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
     from verl.plugin.platform.platform_manager import _detect_platform_name
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
@@ -146,6 +157,7 @@ def sources() -> dict[str, str]:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
     from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
     from verl.workers.engine_workers import ActorRolloutRefWorker
+    from verl.workers.rollout.llm_server import LLMServerClient
     from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
@@ -195,6 +207,10 @@ def sources() -> dict[str, str]:
         interface._maybe_create_tq_storage,
         initialize_simple_storage,
         AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt,
+        AgentLoopWorkerTQ.__ray_metadata__.modified_class.generate_sequences,
+        AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess,
+        RewardLoopWorker.compute_score_batch,
+        LLMServerClient.generate,
         AgentLoopManagerTQ.__init__,
         AgentLoopWorker._run_agent_loop,
         AgentLoopWorker._compute_score,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from convrec import rollout
@@ -120,8 +121,11 @@ async def hang(*_: Any) -> None:
 def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
     kind: type[ReplayBuffer], reward: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Worker and buffer are verl's with ours over them; the agent loop is its reward alone, and nobody is asked."""
-    verls = rollout.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    """Worker and buffer are verl's with ours over them; the agent loop is its reward alone, and nobody is asked.
+
+    The agent is one that does not go in groups (test_group_rollout.py has those).
+    """
+    verls = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
     async def score_alone(self: Any, *_: Any, **kwargs: Any) -> None:
         await self._compute_score([], kwargs)
@@ -133,7 +137,9 @@ def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
     worker.first_failure = None
     settings = {"deterministic": False, "reward_timeout": 0.05}
     worker.config = OmegaConf.create({"convrec": settings, "actor_rollout_ref": {"rollout": {"n": 2}}})
-    asyncio.run(worker._run_prompt({"uid": "a", "index": 7}, {}, trajectory={"validate": False}))
+    asyncio.run(
+        worker._run_prompt({"uid": "a", "index": 7, "agent_name": "tool_agent"}, {}, trajectory={"validate": False})
+    )
     assert queue.tags["a"]["status"] == "failure"
     with pytest.raises(RuntimeError, match=rf"1 prompts could not .*: the reward of sample 7 {reason}.*, 3 times"):
         buffer_of(kind, lambda: worker.first_failure).sample(1, "train", 1)

@@ -106,8 +106,7 @@ def test_a_step_that_was_saved_and_not_logged_is_named_even_when_it_was_the_last
 ) -> None:
     def train(config: DictConfig) -> None:
         Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 8, "data": {"loss": 2.5}}\n')
-        (tmp_path / "run" / "global_step_9" / "huggingface").mkdir(parents=True)
-        (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("9")
+        saved(tmp_path / "run", 9)
 
     run(train)
     status, err = run(pytest.fail)
