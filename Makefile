@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo test lint format resolve pytest lock clean
+.PHONY: help setup demo test lint format resolve pytest lock bench clean
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
 
@@ -35,6 +35,13 @@ pytest: setup ## the test suite; PYTEST_ARGS="-k name" narrows it
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh
+
+bench: setup ## every benchmark, about an hour: JSON in outputs/bench; trains on what `make demo` has left
+	@mkdir -p outputs/bench
+	@for name in matching loss conversion rra; do echo $$name; \
+	  $(PY) benchmarks/bench_$$name.py > outputs/bench/$$name.json || exit 1; done
+	@for name in training validation; do echo $$name; \
+	  $(PY) benchmarks/bench_$$name.py --demo outputs/demo > outputs/bench/$$name.json || exit 1; done
 
 clean: ## remove the environment and caches; data, outputs and checkpoints stay
 	rm -rf .venv .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.sampling_params import RequestOutputKind
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,10 @@ class ConvRecHttpServer(vLLMHttpServer):
         self.end_with_engine = asyncio.create_task(self._end_with_engine())
 
     async def generate_group(self, requests: list[dict[str, Any]]) -> list[TokenOutput]:
-        """`generate` for each: one call between processes for many."""
+        """`generate` for each: one call between processes for many. Only token ids are wanted, and only once."""
+        once = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+        for request in requests:
+            request["sampling_params"] |= once
         return await asyncio.gather(*(self.generate(**request) for request in requests))
 
     async def _end_with_engine(self) -> None:

@@ -31,7 +31,7 @@ VERL_AND_RAY = {
     "convrec/weight_files.py",
     "convrec/worker.py",
 }
-VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py"}
+VLLM = {"convrec/generation_worker.py", "convrec/vllm_cpu.py", "convrec/vllm_server.py"}
 LIGHT = ("ranks", "catalog", "matching", "rank_rewards", "metrics", "schema", "errors", "runs")
 LIGHT += (
     "validation",
