@@ -23,6 +23,7 @@ from data_prep.own import convert_own
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
 SFT_STEPS, RL_STEPS = 40, 3
+OF_THE_PASS = "training/rollout_probs_diff_mean"  # verl logs it where it has made the pass for old log-probs
 FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
 
 
