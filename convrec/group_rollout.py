@@ -196,7 +196,9 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                 samples.append({**prompt.sample, "session_id": session})
         start = time.perf_counter()
         group = uuid4().hex
-        server_id, server = await self.llm_client._acquire_server(group)
+        # what a balancer may want to choose by: the first request stands for all
+        first = {name: requests[0][name] for name in ("prompt_ids", "sampling_params")}
+        server_id, server = await self.llm_client._acquire_server(group, **first)
         try:
             answers: list[TokenOutput] = await server.generate_group.remote(requests)
         finally:
