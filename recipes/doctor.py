@@ -126,25 +126,27 @@ def size_findings(config: DictConfig, recipe: str, nodes: Sequence[dict[str, Any
         found.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", mend))
     else:
         found.append(Finding("disk", "ok", disk["where"], text))
-    if recipe != "sft":
-        found += memory_findings(config, estimate.needs(config, size), nodes)
-    return found
+    needs = estimate.sft_needs if recipe == "sft" else estimate.needs
+    return found + memory_findings(config, needs(config, size), nodes)
 
 
 def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Training needs at most, and vLLM takes its share of the device at start-up."""
+    """Training needs at most, and vLLM takes its share of the device at start-up (there is none in SFT)."""
     on_cpu = config.trainer.device == "cpu"
-    rollout = config.actor_rollout_ref.rollout
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     found = []
     for report in nodes:
         has = report["memory_available"] if on_cpu else report["device_memory"]
         if not has:
             continue
-        need = needs.host if on_cpu else needs.training + (0 if rollout.free_cache_engine else needs.rollout_weights)
+        beside = needs.rollout_weights if rollout and not rollout.free_cache_engine else 0
+        need = needs.host if on_cpu else needs.training + beside
         text = f"about {need / GIB:.1f} GiB needed in training, {has / GIB:.1f} GiB there"
-        smaller = "a smaller model or MAX_RESPONSE_LENGTH"
+        smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if rollout else 'MAX_LENGTH'}"
         if not on_cpu:
-            smaller = "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, use more GPUs, or " + smaller
+            tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if rollout else "data.max_token_len_per_gpu"
+            smaller = f"lower {tokens}, use more GPUs, or {smaller}"
+        if rollout and not on_cpu:
             share = rollout.gpu_memory_utilization * has
             if share < 1.2 * needs.rollout_weights:
                 weights = needs.rollout_weights / GIB

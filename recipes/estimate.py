@@ -16,7 +16,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 BASE_BYTES = 2 * 2**30  # CUDA context, NCCL buffers, allocator slack; on CPU: Python and its libraries, in a process
-CPU_PROCESSES = 12  # that import verl or vLLM, 0.3-0.6 GiB each
+CPU_PROCESSES = 12  # that import verl or vLLM
+PROCESS_BYTES = 6 * 2**30 // 10  # 0.3-0.6 GiB each
 
 FUSED_CHUNK = 512  # tokens; verl's FusedLinearForPPO
 
@@ -57,23 +58,39 @@ def model_size(model_path: str) -> ModelSize:
 def needs(config: DictConfig, size: ModelSize) -> Needs:
     """For Rank-GRPO."""
     actor, rollout, model = (config.actor_rollout_ref[key] for key in ("actor", "rollout", "model"))
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    on_cpu = config.trainer.device == "cpu"
     sequence = config.data.max_prompt_length + config.data.max_response_length
     tokens = max(sequence, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else sequence
-    per_device = config.data.train_batch_size * rollout.n * sequence / devices
-    tokens = min(tokens, per_device)  # no more than there is
-    width = 4 if on_cpu else 2  # bytes of an activation
+    batch = config.data.train_batch_size * rollout.n * sequence
+    training = _training(config, size, model, tokens, batch, has_reference=actor.use_kl_loss)
+    weights = size.parameters * (4 if rollout.dtype == "float32" else 2) // rollout.tensor_model_parallel_size
+    host = int(config.trainer.n_gpus_per_node * (training + 3 * weights) + CPU_PROCESSES * PROCESS_BYTES)
+    return Needs(training, int(weights), size.parameters * 16, host)
+
+
+def sft_needs(config: DictConfig, size: ModelSize) -> Needs:
+    """For SFT: training alone."""
+    data = config.data
+    tokens = max(data.max_length, data.max_token_len_per_gpu)
+    if not data.use_dynamic_bsz:
+        tokens = data.max_length * data.micro_batch_size_per_gpu
+    training = _training(config, size, config.model, tokens, data.train_batch_size * data.max_length)
+    host = int(config.trainer.n_gpus_per_node * training + PROCESS_BYTES)
+    return Needs(training, 0, size.parameters * 16, host)
+
+
+def _training(
+    config: DictConfig, size: ModelSize, model: DictConfig, tokens: int, batch: int, has_reference: bool = False
+) -> int:
+    """Bytes of a device. tokens: of a micro-batch, batch: of a step; model: verl's section of that name."""
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    tokens = min(tokens, batch / devices)  # no more than there is
+    width = 4 if config.trainer.device == "cpu" else 2  # bytes of an activation
     kept = 1 if model.enable_gradient_checkpointing else 16
     # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
-    each = 4 if model.lora_rank else 16 + (4 if actor.use_kl_loss else 0)
+    each = 4 if model.lora_rank else 16 + (4 if has_reference else 0)
     state = size.parameters * each / devices
     gathered = 2 * size.parameters / max(1, size.layers) * width if devices > 1 else 0
     activations = tokens * size.hidden * size.layers * width * kept
     with_logits = min(tokens, FUSED_CHUNK) if model.use_fused_kernels else tokens
     logits = with_logits * size.vocabulary * (width + 8)
-    training = int(state + gathered + activations + logits + BASE_BYTES)
-    weights = size.parameters * (4 if rollout.dtype == "float32" else 2) // rollout.tensor_model_parallel_size
-    checkpoint = size.parameters * 16
-    host = int(config.trainer.n_gpus_per_node * (training + 3 * weights) + CPU_PROCESSES * 0.6 * 2**30)
-    return Needs(training, int(weights), checkpoint, host)
+    return int(state + gathered + activations + logits + BASE_BYTES)

@@ -187,12 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"--only {sorted(unknown)[0]}: no such run; there are {', '.join(run.name for run in runs)}"
             )
+        chosen = [run for run in runs if not options.only or run.name in options.only]
+        for run in chosen:
+            there = not run.start or (out / "evaluation" / run.start / "metrics.json").exists()
+            if not there and run.start not in {other.name for other in chosen}:
+                raise UserError(f"--only {run.name}: {run.start}, its start, is not evaluated yet; add it to --only")
         prepare(matrix.get("prepare") or ())
         table: list[dict[str, Any]] = []
         left_out: list[str] = []
-        for run in runs:
-            if options.only and run.name not in options.only:
-                continue
+        for run in chosen:
             print(f"== {run.name}", file=sys.stderr)
             train(run, out)
             against = out / "evaluation" / run.start if run.start else None

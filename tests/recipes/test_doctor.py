@@ -43,6 +43,15 @@ def config(**trainer: Any) -> Any:
     )
 
 
+def sft_config(**trainer: Any) -> Any:
+    asked = config(**trainer)
+    del asked.actor_rollout_ref
+    asked.model = {"path": "somewhere", "enable_gradient_checkpointing": True, "lora_rank": 0}
+    asked.model.use_fused_kernels = False
+    asked.data = {"max_length": 1024, "train_batch_size": 96, "use_dynamic_bsz": True, "max_token_len_per_gpu": 12288}
+    return asked
+
+
 def machine(**changes: Any) -> dict[str, Any]:
     good = {
         "where": "node-a",
@@ -206,8 +215,7 @@ def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
     monkeypatch: pytest.MonkeyPatch, recipe: str, kept: int
 ) -> None:
     monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
-    asked = config(total_training_steps=1000, max_actor_ckpt_to_keep=2)
-    asked.model = {"path": "somewhere"}
+    asked = {"rank_grpo": config, "sft": sft_config}[recipe](total_training_steps=1000, max_actor_ckpt_to_keep=2)
     found = doctor.size_findings(asked, recipe, [machine(disk_free=10 * GIB)])
     assert f"{kept} are asked for" in next(f for f in found if f.check == "disk").what
 
@@ -239,6 +247,20 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     assert seventy_b.rollout_weights == 140_000_000_000
     found = doctor.memory_findings(config(), seventy_b, [machine()])
     assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.mend for f in found)
+
+
+def test_memory_of_sft_is_that_of_training_alone() -> None:
+    """State 16 x 0.5e9 = 7.45 GiB; T = 12288: activations 12288 x 896 x 24 x 2 = 0.49 GiB, logits 12288 x 151936 x 10 =
+    17.39 GiB; 2 GiB besides: 27.3 GiB."""
+    half_b = estimate.ModelSize(500_000_000, 24, 896, 151_936)
+    needs = estimate.sft_needs(sft_config(), half_b)
+    assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
+    tight = doctor.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
+    assert "data.max_token_len_per_gpu" in only(tight, "warning").mend
+
+    small = sft_config()
+    small.data.update(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
+    assert needs.training - estimate.sft_needs(small, half_b).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
 
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:

@@ -20,7 +20,7 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
     assert len(runs) == 2 + 7 * 2
     assert runs["sft"].start == "sft_titles"
     assert runs["sft"].variables["LR"] == "3e-3"  # its own, not that of all
-    assert runs["rank_exp_inf_mu2-s3408"].variables.items() >= {"MU": "2", "SEED": "3408", "LR": "0.00015"}.items()
+    assert runs["rank_exp_inf_mu2-s3408"].variables.items() >= {"MU": "2", "SEED": "3408", "LR": "2e-4"}.items()
     assert all(run.start == "sft" for run in runs.values() if run.recipe == "rank_grpo")
     budgets = {
         (run.variables["TOTAL_STEPS"], run.variables["ROLLOUT_N"]) for run in runs.values() if run.recipe != "sft"
@@ -113,6 +113,16 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
     assert matrix.main([str(file), "--only", "a"]) == 0
     assert "warning: b: evaluated with other settings" in capsys.readouterr().err
     assert drawn[-1] == ["sft", "a"]
+
+
+def test_a_start_that_is_not_evaluated_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_text(SMALL.replace("OUT", str(tmp_path / "out")))
+    monkeypatch.setattr(matrix, "train", lambda run, out: pytest.fail("trained"))
+    assert matrix.main([str(file), "--only", "a"]) == 2
+    assert "--only a: sft, its start, is not evaluated yet; add it to --only" in capsys.readouterr().err
 
 
 def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
