@@ -9,6 +9,7 @@ evaluated so far, with --only too, table.csv, table.md (means over seeds) and pl
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import yaml
 
 from convrec.curves import write_csv
 from convrec.errors import UserError
+from convrec.metrics import paired
 from convrec.runs import METRICS
 from recipes.evaluation.single import evaluate
 from recipes.plot import plot
@@ -175,6 +178,39 @@ def write_tables(out: Path, table: Sequence[Mapping[str, Any]], k: int) -> None:
     partial.replace(out / "table.md")
 
 
+def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[str, Any]]:
+    """Each two variants with the same seeds: the later minus the earlier, conversation by conversation.
+
+    A conversation's value is its mean over the seeds; se and p are over conversations. Differences between seeds are
+    not in them: table.md has those.
+    """
+    names = (f"recall@{k}", f"ndcg@{k}")
+    runs_of_variant: dict[str, dict[Any, str]] = {}
+    for row in table:
+        runs_of_variant.setdefault(row["variant"], {})[row["seed"]] = row["run"]
+
+    def rows_of(variant: str) -> dict[tuple[str, str], dict[str, float]]:
+        seeds = []
+        for run in runs_of_variant[variant].values():
+            rows = pq.read_table(out / "evaluation" / run / "rows.parquet").to_pylist()
+            seeds.append({(row["sample_id"], row["prompt_id"]): [row[name] for name in names] for row in rows})
+        means = {key: np.mean([np.array(rows[key], float) for rows in seeds], axis=0) for key in seeds[0]}
+        return {key: dict(zip(names, values, strict=True)) for key, values in means.items()}
+
+    found = []
+    for first, second in itertools.combinations(runs_of_variant, 2):
+        if runs_of_variant[first].keys() != runs_of_variant[second].keys():
+            continue
+        a, b = rows_of(first), rows_of(second)
+        shared = [key for key in a if key in b]
+        differences = paired([a[key] for key in shared], [b[key] for key in shared], [k], [key[1] for key in shared])
+        pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(runs_of_variant[first])}
+        for name in names:
+            pair |= {f"{name} {what}": differences[name][what] for what in ("mean", "se", "p")}
+        found.append(pair)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/redial_matrix.yaml")
@@ -206,6 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_tables(out, table, max(metrics["settings"]["ks"]))
         if left_out:
             print(f"warning: {', '.join(left_out)}: evaluated with other settings, not in the table", file=sys.stderr)
+        if differences := pairs(table, out, max(metrics["settings"]["ks"])):
+            write_csv(out / "pairs.csv", differences)
         drawn = [out / row["run"] for row in table]  # a run's folder may be gone, its evaluation kept
         plot([run for run in drawn if any((run / METRICS).glob("[0-9]*.jsonl"))], out / "plots")
     except UserError as error:

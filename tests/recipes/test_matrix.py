@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
@@ -92,6 +94,9 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
         found = metrics_of(*{"sft": (0.1, None), "a": (0.2, 0.1), "b": (0.3, 0.2)}[out.name])
         out.mkdir(parents=True, exist_ok=True)
         (out / "metrics.json").write_text(json.dumps(found))
+        names = [name for name in found["results"]["paper"]["model"] if "@" in name]
+        row = {"sample_id": "x", "prompt_id": "x"} | dict.fromkeys(names, 0.5)
+        pq.write_table(pa.Table.from_pylist([row]), out / "rows.parquet")
         return found
 
     def train(run: matrix.Run, out: Path) -> None:
@@ -113,6 +118,26 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
     assert matrix.main([str(file), "--only", "a"]) == 0
     assert "warning: b: evaluated with other settings" in capsys.readouterr().err
     assert drawn[-1] == ["sft", "a"]
+
+
+def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp_path: Path) -> None:
+    """ndcg@5 of y: a 0.2 and 0.4, b 0.5 and 0.5, so +0.2; of x +0.1: mean +0.15. z has no truth and does not count."""
+    values = {"a-1": [0.1, 0.2, None], "a-2": [0.1, 0.4, None], "b-1": [0.2, 0.5, None], "b-2": [0.2, 0.5, None]}
+    table = []
+    for run, (x, y, none) in values.items():
+        folder = tmp_path / "evaluation" / run
+        folder.mkdir(parents=True)
+        rows = [{"sample_id": name, "prompt_id": name, "ndcg@5": v} for name, v in (("x", x), ("y", y), ("z", none))]
+        ordered = rows if run == "a-1" else rows[::-1]
+        pq.write_table(
+            pa.Table.from_pylist([row | {"recall@5": row["ndcg@5"]} for row in ordered]), folder / "rows.parquet"
+        )
+        table.append({"variant": run[0], "seed": run[2], "run": run})
+    table.append({"variant": "start", "seed": "1", "run": "start"})  # other seeds: compared with nothing
+    (found,) = matrix.pairs(table, tmp_path, 5)
+    assert (found["variant"], found["minus"], found["seeds"]) == ("b", "a", 2)
+    assert found["ndcg@5 mean"] == pytest.approx(0.15)
+    assert found["ndcg@5 p"] == pytest.approx(0.5, abs=0.05)  # two conversations, two of four sign patterns
 
 
 def test_a_start_that_is_not_evaluated_is_said_before_anything_is_trained(
