@@ -179,10 +179,10 @@ def write_tables(out: Path, table: Sequence[Mapping[str, Any]], k: int) -> None:
 
 
 def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[str, Any]]:
-    """Each two variants with the same seeds: the later minus the earlier, conversation by conversation.
+    """Each two variants with the same seeds, or of which the earlier has one, as a start: the later minus the earlier.
 
-    A conversation's value is its mean over the seeds; se and p are over conversations. Differences between seeds are
-    not in them: table.md has those.
+    Conversation by conversation, a conversation's value being its mean over the seeds; se and p are over conversations.
+    Differences between seeds are not in them: table.md has those.
     """
     names = (f"recall@{k}", f"ndcg@{k}")
     runs_of_variant: dict[str, dict[Any, str]] = {}
@@ -199,12 +199,13 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[st
 
     found = []
     for first, second in itertools.combinations(runs_of_variant, 2):
-        if runs_of_variant[first].keys() != runs_of_variant[second].keys():
+        seeds_of_first, seeds = runs_of_variant[first].keys(), runs_of_variant[second].keys()
+        if seeds_of_first != seeds and len(seeds_of_first) > 1:
             continue
         a, b = rows_of(first), rows_of(second)
         shared = [key for key in a if key in b]
         differences = paired([a[key] for key in shared], [b[key] for key in shared], [k], [key[1] for key in shared])
-        pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(runs_of_variant[first])}
+        pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(seeds)}
         for name in names:
             pair |= {f"{name} {what}": differences[name][what] for what in ("mean", "se", "p")}
         found.append(pair)

@@ -133,8 +133,11 @@ def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp
             pa.Table.from_pylist([row | {"recall@5": row["ndcg@5"]} for row in ordered]), folder / "rows.parquet"
         )
         table.append({"variant": run[0], "seed": run[2], "run": run})
-    table.append({"variant": "start", "seed": "1", "run": "start"})  # other seeds: compared with nothing
-    (found,) = matrix.pairs(table, tmp_path, 5)
+    table.append({"variant": "c", "seed": "1", "run": "a-1"})  # one of their seeds: compared with neither
+    table.insert(0, {"variant": "start", "seed": "1", "run": "a-1"})
+    of_start, *others, found = matrix.pairs(table, tmp_path, 5)
+    assert [(pair["variant"], pair["minus"]) for pair in (of_start, *others)] == [(name, "start") for name in "abc"]
+    assert of_start["ndcg@5 mean"] == pytest.approx(0.05)  # y: 0.3 - 0.2
     assert (found["variant"], found["minus"], found["seeds"]) == ("b", "a", 2)
     assert found["ndcg@5 mean"] == pytest.approx(0.15)
     assert found["ndcg@5 p"] == pytest.approx(0.5, abs=0.05)  # two conversations, two of four sign patterns
