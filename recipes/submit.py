@@ -4,53 +4,29 @@
     RAY_ADDRESS=http://head:8265 python -m recipes.submit --follow JOB      its log and exit status; Ctrl-C leaves it
     RAY_ADDRESS=http://head:8265 python -m recipes.submit --stop JOB        ask it to save a checkpoint and end
 
-The code travels (runtime_env.yaml says what), data and models do not: their paths are made absolute here and must exist
-on every node. The variables of README.md are handed on, and those of SETTINGS; secrets are not, the cluster's
-environment has them. Ctrl-C asks the job to save and end; a second one ends it at once; a third stops waiting for that.
+What travels: recipes/job_environment.py. Ctrl-C asks the job to save and end; a second one ends it at once; a third
+stops waiting for that.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import re
 import shlex
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
-
-import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
-from hydra.errors import HydraException
 
 from convrec.errors import UserError, one_line
 from convrec.saving import STOP, SUBMISSION_VARIABLE
-from recipes.variables import JUDGES, RECIPES, VARIABLES, overrides_from_environment
+from recipes.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
+from recipes.variables import JUDGES, RECIPES, overrides_from_environment
 
-HERE = Path(__file__).resolve().parent.parent
 # the others are recipes.<recipe>
 MODULES = {recipe: ("recipes.judge.train", recipe.removeprefix("judge_")) for recipe in JUDGES}
-PATHS = {  # variable -> key in conf/<recipe>.yaml with its default
-    "TRAIN_FILE": "data.train_files",
-    "VAL_FILE": "data.val_files",
-    "CATALOG_FILE": "convrec.catalog_file",
-    "SAVE_PATH": "trainer.default_local_dir",
-}
-# What else of the caller's environment a job needs: how libraries behave there. Never what looks like a secret.
-SETTINGS = re.compile(
-    r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|PYTORCH|SWANLAB|WANDB|TQ)_\w+|HF_HOME|HF_ENDPOINT"
-    r"|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|(?i:(https?|all|no)_proxy)"
-)
-SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-PASSWORD_IN_URL = re.compile(r":\S*@")  # http://user:password@proxy:3128
-PATH_SETTINGS = re.compile(r"HF_HOME|HF_\w+_CACHE|MLFLOW_TRACKING_URI|\w+_(DIR|FILE|HOME|PATH|ROOT)")
-NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VLLM_..._PATH=1 is a switch
-HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0
 AGENT_SECONDS = 120.0
@@ -59,104 +35,6 @@ DOCTOR_SECONDS = 900.0
 ASKED = "asked the job to save a checkpoint and end, at the end of its step"
 AFTER_CTRL_C = {"follow": "ask", "ask": "end", "wait": "end"}  # what `follow` does -> what it does next
 Answer = TypeVar("Answer")
-
-
-def job_environment(recipe: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables as the job must see them: relative paths, defaults too, would point into the unpacked copy.
-
-    Raises UserError for a path of a user that is not known here.
-    """
-    defaults = yaml.safe_load((HERE / "conf" / f"{recipe}.yaml").read_text())
-    values = {name: value for name, value in environment.items() if name in {variable.name for variable in VARIABLES}}
-    for name, value in environment.items():
-        if _is_setting(name) and not PASSWORD_IN_URL.search(value):
-            is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
-            values[name] = _absolute(name, value) if is_path else value
-    known = {variable.name for variable in VARIABLES if recipe in variable.keys}
-    for name, key in PATHS.items():
-        section, entry = key.split(".")
-        default = defaults.get(section, {}).get(entry)
-        if name == "SAVE_PATH":
-            model = values.get("MODEL_PATH") or _variable_default("MODEL_PATH")
-            default = f"checkpoints/{recipe}/{Path(model).name}"
-        if name in known and (values.get(name) or default):
-            values[name] = _absolute(name, values.get(name) or default)
-    if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):
-        values["MODEL_PATH"] = _absolute("MODEL_PATH", values["MODEL_PATH"])
-    return values
-
-
-def withheld(environment: Mapping[str, str]) -> list[str]:
-    """Settings that stay behind because their value holds a password."""
-    return [name for name, value in environment.items() if _is_setting(name) and PASSWORD_IN_URL.search(value)]
-
-
-def _is_setting(name: str) -> bool:
-    return bool(SETTINGS.fullmatch(name)) and not SECRETS.search(name)
-
-
-def _absolute(name: str, text: str) -> str:
-    expanded = os.path.expanduser(text)
-    if expanded.startswith("~"):
-        raise UserError(f"{name}={text}: there is no such user here: give an absolute path")
-    return os.path.abspath(expanded)
-
-
-def _is_hub_id(text: str) -> bool:
-    """organisation/name, and nothing here goes by that name."""
-    return text.count("/") == 1 and text[0] not in "./~" and not Path(text.split("/")[0]).is_dir()
-
-
-def _variable_default(name: str) -> str:
-    return next(variable.default for variable in VARIABLES if variable.name == name)
-
-
-def refuse_relative_paths(recipe: str, arguments: list[str]) -> None:
-    """Raise UserError for an override that names a file relative to a folder that the job does not have.
-
-    And for one of the run folder: stop files are put where SAVE_PATH says.
-    """
-    path_keys = {
-        key
-        for variable in VARIABLES
-        if variable.name in (*PATHS, "MODEL_PATH")
-        for key in variable.keys.get(recipe, ())
-    }
-    parser = OverridesParser.create()
-    for argument in arguments:
-        try:
-            override = parser.parse_override(argument)
-        except HydraException as error:
-            raise UserError(f"{argument}: {str(error).splitlines()[0]}") from error
-        for key, value in _leaves(override.key_or_group, override.value()):
-            if key == PATHS["SAVE_PATH"]:
-                raise UserError(f"{argument}: set SAVE_PATH instead, which the submitter reads too")
-            is_path = key in path_keys or key.endswith((".path", "_dir", "_path", "_file", "_files"))
-            if not is_path or not isinstance(value, str) or value in ("", "null"):
-                continue
-            is_absolute = value.startswith(("/", "${")) or "://" in value
-            if not is_absolute and not (HUB_KEYS.fullmatch(key) and _is_hub_id(value)):
-                raise UserError(f"{argument}: a relative path means nothing on the cluster: give an absolute one")
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything an override sets."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    elif isinstance(value, (list, ChoiceSweep)):
-        for inner in value if isinstance(value, list) else value.list:
-            yield from _leaves(key, inner)
-    else:
-        yield key, value
-
-
-def runtime_environment(recipe: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """runtime_env.yaml with this folder as what is uploaded, and the caller's variables."""
-    runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
-    runtime_env["working_dir"] = str(HERE)
-    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **job_environment(recipe, environment)}
-    return runtime_env
 
 
 def connect(address: str) -> Any:

@@ -37,3 +37,12 @@ def set_variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
 
     return set_them
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """None of our variables set, an address where nobody listens, and a folder that is not the project's."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+    monkeypatch.chdir(tmp_path)

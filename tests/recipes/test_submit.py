@@ -1,164 +1,21 @@
-"""What of the caller's folder and environment a Ray job gets. tests/e2e/test_cluster.py submits to a real cluster."""
+"""A job submitted, followed, asked to stop and stopped. tests/e2e/test_cluster.py does it on a real cluster."""
 
-import os
 import signal
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
 from recipes import submit
-from recipes.variables import VARIABLES
 
-SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.chdir(tmp_path)
-
-
-def test_paths_are_made_absolute_where_they_are_given_and_so_are_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    given = {"TRAIN_FILE": "data/a.parquet", "SAVE_PATH": "~/run", "MODEL_PATH": "runs"}
-    assert submit.job_environment("rank_grpo", given) == {
-        "TRAIN_FILE": str(tmp_path / "data" / "a.parquet"),
-        "VAL_FILE": str(tmp_path / "data" / "reddit_v2" / "validation.parquet"),
-        "CATALOG_FILE": str(tmp_path / "data" / "reddit_v2" / "catalog.parquet"),
-        "SAVE_PATH": os.path.expanduser("~/run"),
-        "MODEL_PATH": str(tmp_path / "runs"),
-    }
-
-
-def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) -> None:
-    values = submit.job_environment("sft", {"MODEL_PATH": "Qwen/Qwen2.5-0.5B-Instruct"})
-    assert values["MODEL_PATH"] == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert values["SAVE_PATH"] == str(tmp_path / "checkpoints" / "sft" / "Qwen2.5-0.5B-Instruct")
-    assert "CATALOG_FILE" not in values  # SFT has none
-
-
-def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
-    settings = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
-    others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
-    values = submit.job_environment("rank_grpo", {**settings, **others, **dict.fromkeys(SECRETS, "a-secret")})
-    assert settings.items() <= values.items()
-    assert not values.keys() & others.keys()
-    assert "a-secret" not in values.values()
-
-
-def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() -> None:
-    settings = {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
-    settings |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
-    settings |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
-    holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
-    values = submit.job_environment("rank_grpo", settings | holds_password)
-    assert settings.items() <= values.items()
-    assert not values.keys() & holds_password.keys()
-    assert submit.withheld(settings | holds_password) == ["http_proxy", "HTTPS_PROXY"]
-
-
-def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:
-    relative = {"HF_HOME": "./hf", "SWANLAB_LOG_DIR": "logs", "HF_HUB_CACHE": "hub", "MLFLOW_TRACKING_URI": "mlruns"}
-    values = submit.job_environment("rank_grpo", relative | {"VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_SOME_PATH": "1"})
-    folders = ("hf", "logs", "hub", "mlruns")
-    assert [values[name] for name in relative] == [str(tmp_path / folder) for folder in folders]
-    assert (values["VLLM_DISABLE_COMPILE_CACHE"], values["VLLM_SOME_PATH"]) == ("1", "1")
-
-
-@pytest.mark.parametrize("name", ["MODEL_PATH", "SAVE_PATH", "HF_HOME"])
-def test_a_home_that_nobody_has_is_an_error_of_the_user(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}=~nobody-of-this-name/x: there is no such user"):
-        submit.job_environment("rank_grpo", {name: "~nobody-of-this-name/x"})
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "data.train_files=data/a.parquet",
-        "data.val_files=[/data/a.parquet,b.parquet]",
-        "convrec.catalog_file='data/catalog.parquet'",
-        "actor_rollout_ref.model.path=./model",
-        "actor_rollout_ref.model.path=here/model",
-        "++actor_rollout_ref.model.tokenizer_path=./tokenizer",
-        "reward.custom_reward_function.path=./x.py",
-        "reward.custom_reward_function.path=my/x.py",
-        "data.custom_cls.path='x.py'",
-        "+reward={custom_reward_function:{path:./x.py}}",
-        "+trainer.rollout_data_dir=dump",
-    ],
-)
-def test_an_override_with_a_relative_path_is_refused(argument: str, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()  # so that here/model is no Hub id
-    with pytest.raises(UserError, match="give an absolute one"):
-        submit.refuse_relative_paths("rank_grpo", [argument])
-
-
-@pytest.mark.parametrize(
-    "argument",
-    ["trainer.default_local_dir='/runs/a b'", "++trainer.default_local_dir=/runs/a", "~trainer.default_local_dir"],
-)
-def test_the_run_folder_is_given_by_its_variable_alone(argument: str) -> None:
-    with pytest.raises(UserError, match="set SAVE_PATH instead"):
-        submit.refuse_relative_paths("rank_grpo", [argument])
-
-
-def test_an_override_that_hydra_cannot_read_stops_here() -> None:
-    with pytest.raises(UserError, match=r"data\.train_files=~/a\.parquet: "):
-        submit.refuse_relative_paths("rank_grpo", ["data.train_files=~/a.parquet"])
-
-
-def test_absolute_paths_ids_and_other_overrides_pass() -> None:
-    arguments = ["data.train_files=/d/a.parquet", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B", "trainer.nnodes=2"]
-    arguments += ["data.val_files=null", "convrec.lr_schedule=[[0,1e-6]]", "data.custom_cls.path=pkg://convrec.dataset"]
-    arguments += ["actor_rollout_ref.model.tokenizer_path=Qwen/Qwen2.5-0.5B", "+scale=lora"]
-    arguments += ["reward.custom_reward_function.path=/x.py", "data.train_files='/d/a b.parquet'"]
-    submit.refuse_relative_paths("rank_grpo", arguments)
-
-
-def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
-    """Packed by Ray itself, from a folder that also holds what a working copy collects."""
-    folder, target = tmp_path / "copy", tmp_path / "package.zip"
-    for name in ("convrec", "reward", "data_prep", "recipes", "conf"):
-        os.makedirs(folder / name)
-        for path in (submit.HERE / name).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                copy = folder / path.relative_to(submit.HERE)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
-    for name in ("data", ".venv/lib", "checkpoints/a", "outputs", ".git", "runs", "models", "convrec/__pycache__"):
-        os.makedirs(folder / name)
-        (folder / name / "big.bin").write_bytes(os.urandom(3 * 2**20))
-    (folder / "notes.parquet").write_bytes(b"x")
-    (folder / ".env").write_text("OPENAI_API_KEY=a-secret")
-    excludes = submit.runtime_environment("rank_grpo", {})["excludes"]
-    create_package(str(folder), target, include_gitignore=True, excludes=excludes)
-    names = zipfile.ZipFile(target).namelist()
-    assert target.stat().st_size < 2 * 2**20
-    assert {name.split("/")[0] for name in names if not name.endswith("/")} == {
-        "convrec", "reward", "data_prep", "recipes", "conf"
-    }  # fmt: skip
-    assert "conf/host/cpu.yaml" in names
-    assert "data_prep/films.csv" in names
-    assert not [name for name in names if "big.bin" in name or "parquet" in name]
-
-
-def test_the_job_knows_what_a_worker_needs() -> None:
-    runtime_env = submit.runtime_environment("rank_grpo", {"LR": "2e-6"})
-    assert runtime_env["working_dir"] == str(submit.HERE)
-    assert runtime_env["env_vars"]["LR"] == "2e-6"
-    assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.verl_plugin"
+pytestmark = pytest.mark.usefixtures("outside")
 
 
 def test_a_cluster_that_does_not_answer_is_an_error_of_the_user(
