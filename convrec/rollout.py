@@ -30,7 +30,7 @@ def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
 
 
 class ConvRecAgentLoopWorker(GroupedRollouts):
-    """verl's worker, which remembers why a rollout failed."""
+    """With seeds of its own for each response where asked, and rewards that are bounded in time and retries."""
 
     def sampling_params_of(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
