@@ -2,10 +2,13 @@
 
 verl takes each response alone through some ten calls between processes and an agent of its own, which tools and images
 need. A list is one prompt and one answer: here the prompts of a call share those calls, up to GROUP responses each, and
-the responses of a prompt the server that has its prefix. What ends up in TransferQueue is what verl would put there.
+the responses of a prompt the server that has its prefix. What ends up in TransferQueue is what verl would put there;
+a validation's answers, which no worker trains on, go straight back to the driver.
 """
 
 import asyncio
+import itertools
+import json
 import logging
 import random
 import time
@@ -14,19 +17,22 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopOutput,
+    DictConfigWrap,
+    ToolListWrap,
+    get_trajectory_info,
+)
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.protocol import DataProto
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from convrec.errors import one_line
+from convrec.reward_manager import GroupRewardManager, Response
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,17 @@ class Prompt:
     sampling_params: dict[str, Any]
     trajectory: dict[str, Any]
     n: int  # responses asked for
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a validation needs of a response."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    score: float
+    num_turns: int
+    reward_extra_info: dict[str, Any]
 
 
 @dataclass
@@ -68,6 +85,27 @@ class Rollout:
             "max_global_steps": extra.get("max_global_steps"),
         }
 
+    def answer(self) -> Answer:
+        """Once it is scored."""
+        output = self.output
+        return Answer(
+            output.prompt_ids,
+            output.response_ids,
+            output.reward_score,
+            output.num_turns,
+            output.extra_fields["reward_extra_info"],
+        )
+
+    def response(self) -> Response:
+        """For the reward."""
+        extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
+        extra |= {
+            "num_turns": self.output.num_turns,
+            "rollout_reward_scores": self.sample.get("reward_scores", {}),
+        }
+        truth = self.sample["reward_model"]["ground_truth"]
+        return Response(self.output.response_ids, self.sample["data_source"], truth, extra)
+
     def fields(self) -> dict[str, Any]:
         fields = self.output.as_dict()
         fields |= self.sample
@@ -91,33 +129,6 @@ def groups_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
         yield group
 
 
-def reward_input(rollouts: Sequence[Rollout]) -> DataProto:
-    """verl's batch for the reward: prompts padded on the left, responses on the right, a row each."""
-    prompts = [torch.tensor(rollout.output.prompt_ids, dtype=torch.int64) for rollout in rollouts]
-    responses = [torch.tensor(rollout.output.response_ids, dtype=torch.int64) for rollout in rollouts]
-
-    def pad(rows: list[torch.Tensor], side: str) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
-
-    padded = {"prompts": pad(prompts, "left"), "responses": pad(responses, "right")}
-    masks = [pad([torch.ones_like(row) for row in prompts], "left")]
-    masks.append(pad([torch.ones_like(row) for row in responses], "right"))
-    padded["attention_mask"] = torch.cat(masks, 1)
-    padded["input_ids"] = torch.cat([padded["prompts"], padded["responses"]], 1)
-    padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp(min=0)
-
-    columns = {name: [rollout.sample[name] for rollout in rollouts] for name in rollouts[0].sample}
-    columns["__num_turns__"] = [rollout.output.num_turns for rollout in rollouts]
-    columns["tool_extra_fields"] = [rollout.output.extra_fields for rollout in rollouts]
-    columns["prompt_len"] = [len(row) for row in prompts]
-    columns["response_len"] = [len(row) for row in responses]
-    arrays = {}
-    for name, values in columns.items():
-        arrays[name] = np.empty(len(values), dtype=object)
-        arrays[name][:] = values
-    return DataProto(batch=TensorDict(padded, batch_size=len(rollouts)), non_tensor_batch=arrays)
-
-
 class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's `AgentLoopWorkerTQ`, in groups. What it does not know (agents, tools, images) goes verl's way."""
 
@@ -126,6 +137,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self.first_failure: str | None = None
         self.waiting: list[Prompt] = []
         self.single_turn: SingleTurnAgentLoop | None = None
+        self.prompt_ids: dict[str, list[int]] = {}  # of validation, whose prompts are the same every time
 
     async def failure(self) -> str | None:
         return self.first_failure
@@ -154,6 +166,35 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         await asyncio.sleep(0)  # verl starts a task for each prompt of a call before any of them runs on
         taken, self.waiting = self.waiting, []
         await asyncio.gather(*(self._run_group(group) for group in groups_of(taken)))
+
+    async def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[Answer]] | None:
+        """The scored answers of each prompt, returned at once: none goes through TransferQueue.
+
+        None when a prompt needs verl's way. RuntimeError when one cannot be rolled out or scored.
+        """
+        if not all(map(self._goes_in_groups, samples)):
+            return None
+        config = self.rollout_config.val_kwargs
+        params = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+        params |= {"repetition_penalty": 1.0, "logprobs": False}
+        trajectories = await get_trajectory_info(global_steps, [sample["index"] for sample in samples], True)
+        prompts = [
+            Prompt(sample, params, trajectory, int(sample.get("__rollout_n__", config.n)))
+            for sample, trajectory in zip(samples, trajectories, strict=True)
+        ]
+        groups = [list(group) for group in groups_of(prompts)]
+        try:
+            scored = await asyncio.gather(*(self._validate_group(group) for group in groups))
+        except Exception as error:
+            self.first_failure = self.first_failure or one_line(error)
+            raise
+        answers = iter(answer for group in scored for answer in group)
+        return [list(itertools.islice(answers, prompt.n)) for prompt in prompts]
+
+    async def _validate_group(self, prompts: list[Prompt]) -> list[Answer]:
+        rollouts = await self._generate(prompts)
+        await self._score(rollouts)
+        return [rollout.answer() for rollout in rollouts]
 
     async def _run_group(self, prompts: list[Prompt]) -> None:
         partition = "val" if prompts[0].trajectory["validate"] else "train"
@@ -187,9 +228,10 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                 data_config=DictConfigWrap(self.config.data),
                 tools=ToolListWrap(self.tools),
             )
-        samples, requests = [], []
+        samples: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
         for prompt in prompts:
-            ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
+            ids = await self._prompt_ids(self.single_turn, prompt)
             for session in range(prompt.n):
                 params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session)
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
@@ -208,6 +250,15 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             Rollout(sample, self._output(self.single_turn, request["prompt_ids"], answer, seconds))
             for sample, request, answer in zip(samples, requests, answers, strict=True)
         ]
+
+    async def _prompt_ids(self, agent: SingleTurnAgentLoop, prompt: Prompt) -> list[int]:
+        messages = list(prompt.sample["raw_prompt"])
+        if not prompt.trajectory["validate"]:
+            return await agent.ct_build_initial_tokens(messages)
+        text = json.dumps(messages)
+        if text not in self.prompt_ids:
+            self.prompt_ids[text] = await agent.ct_build_initial_tokens(messages)
+        return self.prompt_ids[text]
 
     def sampling_params_of(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
@@ -245,13 +296,24 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             extra_fields=steps | answer.extra_fields | {"turn_scores": [], "tool_rewards": []},
         )
 
+    @property
+    def rewards_in_groups(self) -> bool:
+        """Whether the reward's worker takes a list (`RewardLoopWorker.compute_score` hands on what it gets)."""
+        reward = self.config.reward
+        is_ours = reward.reward_manager.name == GroupRewardManager.__name__
+        return is_ours and (not reward.reward_model.enable or reward.custom_reward_function.path is not None)
+
     async def _score(self, rollouts: list[Rollout]) -> None:
         """All at once; when that fails or takes too long, one by one, so that the sample can be named."""
+        if not self.rewards_in_groups:
+            await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))
+            return
         start = time.perf_counter()
         worker = random.choice(self.reward_loop_worker_handles)
         try:
             results = await asyncio.wait_for(
-                worker.compute_score_batch.remote(reward_input(rollouts)), self.config.convrec.reward_timeout
+                worker.compute_score.remote([rollout.response() for rollout in rollouts]),
+                self.config.convrec.reward_timeout,
             )
         except Exception as error:
             logger.warning("the rewards of a group failed (%s): once more, one by one", one_line(error))

@@ -12,11 +12,12 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
+from ray.exceptions import RayTaskError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from convrec.errors import one_line
-from convrec.group_rollout import GroupedRollouts
+from convrec.group_rollout import Answer, GroupedRollouts
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,30 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
+
+    def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[Answer]] | None:
+        """The scored answers of each prompt, or None when a prompt needs verl's way.
+
+        Waits for all. RuntimeError with the first reason when one cannot be rolled out or scored.
+        """
+        workers = self.agent_loop_workers
+        size = -(-len(samples) // len(workers))
+        shares = [samples[start : start + size] for start in range(0, len(samples), size)]
+        try:
+            answers = ray.get(
+                [worker.validate.remote(share, global_steps) for worker, share in zip(workers, shares, strict=False)]
+            )
+        except RayTaskError as error:
+            raise RuntimeError(
+                f"a prompt of the validation could not be rolled out or scored: {self.first_failure()}"
+            ) from error
+        if any(share is None for share in answers):
+            return None
+        return [answer for share in answers for answer in share]
+
+    def first_failure(self) -> str:
+        failures = ray.get([worker.failure.remote() for worker in self.agent_loop_workers])
+        return next((failure for failure in failures if failure), "see the log")
 
 
 def stop_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:

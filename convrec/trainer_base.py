@@ -4,9 +4,11 @@
 """
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import ray
@@ -39,7 +41,7 @@ class ConvRecMixin:
         platform_cpu.register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
-        rollout.stop_on_failure(self.replay_buffer, self._first_failure)
+        rollout.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
         self.watch = liveness.Watch(self._actors)
         self.settings = config.convrec
         self.rollout_is_checked = False
@@ -48,6 +50,7 @@ class ConvRecMixin:
         with open_dict(config):
             # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
             config.trainer.max_actor_ckpt_to_keep = None
+        self.validation_samples: list[dict[str, Any]] | None = None
         self.saved_step = 0
         self.is_stopping = False
 
@@ -99,10 +102,6 @@ class ConvRecMixin:
     def _replicas(self) -> list[Any]:
         return self.llm_server_manager.get_replicas()
 
-    def _first_failure(self) -> str:
-        failures = ray.get([worker.failure.remote() for worker in self.agent_loop_manager.agent_loop_workers])
-        return next((failure for failure in failures if failure), "see the log")
-
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
@@ -113,11 +112,6 @@ class ConvRecMixin:
         super()._save_checkpoint()
         if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
             saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")
-
-    def _validate(self) -> dict[str, float]:
-        metrics = super()._validate()
-        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
-        return metrics
 
     def on_step_end(self) -> None:
         """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""
@@ -162,6 +156,60 @@ class ConvRecMixin:
 
     # ---- validation ----
 
+    def _validate(self) -> dict[str, float]:
+        metrics = self._validate_directly()
+        if metrics is None:
+            metrics = super()._validate()
+        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
+        return metrics
+
+    def _validate_directly(self) -> dict[str, float] | None:
+        """verl's `_validate` without TransferQueue: the answers come back from the agent-loop workers.
+
+        None when a prompt needs verl's way.
+        """
+        if self.validation_samples is None:  # the same every time
+            self.validation_samples = [sample for columns in self.val_dataloader for sample in rows_of(columns)]
+        samples = [
+            {"agent_name": self.config.actor_rollout_ref.rollout.agent.default_agent_loop, **sample, "uid": uuid4().hex}
+            for sample in self.validation_samples
+        ]
+        answers = self.agent_loop_manager.validate(samples, self.global_steps)
+        if answers is None:
+            return None
+        rows = [(sample, answer) for sample, own in zip(samples, answers, strict=True) for answer in own]
+        scores = [answer.score for _, answer in rows]
+        infos: dict[str, list[Any]] = {"reward": scores}
+        for name in sorted({name for _, answer in rows for name in answer.reward_extra_info}):
+            infos[name] = [answer.reward_extra_info.get(name) for _, answer in rows]
+        uids = [sample["uid"] for sample, _ in rows]
+        sources = [str(sample.get("data_source", "unknown")) for sample, _ in rows]
+        self._keep_generations(rows, infos)
+        return self._val_metrics_update(
+            sources,
+            uids,
+            infos,
+            [answer.num_turns for _, answer in rows],
+            expected_acc_counts=Counter(zip(sources, uids, strict=True)),
+        )
+
+    def _keep_generations(self, rows: list[tuple[dict[str, Any], rollout.Answer]], infos: dict[str, list[Any]]) -> None:
+        """To the trackers and to trainer.validation_data_dir, as verl does."""
+
+        def texts(ids: list[list[int]]) -> list[str]:
+            return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        folder = self.config.trainer.get("validation_data_dir", None)
+        if not folder and not self.config.trainer.log_val_generations:
+            return
+        inputs = texts([answer.prompt_ids for _, answer in rows])
+        outputs = texts([answer.response_ids for _, answer in rows])
+        self._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=infos["reward"])
+        if folder:
+            truths = [sample["reward_model"]["ground_truth"] for sample, _ in rows]
+            uids = {"uid": [sample["uid"] for sample, _ in rows]}
+            self._dump_generations(inputs, outputs, truths, infos["reward"], infos | uids, folder)
+
     def _val_metrics_update(
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
@@ -178,6 +226,11 @@ class ConvRecMixin:
             scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
         metrics = super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs)
         return metrics | {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
+
+
+def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A collated batch of verl's data loader, row by row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def scalar_infos(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:

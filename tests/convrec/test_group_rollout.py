@@ -5,9 +5,13 @@ answered in this process, the reward's by verl's reward manager with our reward 
 """
 
 import asyncio
+import copy
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +19,7 @@ import torch
 from omegaconf import OmegaConf
 
 from convrec.group_rollout import GROUP, Prompt, groups_of
+from convrec.trainer_base import ConvRecMixin
 
 CONVERSATIONS = ["I liked Alien (1979) and Heat (1995)", "Something funny, please", "A film with robots in it?"]
 
@@ -61,11 +66,11 @@ class World:
 
     def __init__(self, tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch, in_groups: bool) -> None:
         import transfer_queue as tq
-        from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
         from verl.utils.dataset.rl_dataset import RLHFDataset
         from verl.workers.rollout.llm_server import LLMServerClient
         from verl.workers.rollout.replica import TokenOutput
 
+        from convrec.reward_manager import GroupRewardManager
         from convrec.rollout import ConvRecAgentLoopWorker
         from reward.catalog_match import compute_score
 
@@ -92,11 +97,11 @@ class World:
         async def no_fields() -> list[str]:
             return []
 
-        self.manager = manager = NaiveRewardManager(OmegaConf.create({}), tokenizer, lambda **row: self.score(**row))
+        self.manager = manager = GroupRewardManager(OmegaConf.create({}), tokenizer, lambda **row: self.score(**row))
 
-        async def compute_score_batch(data: Any) -> list[dict]:
-            self.calls.append("compute_score_batch")
-            return await asyncio.gather(*(manager.run_single(data[i : i + 1]) for i in range(len(data))))
+        async def score(data: Any) -> Any:
+            self.calls.append("score a group" if isinstance(data, list) else "score")
+            return await manager.run_single(copy.deepcopy(data))  # another process, to Ray
 
         async def put(keys: list[str], partition_id: str, fields: Any = None, tags: Any = None) -> None:
             for place, key in enumerate(keys):
@@ -111,11 +116,17 @@ class World:
         monkeypatch.setattr(tq, "async_kv_batch_put", put)
         monkeypatch.setattr(tq, "async_kv_put", put_one)
         rollout = {"name": "vllm", "n": 3, "val_kwargs": {"n": 1}, "prompt_length": 60, "response_length": 12}
+        rollout |= {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
         rollout |= {"full_determinism": False, "multi_turn": {}, "agent": {"default_agent_loop": "single_turn_agent"}}
         config = OmegaConf.create(
             {
                 "actor_rollout_ref": {"rollout": rollout},
                 "data": {"seed": 5, "apply_chat_template_kwargs": {}},
+                "reward": {
+                    "reward_manager": {"name": "GroupRewardManager"},
+                    "reward_model": {"enable": False},
+                    "custom_reward_function": {"path": "pkg://reward.catalog_match"},
+                },
                 "convrec": {"deterministic": True, "reward_timeout": 5.0},
             }
         )
@@ -131,9 +142,8 @@ class World:
         worker.tokenizer, worker.processor, worker.hf_model_type = tokenizer, None, "qwen2"
         worker.mm_processor_kwargs, worker.dataset_cls, worker.tools = {}, RLHFDataset, []
         worker.distillation_enabled, worker.teacher_client = False, None
-        handle = Answers(compute_score=manager.run_single, compute_score_batch=compute_score_batch)
-        worker.reward_loop_worker_handles = [handle]
-        worker.first_failure, worker.waiting, worker.single_turn = None, [], None
+        worker.reward_loop_worker_handles = [Answers(compute_score=score)]
+        worker.first_failure, worker.waiting, worker.single_turn, worker.prompt_ids = None, [], None, {}
         if not in_groups:
             monkeypatch.setattr(worker, "_goes_in_groups", lambda sample: False)
         self.worker = worker
@@ -142,24 +152,48 @@ class World:
         async def all_prompts() -> None:
             self.manager.loop = asyncio.get_running_loop()
             tasks = []
-            for place, text in enumerate(CONVERSATIONS):
-                prompt = {
-                    "uid": f"u{place}",
-                    "agent_name": "single_turn_agent",
-                    "raw_prompt": [{"role": "user", "content": text}],
-                    "data_source": "test",
-                    "reward_model": {"ground_truth": {"groundtruth": [["Heat", 1995]], "seen": []}},
-                    "extra_info": {"index": place},
-                    "index": place,
-                    "global_steps": 4,
-                }
-                trajectory = {"step": 4, "sample_index": place, "rollout_n": 0, "validate": validate}
+            for sample in samples():
+                prompt = {**sample, "agent_name": "single_turn_agent", "global_steps": 4}
+                trajectory = {"step": 4, "sample_index": sample["index"], "rollout_n": 0, "validate": validate}
                 params = {"temperature": 1.0, "logprobs": True}
                 tasks.append(asyncio.create_task(self.worker._run_prompt(prompt, params, trajectory, False)))
             await asyncio.gather(*tasks)
 
         asyncio.run(all_prompts())
         return self
+
+    # ---- as the agent-loop manager ----
+
+    def generate_sequences(self, batch: Any) -> None:
+        async def all_prompts() -> None:
+            self.manager.loop = asyncio.get_running_loop()
+            self.worker.background_tasks = set()
+            await self.worker.generate_sequences(batch)
+            await asyncio.gather(*self.worker.background_tasks)
+
+        asyncio.run(all_prompts())
+
+    def validate(self, some: list[dict], global_steps: int) -> Any:
+        async def all_prompts() -> Any:
+            self.manager.loop = asyncio.get_running_loop()
+            return await self.worker.validate(some, global_steps)
+
+        return asyncio.run(all_prompts())
+
+
+def samples() -> list[dict[str, Any]]:
+    """Rows of the data set."""
+    return [
+        {
+            "uid": f"u{place}",
+            "raw_prompt": [{"role": "user", "content": text}],
+            "data_source": "test",
+            "reward_model": {"ground_truth": {"groundtruth": [["Heat", 1995]], "seen": []}},
+            "extra_info": {"index": place, "validate": True},
+            "index": place,
+        }
+        for place, text in enumerate(CONVERSATIONS)
+    ]
 
 
 @pytest.fixture
@@ -180,7 +214,7 @@ def test_groups_put_what_verl_puts(tokenizer: Any, catalog: str, validate: bool)
     with pytest.MonkeyPatch.context() as patch:
         found = World(tokenizer, catalog, patch, in_groups=True).run(validate)
     assert "generate_group" not in expected.calls
-    assert found.calls.count("generate_group") == found.calls.count("compute_score_batch") == 1
+    assert found.calls.count("generate_group") == found.calls.count("score a group") == 1
     assert found.rows.keys() == expected.rows.keys()
     assert len(found.rows) == 3 + (3 if validate else 9)
     scores = set()
@@ -210,3 +244,77 @@ def test_a_reward_that_raises_fails_the_prompts_of_its_group_and_is_named(tokeni
     failure = asyncio.run(world.worker.failure())
     assert failure is not None
     assert "the reward of sample 1 failed (ValueError: no such judge), 3 times" in failure
+
+
+def driver(world: World, tokenizer: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trainer that validates, whose agent-loop manager is `world`, and whose TransferQueue has what `world` has."""
+    import transfer_queue as tq
+    from transfer_queue import KVBatchMeta
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    from convrec.trainer_base import ScalarGRPOTrainer
+
+    def sample(**_: Any) -> tuple[KVBatchMeta, None]:
+        keys = [key.removeprefix("val/") for key, (_, fields) in world.rows.items() if fields]
+        return KVBatchMeta(keys, [{} for _ in keys], "val"), None
+
+    def get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        fields = [world.rows[f"{partition_id}/{key}"][1] for key in keys]
+        data = list_of_dict_to_tensordict([{name: row[name] for name in select_fields} for row in fields])
+        return data
+
+    monkeypatch.setattr(tq, "kv_batch_get", get)
+    monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
+    monkeypatch.setattr(tq, "kv_clear", lambda **_: world.rows.clear())
+    trainer = ScalarGRPOTrainer.__new__(ScalarGRPOTrainer)
+    columns = {name: np.array([None] * 3, dtype=object) for name in samples()[0] if name != "uid"}
+    for place, row in enumerate(samples()):
+        for name, values in columns.items():
+            values[place] = row[name]
+    trainer.config = OmegaConf.merge(
+        world.worker.config,
+        {"trainer": {"log_val_generations": 2, "validation_data_dir": str(folder), "logger": ["file"]}},
+    )
+    trainer.tokenizer, trainer.val_dataloader, trainer.validation_samples = tokenizer, [columns], None
+    trainer.agent_loop_manager, trainer.replay_buffer = world, SimpleNamespace(sample=sample)
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[None])
+    trainer.global_steps, trainer.logged = 4, []
+    trainer.validation_generations_logger = SimpleNamespace(log=lambda *what: trainer.logged.append(what))
+    trainer._init_dump_executor()
+    return trainer
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_a_validation_without_transfer_queue_is_verls(
+    tokenizer: Any, catalog: str, tmp_path: Path, answers: int
+) -> None:
+    """Metrics, logged samples and written generations; with several answers a prompt also verl's bootstraps."""
+    found = []
+    for directly in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            world = World(tokenizer, catalog, patch, in_groups=directly)
+            world.worker.rollout_config.val_kwargs = {"n": answers, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
+            trainer = driver(world, tokenizer, tmp_path / str(directly), patch)
+            validate = trainer._validate_directly if directly else super(ConvRecMixin, trainer)._validate
+            metrics = [validate(), validate()]  # the second with what the first has kept
+            trainer._shutdown_dump_executor()
+            written = [json.loads(line) for line in (tmp_path / str(directly) / "4.jsonl").read_text().splitlines()]
+        assert metrics[0] == metrics[1]
+        assert all(row.pop("uid") for row in written)
+        found.append((metrics[0], trainer.logged, sorted(map(str, written))))
+        assert (world.rows == {})
+        assert ("generate_group" in world.calls) == directly
+    expected, direct = found
+    assert direct[0] == pytest.approx(expected[0], abs=1e-6)  # verl sums the scores in float32
+    assert direct[0]["val/recall"] > 0
+    for (_, theirs, _), (_, ours, _) in zip(expected[1], direct[1], strict=True):
+        assert [row[:2] for row in ours] == [row[:2] for row in theirs]
+    assert len(direct[2]) == 3 * answers
+
+
+def test_a_validation_goes_verls_way_where_a_prompt_does(tokenizer: Any, catalog: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(tokenizer, catalog, patch, in_groups=True)
+        some = [{**sample, "agent_name": "tool_agent"} for sample in samples()]
+        assert world.validate(some, 4) is None
+        assert world.calls == []
