@@ -7,6 +7,7 @@ a validation's answers, which no worker trains on, go straight back to the drive
 """
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
@@ -138,6 +139,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self.waiting: list[Prompt] = []
         self.single_turn: SingleTurnAgentLoop | None = None
         self.prompt_ids: dict[str, list[int]] = {}  # of validation, whose prompts are the same every time
+        gc.freeze()  # what was imported stays
 
     async def failure(self) -> str | None:
         return self.first_failure

@@ -3,6 +3,7 @@
 `scalar_grpo` is verl's own GRPO with that and no more: one reward a response, verl's estimator and loss (the judges).
 """
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
@@ -82,6 +84,7 @@ class ConvRecMixin:
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
         self.watch.start()
+        gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
         try:
             super().fit(agent_loop_manager)
         finally:
@@ -229,7 +232,9 @@ class ConvRecMixin:
 
 
 def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A collated batch of verl's data loader, row by row."""
+    """A collated batch of verl's data loader, row by row, without tensors: a small one is dear to send, and no reward
+    and no rollout of text reads one (verl's collating wants a `dummy_tensor`)."""
+    columns = {name: values for name, values in columns.items() if not isinstance(values, torch.Tensor)}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
