@@ -1,9 +1,9 @@
 """Validation of many contexts against plain vLLM on the same prompts: tokens a second. Prints one JSON object.
 
-python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--repeats 3]
+python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--rounds 3]
 
 --demo is a folder that `make demo` has left. Greedy lists of its SFT model for that many distinct conversations, on a
-CPU, medians of --repeats:
+CPU, one after the other in each round; the ratios are medians over the rounds:
 
 plain       vLLM's offline engine, nothing else: one call of `generate`, the engine's start left out
 evaluation  what `recipes.evaluate` calls, convrec.generation, less what it takes for a single prompt
@@ -31,6 +31,7 @@ from convrec.runs import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, RESPONSE = 256, 100
+CALLS = 3  # in a process, of each kind in a round
 
 # Threads that sleep while they wait, and one for each core: as in our own processes.
 THREADS = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -84,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--demo", type=Path, required=True)
     parser.add_argument("--contexts", type=int, default=2050)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     os.environ.update(THREADS | VLLM)
     demo = options.demo.resolve()
@@ -93,39 +94,55 @@ def main() -> None:
     if len(rows) < options.contexts:
         raise SystemExit(f"{demo} has {len(rows)} distinct conversations that fit, not {options.contexts}")
     prompts = rows["prompt"].to_pylist()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "prompts.json").write_text(json.dumps(prompts))
-        paths = [model, str(folder / "prompts.json"), str(folder / "plain.json")]
-        child([sys.executable, "-c", PLAIN, *paths, str(RESPONSE), str(options.repeats)], folder / "plain.log")
-        plain = json.loads((folder / "plain.json").read_text())
-
-        def evaluate(some: list[Any]) -> list[Any]:
-            return generate(model, some, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, progress=False)
-
-        start = statistics.median(seconds_of(lambda: evaluate(prompts[:1]))[0] for _ in range(options.repeats))
-        runs = [seconds_of(lambda: evaluate(prompts)) for _ in range(options.repeats)]
-        tokens = sum(len(answer.token_ids) for answer in runs[0][1])
-        evaluation = {"seconds": [seconds - start for seconds, _ in runs], "tokens": tokens, "start": round(start, 1)}
-
-        pq.write_table(rows, folder / "contexts.parquet")
-        files = {"TRAIN_FILE": demo / "data" / "train.parquet", "VAL_FILE": folder / "contexts.parquet"}
-        files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
-        files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
-        # a learning rate that changes nothing: the lists, and so the tokens, are plain's
-        sizes = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": options.repeats, "TEST_FREQ": 1, "LR": 1e-30}
-        sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": -1}
-        variables = {key: str(value) for key, value in (files | sizes).items()}
-        child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)
-        seconds = [row["timing_s/testing"] for row in read_metrics(folder / "run") if "timing_s/testing" in row]
-        training = {"seconds": seconds, "tokens": plain["tokens"]}
-    report: dict[str, Any] = {"contexts": len(prompts), "plain": plain, "evaluation": evaluation, "training": training}
-    for part in (plain, evaluation, training):
-        part["tokens a second"] = round(part["tokens"] / statistics.median(part["seconds"]))
-        part["seconds"] = [round(value, 2) for value in part["seconds"]]
+    rounds: list[dict[str, float]] = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as name:
+            plain, tokens = plain_vllm(Path(name), model, prompts)
+            evaluation, same = evaluate(model, prompts)
+            if same != tokens:
+                raise SystemExit(f"plain vLLM made {tokens} tokens, recipes.evaluate {same}: not the same work")
+            seconds = {"plain": plain, "evaluation": evaluation, "training": validate(Path(name), demo, rows)}
+        rounds.append({kind: round(value, 2) for kind, value in seconds.items()})
+    report: dict[str, Any] = {"contexts": len(prompts), "tokens": tokens, "seconds of each round": rounds}
+    report["tokens a second"] = {
+        kind: round(tokens / statistics.median(one[kind] for one in rounds)) for kind in rounds[0]
+    }
     for kind in ("evaluation", "training"):
-        report[f"{kind} / plain"] = round(report[kind]["tokens a second"] / plain["tokens a second"], 3)
+        report[f"{kind} / plain"] = round(statistics.median(one["plain"] / one[kind] for one in rounds), 3)
     print(json.dumps(report, indent=2))
+
+
+def plain_vllm(folder: Path, model: str, prompts: list[Any]) -> tuple[float, int]:
+    """Seconds, median of CALLS calls, and tokens of one."""
+    (folder / "prompts.json").write_text(json.dumps(prompts))
+    paths = [model, str(folder / "prompts.json"), str(folder / "plain.json")]
+    child([sys.executable, "-c", PLAIN, *paths, str(RESPONSE), str(CALLS)], folder / "plain.log")
+    found = json.loads((folder / "plain.json").read_text())
+    return statistics.median(found["seconds"]), found["tokens"]
+
+
+def evaluate(model: str, prompts: list[Any]) -> tuple[float, int]:
+    def answers(some: list[Any]) -> list[Any]:
+        return generate(model, some, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, progress=False)
+
+    start = statistics.median(seconds_of(lambda: answers(prompts[:1]))[0] for _ in range(CALLS))
+    seconds, found = seconds_of(lambda: answers(prompts))
+    return seconds - start, sum(len(answer.token_ids) for answer in found)
+
+
+def validate(folder: Path, demo: Path, rows: pa.Table) -> float:
+    """Seconds, median of CALLS validations of a run with a learning rate that changes nothing: plain's lists."""
+    pq.write_table(rows, folder / "contexts.parquet")
+    files = {"TRAIN_FILE": demo / "data" / "train.parquet", "VAL_FILE": folder / "contexts.parquet"}
+    files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
+    files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
+    sizes = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": CALLS, "TEST_FREQ": 1, "LR": 1e-30}
+    sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": -1}
+    variables = {key: str(value) for key, value in (files | sizes).items()}
+    child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)
+    return statistics.median(
+        row["timing_s/testing"] for row in read_metrics(folder / "run") if "timing_s/testing" in row
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -144,17 +145,20 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def failure(self) -> str | None:
         return self.first_failure
 
-    def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
+    @cached_property
+    def groups_are_possible(self) -> bool:
         return (
-            sample["agent_name"] == SINGLE_TURN
-            and type(self.llm_client) is LLMServerClient  # the asynchronous trainer's client resumes responses
+            type(self.llm_client) is LLMServerClient  # the asynchronous trainer's client resumes responses
             and self.reward_loop_worker_handles is not None
             and self.rollout_config.name == "vllm"
             and not self.rollout_config.full_determinism
             and not self.distillation_enabled
             and self.processor is None
-            and not {"__do_sample__", "priority"} & sample.keys()
         )
+
+    def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
+        is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
+        return is_plain and self.groups_are_possible
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -298,7 +302,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             extra_fields=steps | answer.extra_fields | {"turn_scores": [], "tool_rewards": []},
         )
 
-    @property
+    @cached_property
     def rewards_in_groups(self) -> bool:
         """Whether the reward's worker takes a list (`RewardLoopWorker.compute_score` hands on what it gets)."""
         reward = self.config.reward

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -33,13 +34,18 @@ def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
 class ConvRecAgentLoopWorker(GroupedRollouts):
     """With seeds of its own for each response where asked, and rewards that are bounded in time and retries."""
 
+    @cached_property
+    def seed(self) -> int | None:
+        """None: vLLM draws as it likes."""
+        return self.config.data.seed if self.config.convrec.deterministic else None
+
     def sampling_params_of(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
     ) -> dict[str, Any]:
-        if self.config.convrec.deterministic:
-            seed = rollout_seed(self.config.data.seed, trajectory["step"], trajectory["sample_index"], session)
-            return {**sampling_params, "seed": seed}
-        return dict(sampling_params)
+        if self.seed is None:
+            return dict(sampling_params)
+        seed = rollout_seed(self.seed, trajectory["step"], trajectory["sample_index"], session)
+        return {**sampling_params, "seed": seed}
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **kwargs: Any

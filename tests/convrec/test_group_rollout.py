@@ -302,7 +302,7 @@ def test_a_validation_without_transfer_queue_is_verls(
         assert metrics[0] == metrics[1]
         assert all(row.pop("uid") for row in written)
         found.append((metrics[0], trainer.logged, sorted(map(str, written))))
-        assert (world.rows == {})
+        assert world.rows == {}
         assert ("generate_group" in world.calls) == directly
     expected, direct = found
     assert direct[0] == pytest.approx(expected[0], abs=1e-6)  # verl sums the scores in float32
