@@ -133,10 +133,10 @@ def evaluate(model: str, prompts: list[Any]) -> tuple[float, int]:
 def validate(folder: Path, demo: Path, rows: pa.Table) -> float:
     """Seconds, median of CALLS validations of a run with a learning rate that changes nothing: plain's lists."""
     pq.write_table(rows, folder / "contexts.parquet")
-    files = {"TRAIN_FILE": demo / "data" / "train.parquet", "VAL_FILE": folder / "contexts.parquet"}
+    files: dict[str, Any] = {"TRAIN_FILE": demo / "data" / "train.parquet", "VAL_FILE": folder / "contexts.parquet"}
     files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
     files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
-    sizes = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": CALLS, "TEST_FREQ": 1, "LR": 1e-30}
+    sizes: dict[str, Any] = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": CALLS, "TEST_FREQ": 1, "LR": 1e-30}
     sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": -1}
     variables = {key: str(value) for key, value in (files | sizes).items()}
     child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)

@@ -23,6 +23,8 @@ STOCK = [
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
     "actor_rollout_ref.rollout.calculate_log_probs=false",
+    "reward.reward_manager.source=register",
+    "reward.reward_manager.name=naive",
 ]
 
 

@@ -1,6 +1,7 @@
 import json
 import random
 import threading
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
+from convrec import matching
 from convrec.catalog import Catalog
 from convrec.errors import UserError
 from convrec.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher, fold, normalise, numbers
@@ -139,6 +141,31 @@ def test_folding_is_idempotent_up_to_case_and_keeps_no_punctuation(title):
     folded = fold(title)
     assert all(ch.isalnum() or ch == " " or not ch.isprintable() or ord(ch) > 127 for ch in folded)
     assert fold(normalise(title)) == folded
+
+
+def fold_step_by_step(title: str) -> str:
+    """`fold` with every step taken, needed or not."""
+    text = " ".join(unicodedata.normalize("NFKC", title).casefold().split())
+    if inverted := matching._INVERTED_ARTICLE.fullmatch(text):
+        text = inverted[1]
+    text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
+    text = text.translate(matching._LETTERS).replace("&", " and ")
+    text = matching._THOUSANDS.sub("", matching._APOSTROPHE.sub("", text))
+    words = matching._NOT_WORD.sub(" ", text).split()
+    if len(words) > 1 and words[0] in matching._ARTICLES:
+        del words[0]
+    for place, word in enumerate(words):
+        roman = matching._ROMAN.get(word, word) if place or len(word) > 1 else word
+        words[place] = matching._WORDS.get(word, roman)
+    return " ".join(words)
+
+
+title_like = st.text(alphabet="The aXVIo,'&-0129éøß²Ⅳ（：?$. ", max_size=16) | st.text(max_size=16)
+
+
+@given(title_like | st.builds("{}, {}".format, title_like, st.sampled_from(["The", "A", "an"])))
+def test_the_shortcuts_of_folding_change_nothing(title):
+    assert fold(title) == fold_step_by_step(title)
 
 
 def brute_force(matcher: Matcher, title: str, year: int) -> int:

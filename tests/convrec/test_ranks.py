@@ -1,10 +1,12 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convrec import ranks
 from convrec.ranks import NO_YEAR, WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
 
 # Titles that begin with a number, hold parentheses or begin and end with marks: numbering must not eat them.
@@ -177,6 +179,14 @@ words = st.lists(st.text(alphabet="abcXYZéø", min_size=1, max_size=8), min_siz
 def test_parse_is_the_inverse_of_format(words, year, decoration):
     title = " ".join(words)
     assert parse_item(decoration.format(format_item(title, year))) == (title, year)
+
+
+@given(st.from_regex(ranks._PLAIN, fullmatch=True))
+def test_lines_that_need_no_cleaning_parse_as_if_they_were_cleaned(line):
+    quick = parse_item(line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "_PLAIN", re.compile(r"(?!)"))
+        assert parse_item(line) == quick
 
 
 def test_every_real_catalog_title_survives(shared_dir):
