@@ -31,8 +31,9 @@ _SPACE = WHITESPACE.encode("ascii")
 
 # what a token's bytes do, packed in one int16: one look-up per response token
 _CONTENT = 1  # has a non-blank byte
-_LEAD = 2  # a delimiter stands before its first non-blank byte
-_TRAIL = 4  # a delimiter stands after its last non-blank byte; for a blank token: it has a delimiter
+_LEAD_BIT, _TRAIL_BIT = 1, 2
+_LEAD = 1 << _LEAD_BIT  # a delimiter stands before its first non-blank byte
+_TRAIL = 1 << _TRAIL_BIT  # a delimiter stands after its last non-blank byte; for a blank token: it has a delimiter
 _INNER_SHIFT = 3  # the rest: how many further non-blank lines begin inside the token
 
 
@@ -100,11 +101,8 @@ def stop_token_mask(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
     """(B, T) bool: True at the first end-of-sequence token among the tokens with response_mask 1, at most one a row."""
-    eos_BT = torch.zeros_like(responses_BT, dtype=torch.bool)
-    for token_id in eos_token_ids:
-        eos_BT |= responses_BT == token_id
-    eos_BT &= response_mask_BT.bool()
-    return eos_BT & (eos_BT.cumsum(dim=1, dtype=torch.int32) == 1)
+    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
+    return (_columns(responses_BT) == last_B1) & ends_B1
 
 
 def token_rank_ids(
@@ -121,29 +119,38 @@ def token_rank_ids(
     Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started
     rank, -1 in an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
     """
-    live_BT = _live_tokens(responses_BT, response_mask_BT, eos_token_ids)
-    stop_BT = stop_token_mask(responses_BT, response_mask_BT, eos_token_ids)
-    silent_BT = ~live_BT | stop_BT
+    if not responses_BT.numel():
+        return responses_BT.long()
+    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
+    dead_BT = (_columns(responses_BT) > last_B1).logical_or_(response_mask_BT == 0)
+    silent_BT = dead_BT.scatter(1, last_B1, dead_BT.gather(1, last_B1) | ends_B1)  # the stop token is no text
     codes_BT = _look_up(table.codes_V, responses_BT)
     if table.fallback_V is not None:
         fallback_BT = _look_up(table.fallback_V, responses_BT).masked_fill_(silent_BT, -2)
         codes_BT.masked_fill_(_not_utf8(fallback_BT), _CONTENT)
     codes_BT.masked_fill_(silent_BT, 0)
-    content_BT = (codes_BT & _CONTENT).bool()
-    inner_BT = (codes_BT >> _INNER_SHIFT).int()
-    ends_BT = (codes_BT & _TRAIL).bool().int()
 
-    # Ends seen so far. A content token starts a line when a delimiter stands in itself before its first non-blank
-    # byte, or when an end was seen since the end region of the content token before it, that token's own trail
-    # included.
-    ends_before_BT = ends_BT.cumsum(dim=1, dtype=torch.int32) - ends_BT
-    mark_BT = torch.where(content_BT, ends_before_BT, -1).cummax(dim=1).values
-    last_mark_BT = torch.cat([mark_BT.new_full((mark_BT.shape[0], 1), -1), mark_BT[:, :-1]], dim=1)
-    # -1, no content token yet: the first one always starts a line
-    starts_BT = content_BT & ((codes_BT & _LEAD).bool() | (ends_before_BT > last_mark_BT))
+    # A content token starts a line when a delimiter stands in itself before its first non-blank byte, or one was met
+    # since the non-blank bytes of the content token before it, or there is none before it.
+    before_BT = _codes_before(codes_BT)
+    shift = torch.bitwise_right_shift  # `>>` copies first
+    starts_BT = shift(codes_BT, _LEAD_BIT).bitwise_or_(shift(before_BT, _TRAIL_BIT))
+    starts_BT.bitwise_and_(codes_BT).bitwise_and_(_CONTENT)
+    inner_BT = shift(codes_BT, _INNER_SHIFT)
+    started_BT = starts_BT.add_(inner_BT).cumsum(dim=1, dtype=torch.int32)  # in int64 four times as slow
+    return started_BT.sub_(inner_BT.add_(1)).masked_fill_(dead_BT, -1).long()
 
-    started_BT = (starts_BT + inner_BT).cumsum(dim=1)
-    return (started_BT - 1 - inner_BT).masked_fill(~live_BT, -1)
+
+def _codes_before(codes_BT: torch.Tensor) -> torch.Tensor:
+    """For each token the code of the last token before it that is not 0, with _TRAIL where a blank one before it has a
+    delimiter; _TRAIL at the beginning."""
+    before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
+    if ((codes_BT & _CONTENT) > before_BT).any():  # text behind a token without a code
+        # the place of the last token with a code, one column on: 0 is the beginning
+        places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
+        places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
+        before_BT = torch.nn.functional.pad(codes_BT, (1, 0), value=_TRAIL).gather(1, places_BT.long())
+    return before_BT
 
 
 def reference_rank_ids(
@@ -153,24 +160,38 @@ def reference_rank_ids(
 
     Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` mends that.
     """
-    live_BT = _live_tokens(responses_BT, response_mask_BT, eos_token_ids)
-    newlines_BT = _look_up(table.newlines_V, responses_BT).masked_fill_(~live_BT, 0).long()
-    return (newlines_BT.cumsum(dim=1) - newlines_BT).masked_fill(~live_BT, -1)
+    last_B1, _ = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
+    dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)
+    newlines_BT = _look_up(table.newlines_V, responses_BT).masked_fill_(dead_BT, 0)
+    newlines_before_BT = newlines_BT.cumsum(dim=1, dtype=torch.int32).sub_(newlines_BT)
+    return newlines_before_BT.masked_fill_(dead_BT, -1).long()
 
 
-def _live_tokens(
+def _last_own_token(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
-) -> torch.Tensor:
-    """The model's tokens up to the first end-of-sequence token, which is included."""
-    stop_BT = stop_token_mask(responses_BT, response_mask_BT, eos_token_ids).int()
-    after_stop_BT = (stop_BT.cumsum(dim=1, dtype=torch.int32) - stop_BT).bool()
-    return response_mask_BT.bool() & ~after_stop_BT
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, 1) column of the first end-of-sequence token among those with response_mask 1, else the last column; and
+    (B, 1) bool, whether there is one."""
+    eos_BT = torch.zeros_like(responses_BT, dtype=torch.bool)
+    for token_id in eos_token_ids:
+        eos_BT |= responses_BT == token_id
+    eos_BT &= response_mask_BT.bool()
+    if eos_BT.shape[1] == 0:
+        return eos_BT.new_zeros(eos_BT.shape[0], 1, dtype=torch.long), eos_BT.new_zeros(eos_BT.shape[0], 1)
+    ends_B1, first_B1 = eos_BT.max(dim=1, keepdim=True)  # of equal values the first
+    return first_B1.masked_fill(~ends_B1, eos_BT.shape[1] - 1), ends_B1
+
+
+def _columns(values_BT: torch.Tensor) -> torch.Tensor:
+    return torch.arange(values_BT.shape[1], device=values_BT.device)
 
 
 def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor:
-    unknown = values_V.shape[0] - 1
-    ids_BT = responses_BT.long()
-    return values_V[ids_BT.masked_fill((ids_BT < 0) | (ids_BT > unknown), unknown)]
+    unknown, ids = values_V.shape[0] - 1, responses_BT.flatten().long()
+    low, high = ids.aminmax() if len(ids) else (0, 0)
+    if low < 0 or high > unknown:
+        ids = ids.masked_fill((ids < 0) | (ids > unknown), unknown)
+    return values_V.index_select(0, ids).view(responses_BT.shape)
 
 
 def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
