@@ -23,8 +23,9 @@ Where the catalog has no years (Catalog.dated is false), all years are equal and
 ratio, and a line is a title from end to end; a year written behind a title that is not found is taken off.
 
 Search is blocked, which keeps it sub-linear in the catalog: only titles with the same year and the same first or last
-letter, or a year nearby and the same first or last two letters, are compared. What this loses are titles with typos at
-both ends. `benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
+letter, or a year nearby and the same first or last two letters, are compared; where that leaves more than LARGE_BLOCK
+titles (catalogs of some 100,000), letters are added. What this loses are titles with typos at both ends.
+`benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
 """
 
 import re
@@ -37,12 +38,15 @@ from rapidfuzz import fuzz, process
 
 from convrec.catalog import Catalog
 from convrec.errors import UserError
-from convrec.ranks import Item, parse_item
+from convrec.ranks import Item, format_item, parse_item
 
 MODES = ("fuzzy", "exact", "reference")
 CACHE_SIZE = 1 << 18
 SAME_YEAR = "#" * 9
 SHORTEST_MISSPELT = 4
+SIDES = ("<", ">")  # the first and the last letters
+FIRST_LETTERS = (1, 2)  # of the same year, of a year nearby
+LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
 FOLDED = "\0"  # marks a folded key among normalised ones
 
 _ARTICLES = ("the", "a", "an")
@@ -132,17 +136,28 @@ class Matcher:
         # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).
         self._by_title: dict[str, list[int]] = {}
         self._by_folded: dict[str, list[int]] = {}
-        # (year searched for, whether theirs is another, numbers, first or last letters) -> rows, folded titles
-        self._blocks: dict[tuple, tuple[list[int], list[str]]] = {}
+        # (year searched for, whether theirs is another, numbers, first or last letters) -> rows, folded titles; None
+        # for a block that was too large: there is one for each of its next letters
+        self._blocks: dict[tuple, tuple[list[int], list[str]] | None] = {}
         self._keys = [title if mode == "reference" else normalise(title) for title in catalog.titles]
         for row, year in enumerate(catalog.years):
             if year is not None:
                 self._by_title.setdefault(self._keys[row], []).append(row)
                 if mode == "fuzzy":
                     self._index_folded(row, year, fold(catalog.titles[row]))
+        self._split_blocks()
         # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
         self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
         self._seen_key = lru_cache(maxsize=CACHE_SIZE)(self._make_seen_key)
+
+    def meet_catalog(self) -> "Matcher":
+        """Parse and look up each item of the catalog as a response writes it: most lines of a response are one of them,
+        and what was met before costs a look-up. Some 5 µs an item; nothing for catalogs that the caches do not hold."""
+        if len(self.catalog) <= CACHE_SIZE // 2:
+            for title, year in zip(self.catalog.titles, self.catalog.years, strict=True):
+                if year is not None and (item := parse_item(format_item(title, year), self.catalog.dated)):
+                    self.identify(*item)
+        return self
 
     def match(
         self,
@@ -165,29 +180,24 @@ class Matcher:
         seen_keys = {self._seen_key(title) for title in seen} if seen is not None else set()
         fold_seen = any(key[:1] == FOLDED for key in seen_keys)
         truth_keys = {key for key, _ in truth}
-        result = relevance, in_catalog, duplicate, was_seen, rows = MatchResult([], [], [], [], [])
+        n = len(items)
+        result = MatchResult([0] * n, [False] * n, [False] * n, [False] * n, [-1] * n)
+        relevance, in_catalog, duplicate, was_seen, rows = result
         earlier: set[object] = set()
-        for item in items:
+        for place, item in enumerate(items):
             if item is None:
-                relevance.append(0)
-                rows.append(-1)
-                for flags in (in_catalog, duplicate, was_seen):
-                    flags.append(False)
                 continue
             row, key = self.identify(*item)
-            known = row >= 0
-            identity = row if known else (key, item.year)
-            repeated = identity in earlier
+            identity: object = (key, item.year)
+            if row >= 0:
+                in_catalog[place], rows[place], identity = True, row, row
+            if identity in earlier:
+                duplicate[place] = True
+            if key in seen_keys or (fold_seen and FOLDED + fold(key) in seen_keys):
+                was_seen[place] = True
+            elif row >= 0 and key in truth_keys and identity not in earlier:
+                relevance[place] = self._take_nearest(truth, key, item.year)
             earlier.add(identity)
-            is_seen = key in seen_keys or (fold_seen and FOLDED + fold(key) in seen_keys)
-            hit = 0
-            if known and key in truth_keys and not (repeated or is_seen):
-                hit = self._take_nearest(truth, key, item.year)
-            relevance.append(hit)
-            in_catalog.append(known)
-            duplicate.append(repeated)
-            was_seen.append(is_seen)
-            rows.append(row)
         return result
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
@@ -251,10 +261,31 @@ class Matcher:
         tolerance = self.year_tolerance if self.catalog.dated else 0
         for shift in range(-tolerance, tolerance + 1):
             near = shift != 0 or not self.catalog.dated  # equal years are evidence, absent ones are not
-            for end in _ends(folded, near):
-                rows, titles = self._blocks.setdefault((year + shift, near, guard, end), ([], []))
-                rows.append(row)
-                titles.append(folded if near else folded + SAME_YEAR)
+            for side in SIDES:
+                end = _end(side, folded, FIRST_LETTERS[near])
+                self._add((year + shift, near, guard, end), row, folded if near else folded + SAME_YEAR)
+
+    def _add(self, key: tuple, row: int, title: str) -> None:
+        rows, titles = self._blocks.setdefault(key, ([], []))  # type: ignore[misc]  # none is split yet
+        rows.append(row)
+        titles.append(title)
+
+    def _split_blocks(self) -> None:
+        """Large blocks by one letter more, again and again: what is compared does not grow with the catalog."""
+        large = [key for key, block in self._blocks.items() if block and len(block[0]) > LARGE_BLOCK]
+        while large:
+            key = large.pop()
+            year, near, guard, end = key
+            if len(end) - 1 >= LONGEST_END:
+                continue
+            rows, titles = self._blocks[key]  # type: ignore[misc]
+            self._blocks[key] = None
+            parts = set()
+            for row, title in zip(rows, titles, strict=True):
+                part = (year, near, guard, _end(end[0], title if near else title[: -len(SAME_YEAR)], len(end)))
+                self._add(part, row, title)
+                parts.add(part)
+            large += [part for part in parts if len(self._blocks[part][0]) > LARGE_BLOCK]  # type: ignore[index]
 
     def _most_similar(self, folded: str, year: int) -> int:
         """The catalog row with the highest similarity of at least the cutoff; -1 for none."""
@@ -264,8 +295,8 @@ class Matcher:
         best = (-self.fuzzy_cutoff, self.year_tolerance + 1, -1)  # (-similarity, years apart, row): the least wins
         for near in (False, True):
             query = folded if near else folded + SAME_YEAR
-            for end in _ends(folded, near):
-                block = self._blocks.get((year, near, guard, end))
+            for side in SIDES:
+                block = self._block(year, near, guard, side, folded)
                 if block is None:
                     continue
                 rows, titles = block
@@ -277,6 +308,15 @@ class Matcher:
                         similarity = fuzz.ratio(query + "#" * (apart - 1), title)
                     best = min(best, (-similarity, apart, rows[place]))
         return best[2]
+
+    def _block(self, year: int, near: bool, guard: tuple, side: str, folded: str) -> tuple[list[int], list[str]] | None:
+        for letters in range(FIRST_LETTERS[near], LONGEST_END + 1):
+            key = (year, near, guard, _end(side, folded, letters))
+            if (block := self._blocks.get(key)) is not None:
+                return block
+            if key not in self._blocks:
+                return None
+        return None
 
     def _make_seen_key(self, title: str) -> str:
         """A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
@@ -323,10 +363,9 @@ class Matcher:
         return result
 
 
-def _ends(folded: str, near: bool) -> tuple[str, str]:
-    """Block keys: the first and the last letters, one of each in the same year, two in a year nearby."""
-    letters = 2 if near else 1
-    return "<" + folded[:letters], ">" + folded[-letters:]
+def _end(side: str, folded: str, letters: int) -> str:
+    """A block's key: so many of the first or of the last letters."""
+    return "<" + folded[:letters] if side == "<" else ">" + folded[-letters:]
 
 
 def _integer(value: object) -> int | None:

@@ -20,7 +20,7 @@ _building = threading.Lock()
 
 @lru_cache(maxsize=8)
 def _build_matcher(catalog_path: str, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
-    return Matcher(load_catalog(catalog_path), matching, year_tolerance, fuzzy_cutoff)
+    return Matcher(load_catalog(catalog_path), matching, year_tolerance, fuzzy_cutoff).meet_catalog()
 
 
 def get_matcher(catalog_path: str, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:

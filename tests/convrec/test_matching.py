@@ -214,6 +214,31 @@ def relevance(matcher, text, ground_truth, seen=()):
     return matcher.match(parse_items(text), ground_truth, seen).relevance
 
 
+def test_large_blocks_are_split_and_one_typo_is_still_found(monkeypatch):
+    """Titles of one year that begin and end alike: however small a block may be, one end is spelt right."""
+    rng = random.Random(2)
+    titles = sorted({"".join(rng.choices("abcd", k=rng.randint(10, 16))) for _ in range(300)})
+    catalog = Catalog.from_items([(title, 2001) for title in titles])
+    whole = Matcher(catalog)
+    monkeypatch.setattr(matching, "LARGE_BLOCK", 8)
+    split = Matcher(catalog)
+    largest = max(len(block[0]) for block in split._blocks.values() if block)
+    assert largest <= 8 < max(len(block[0]) for block in whole._blocks.values() if block)
+    for title in titles:
+        place = rng.randrange(len(title))
+        written = title[:place] + "e" + title[place + 1 :]
+        assert split.identify(written, 2001) == whole.identify(written, 2001)
+        assert split.identify(written, 2001).index >= 0
+
+
+def test_having_met_the_catalog_changes_nothing():
+    catalog = Catalog.from_items(FILMS)
+    met, fresh = Matcher(catalog).meet_catalog(), Matcher(catalog)
+    assert met.identify.cache_info().currsize == len(set(FILMS)) - 1  # a line cannot say (201)
+    lines = [(title + mark, year + shift) for title, year in FILMS for mark in ("", "s") for shift in (0, 1, 5)]
+    assert [met.identify(*line) for line in lines] == [fresh.identify(*line) for line in lines]
+
+
 def test_a_hit_needs_catalog_unseen_unrepeated_and_ground_truth(fuzzy):
     text = "Heat (1995)\nno item\nThe Matrix (1999)\nMatrix (1999)\nUp (2009)\nRocky (1976)"
     truth = [("The Matrix", "1999"), ("Up", "2009"), ("Rocky", "1976")]
