@@ -28,6 +28,7 @@ from convrec.runs import read_metrics
 from recipes import estimate
 
 ROOT = Path(__file__).resolve().parent.parent
+MEMORY_SECONDS = 10.0
 PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "step")
 MILESTONES = {  # a process whose title holds this has begun -> what begins with it
     "gcs_server": "Ray",
@@ -40,7 +41,10 @@ MILESTONES = {  # a process whose title holds this has begun -> what begins with
 
 
 class Watcher(threading.Thread):
-    """Looks at the descendants of a process twice a second: when each began, and the most memory it held."""
+    """Looks at the descendants of a process: when each began, and every MEMORY_SECONDS what memory it holds.
+
+    Not more often: looking takes most of a core for a third of a second.
+    """
 
     def __init__(self, pid: int, start: float) -> None:
         super().__init__(daemon=True)
@@ -51,7 +55,7 @@ class Watcher(threading.Thread):
         self.done = threading.Event()
 
     def run(self) -> None:
-        while not self.done.wait(0.5):
+        while not self.done.wait(MEMORY_SECONDS):
             now: dict[str, int] = {}
             for process in [self.root, *self.root.children(recursive=True)]:
                 try:

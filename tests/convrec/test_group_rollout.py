@@ -77,6 +77,7 @@ class World:
         self.rows: dict[str, tuple[dict, dict]] = {}
         self.calls: list[str] = []
         self.score = lambda **row: compute_score(catalog_path=catalog, num_items=3, **row)
+        self.scored: list[dict] = []  # what the reward function was called with
         lists = ["Alien (1979)\nHeat (1995)", "Heat (1995)\nHeat (1995)\nJaws (1975)", ""]
 
         async def generate(prompt_ids: list[int], sampling_params: dict, request_id: str, **_: Any) -> TokenOutput:
@@ -97,7 +98,11 @@ class World:
         async def no_fields() -> list[str]:
             return []
 
-        self.manager = manager = GroupRewardManager(OmegaConf.create({}), tokenizer, lambda **row: self.score(**row))
+        def reward(**row: Any) -> Any:
+            self.scored.append(row)
+            return self.score(**row)
+
+        self.manager = manager = GroupRewardManager(OmegaConf.create({}), tokenizer, reward)
 
         async def score(data: Any) -> Any:
             self.calls.append("score a group" if isinstance(data, list) else "score")
@@ -207,6 +212,10 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else getattr(value, "data", value)
 
 
+def arguments(row: dict) -> str:
+    return json.dumps(row, default=lambda value: value.tolist(), sort_keys=True)
+
+
 @pytest.mark.parametrize("validate", [False, True])
 def test_groups_put_what_verl_puts(tokenizer: Any, catalog: str, validate: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -217,6 +226,7 @@ def test_groups_put_what_verl_puts(tokenizer: Any, catalog: str, validate: bool)
     assert found.calls.count("generate_group") == found.calls.count("score a group") == 1
     assert found.rows.keys() == expected.rows.keys()
     assert len(found.rows) == 3 + (3 if validate else 9)
+    assert sorted(map(arguments, found.scored)) == sorted(map(arguments, expected.scored))
     scores = set()
     for key, (tag, fields) in expected.rows.items():
         assert found.rows[key][0] == tag, key
