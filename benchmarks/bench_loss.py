@@ -44,20 +44,26 @@ def make_batch(device: str) -> tuple[torch.Tensor, torch.Tensor, VocabTable]:
     return responses.to(device), mask.to(device), table.to(device)
 
 
-def timed(call: Callable[[], Any], repeats: int, device: str) -> dict[str, float]:
+def timed(calls: dict[str, Callable[[], Any]], repeats: int, device: str) -> dict[str, list[float]]:
+    """Milliseconds of each call, all of them in each round: they meet the same moments of the machine."""
+
     def wait() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        call()
-        wait()
-        times.append((time.perf_counter() - start) * 1e3)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(repeats + 3):
+        for name, call in calls.items():
+            wait()
+            start = time.perf_counter()
+            call()
+            wait()
+            if round_ >= 3:  # warm
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def summary(times: list[float]) -> dict[str, Any]:
     low, median, high = statistics.quantiles(times, n=4)
     return {"ms": round(median, 3), "quartiles": [round(low, 3), round(high, 3)]}
 
@@ -168,17 +174,28 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {options.threads} thread(s)",
         "dtype": options.dtype,
         "B, T, tokens": [B, T, tokens],
-        "segmentation": timed(lambda: token_rank_ids(responses, mask, table, EOS), options.repeats, device),
     }
-    for name, call in losses.items():
-        report[name] = timed(call, options.repeats, device) | {"peak": peak_tensors(call, device)}
     # log-probs new, old, reference and the gradient; advantages and unit ids are read as well
     touched = [new, old, reference, new, advantages, units]
     copies = [torch.empty_like(tensor) for tensor in touched]
-    copy_ms = timed(lambda: [a.copy_(b) for a, b in zip(copies, touched, strict=True)], options.repeats, device)["ms"]
-    report["floor"] = {"ms": round(copy_ms / 2, 3), "bytes": sum(tensor.nbytes for tensor in touched)}
-    if "vanilla" in report:
-        report["times vanilla"] = round(report["rank_grpo"]["ms"] / report["vanilla"]["ms"], 3)
+    calls = {
+        "segmentation": lambda: token_rank_ids(responses, mask, table, EOS),
+        **losses,
+        "copy": lambda: [a.copy_(b) for a, b in zip(copies, touched, strict=True)],
+    }
+    times = timed(calls, options.repeats, device)
+    for name in ("segmentation", *losses):
+        report[name] = summary(times[name])
+        if name in losses:
+            report[name]["peak"] = peak_tensors(losses[name], device)
+    report["floor"] = {
+        "ms": round(statistics.median(times["copy"]) / 2, 3),
+        "bytes": sum(tensor.nbytes for tensor in touched),
+    }
+    for name in ("vanilla", "gspo"):
+        if name in times:
+            ratios = [ours / theirs for ours, theirs in zip(times["rank_grpo"], times[name], strict=True)]
+            report[f"times {name}"] = round(statistics.median(ratios), 3)
     report["times floor"] = round(report["rank_grpo"]["ms"] / report["floor"]["ms"], 2)
     print(json.dumps(report, indent=2))
 

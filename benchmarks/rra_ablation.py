@@ -52,9 +52,9 @@ def main() -> None:
     prepare(options, data)
 
     start = options.out / "start"
-    tables = ["--data", data / "sft_train.parquet", data / "catalog.parquet"]
+    texts_of = ["--data", data / "sft_train.parquet", data / "catalog.parquet"]
     sizes = ["--hidden-size", 128, "--num-layers", 3, "--vocab-size", 3072]
-    make(options.out / "model", "convrec.tiny_model", *tables, *sizes, "--out", options.out / "model")
+    make(options.out / "model", "convrec.tiny_model", *texts_of, *sizes, "--out", options.out / "model")
     train(data / "sft_titles.parquet", options.out / "model", start, options.start_steps, 4e-3, options.num_items)
     demonstrations, models = {}, {}
     for name, choice in VARIANTS.items():
@@ -106,7 +106,11 @@ def make(result: Path, module: str, *arguments: Any) -> None:
 def train(file: Path, model: Path, out: Path, steps: int, lr: float, num_items: int) -> None:
     if (out / f"global_step_{steps}").exists():
         return
-    variables = {"TRAIN_FILE": file, "VAL_FILE": file.with_name("sft_validation.parquet"), "MODEL_PATH": model}
+    variables: dict[str, Any] = {
+        "TRAIN_FILE": file,
+        "VAL_FILE": file.with_name("sft_validation.parquet"),
+        "MODEL_PATH": model,
+    }
     variables |= {"SAVE_PATH": out, "TOTAL_STEPS": steps, "SAVE_FREQ": steps, "TEST_FREQ": steps, "LR": lr}
     variables |= {"TRAIN_BATCH_SIZE": 32, "TOTAL_EPOCHS": 100, "MAX_LENGTH": PROMPT + 2 * num_items + 20}
     variables |= {"PYTHON": sys.executable}

@@ -119,6 +119,11 @@ def token_rank_ids(
     Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started
     rank, -1 in an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
     """
+    own_T = response_mask_BT.any(dim=0).nonzero()
+    width = int(own_T[-1]) + 1 if len(own_T) else 0
+    if width < responses_BT.shape[1]:  # columns of padding cost what text costs
+        ranks_BT = token_rank_ids(responses_BT[:, :width], response_mask_BT[:, :width], table, eos_token_ids)
+        return torch.nn.functional.pad(ranks_BT, (0, responses_BT.shape[1] - width), value=-1)
     if not responses_BT.numel():
         return responses_BT.long()
     last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)

@@ -120,7 +120,12 @@ PINS = {
         "group_rollout.GroupedRollouts._run_prompt (when it is started)",
     ),
     "AgentLoopWorkerTQ._agent_loop_postprocess": ("523edacbff73640d", "group_rollout.Rollout (fields and tags)"),
-    "RewardLoopWorker.compute_score_batch": ("9852cc45bd3fc72d", "group_rollout.GroupedRollouts._score"),
+    "RewardLoopWorker.compute_score": (
+        "163c1ca0102cfb2d",
+        "group_rollout.GroupedRollouts.rewards_in_groups (it hands on what it gets)",
+    ),
+    "NaiveRewardManager.run_single": ("89e2c1e4e0d30a79", "reward_manager.GroupRewardManager"),
+    "get_trajectory_info": ("b34f57ccb22fcb39", "group_rollout.GroupedRollouts.validate"),
     "LLMServerClient.generate": ("45f4cf4029f0be37", "group_rollout.GroupedRollouts._generate"),
     "AgentLoopManagerTQ.__init__": ("9f1e99d66170d332", "rollout.ConvRecAgentLoopManager"),
     "AgentLoopWorker._run_agent_loop": ("32c3d607c5d4c9fa", "rollout.ConvRecAgentLoopWorker"),
@@ -139,9 +144,10 @@ def sources() -> dict[str, str]:
     from transfer_queue import interface
     from transfer_queue.storage.bootstrap.simple_storage_bootstrap import initialize_simple_storage
     from verl.checkpoint_engine.base import CheckpointEngineWorker
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, get_trajectory_info
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.plugin.platform.platform_manager import _detect_platform_name
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
@@ -209,7 +215,9 @@ def sources() -> dict[str, str]:
         AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt,
         AgentLoopWorkerTQ.__ray_metadata__.modified_class.generate_sequences,
         AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess,
-        RewardLoopWorker.compute_score_batch,
+        RewardLoopWorker.compute_score,
+        NaiveRewardManager.run_single,
+        get_trajectory_info,
         LLMServerClient.generate,
         AgentLoopManagerTQ.__init__,
         AgentLoopWorker._run_agent_loop,
