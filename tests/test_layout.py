@@ -14,6 +14,7 @@ VERL_AND_RAY = {
     "convrec/checkpoints.py",
     "convrec/dataset.py",
     "convrec/group_rollout.py",
+    "convrec/reward_manager.py",
     "convrec/judge_dataset.py",
     "convrec/liveness.py",
     "convrec/micro_batches.py",

@@ -294,6 +294,11 @@ def driver(world: World, tokenizer: Any, folder: Path, monkeypatch: pytest.Monke
     return trainer
 
 
+def steady(metrics: dict[str, float]) -> dict[str, float]:
+    """Without verl's bootstraps, which depend on which of a prompt's answers came first."""
+    return {name: value for name, value in metrics.items() if "/best@" not in name and "/worst@" not in name}
+
+
 @pytest.mark.parametrize("answers", [1, 2])
 def test_a_validation_without_transfer_queue_is_verls(
     tokenizer: Any, catalog: str, tmp_path: Path, answers: int
@@ -309,13 +314,14 @@ def test_a_validation_without_transfer_queue_is_verls(
             metrics = [validate(), validate()]  # the second with what the first has kept
             trainer._shutdown_dump_executor()
             written = [json.loads(line) for line in (tmp_path / str(directly) / "4.jsonl").read_text().splitlines()]
-        assert metrics[0] == metrics[1]
+        assert steady(metrics[0]) == steady(metrics[1])
         assert all(row.pop("uid") for row in written)
         found.append((metrics[0], trainer.logged, sorted(map(str, written))))
         assert world.rows == {}
         assert ("generate_group" in world.calls) == directly
     expected, direct = found
-    assert direct[0] == pytest.approx(expected[0], abs=1e-6)  # verl sums the scores in float32
+    assert steady(direct[0]) == pytest.approx(steady(expected[0]), abs=1e-6)  # verl sums the scores in float32
+    assert direct[0].keys() == expected[0].keys()
     assert direct[0]["val/recall"] > 0
     for (_, theirs, _), (_, ours, _) in zip(expected[1], direct[1], strict=True):
         assert [row[:2] for row in ours] == [row[:2] for row in theirs]

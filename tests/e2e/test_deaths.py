@@ -60,7 +60,7 @@ def killed(demo, own_data, run_folder) -> dict[str, Killed]:
 def train_and_kill(demo, own_data, run_folder, victim: str, *overrides: str, **variables: str) -> Killed:
     """Kill it two checkpoints later."""
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **own_data}
-    environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4", "LR": "1e-3"}
+    environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4", "LR": "1e-4"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
     environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "SAVE_FREQ": "1", **variables}
     merged_when_read = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]"
@@ -136,11 +136,11 @@ def test_each_algorithm_trains(killed):
 def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
     demo, own_data, killed, run_folder, tmp_path
 ):
-    before = AutoModelForCausalLM.from_pretrained(resolve_model(demo.out / "sft")).state_dict()
+    before = AutoModelForCausalLM.from_pretrained(resolve_model(demo.out / "sft"), dtype="bfloat16").state_dict()
     after = AutoModelForCausalLM.from_pretrained(resolve_model(run_folder), dtype="float32").state_dict()
-    moved = max((after[name] - before[name]).abs().max().item() for name in before)
+    moved = max((after[name] - before[name].float()).abs().max().item() for name in before)
     # each of the steps, two of them doubled, moves a weight by about the learning rate; the merger rounds to bf16
-    assert 1e-3 < moved < 1e-3 * 2 * latest_step(run_folder) + 1e-2
+    assert 1e-4 < moved < 1e-4 * 2 * latest_step(run_folder) + 1e-2
     metrics = evaluate(
         model=run_folder,
         data=Path(own_data["TRAIN_FILE"]).with_name("test.parquet"),

@@ -102,7 +102,7 @@ def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]
         SAVE_PATH=str(sft / mode),
         TRAIN_BATCH_SIZE="8",
         ROLLOUT_N="4",
-        LR="1e-3",
+        LR="1e-4",  # with ten times that a judge may talk of "fiction fiction fiction" after two steps
         TOTAL_STEPS="2",
         SAVE_FREQ="2",
         TEST_FREQ="2",
