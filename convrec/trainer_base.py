@@ -52,6 +52,7 @@ class ConvRecMixin:
         with open_dict(config):
             # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
             config.trainer.max_actor_ckpt_to_keep = None
+        self.validates_directly = True  # until a prompt needs verl's way
         self.validation_samples: list[dict[str, Any]] | None = None
         self.saved_step = 0
         self.is_stopping = False
@@ -160,8 +161,9 @@ class ConvRecMixin:
     # ---- validation ----
 
     def _validate(self) -> dict[str, float]:
-        metrics = self._validate_directly()
-        if metrics is None:
+        metrics = self._validate_directly() if self.validates_directly else None
+        if metrics is None:  # and so the next time: nothing is sent about in vain
+            self.validates_directly, self.validation_samples = False, None
             metrics = super()._validate()
         saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
         return metrics
