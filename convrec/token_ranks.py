@@ -119,21 +119,23 @@ def token_rank_ids(
     Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started
     rank, -1 in an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
     """
-    own_T = response_mask_BT.any(dim=0).nonzero()
+    if not responses_BT.numel():
+        return responses_BT.long()
+    # Flags are small integers: on a CPU what makes, takes or reduces booleans is up to ten times as slow.
+    own_BT = response_mask_BT.bool().short()
+    own_T = own_BT.amax(dim=0).nonzero()
     width = int(own_T[-1]) + 1 if len(own_T) else 0
     if width < responses_BT.shape[1]:  # columns of padding cost what text costs
         ranks_BT = token_rank_ids(responses_BT[:, :width], response_mask_BT[:, :width], table, eos_token_ids)
         return torch.nn.functional.pad(ranks_BT, (0, responses_BT.shape[1] - width), value=-1)
-    if not responses_BT.numel():
-        return responses_BT.long()
     last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
-    dead_BT = (_columns(responses_BT) > last_B1).logical_or_(response_mask_BT == 0)
-    silent_BT = dead_BT.scatter(1, last_B1, dead_BT.gather(1, last_B1) | ends_B1)  # the stop token is no text
+    live_BT = (last_B1.int() + 1 - _columns(responses_BT)).clamp_(0, 1).short().mul_(own_BT)
+    text_BT = live_BT.scatter(1, last_B1, live_BT.gather(1, last_B1) * ~ends_B1)  # the stop token is no text
     codes_BT = _look_up(table.codes_V, responses_BT)
     if table.fallback_V is not None:
-        fallback_BT = _look_up(table.fallback_V, responses_BT).masked_fill_(silent_BT, -2)
+        fallback_BT = _look_up(table.fallback_V, responses_BT).masked_fill_(text_BT == 0, -2)
         codes_BT.masked_fill_(_not_utf8(fallback_BT), _CONTENT)
-    codes_BT.masked_fill_(silent_BT, 0)
+    codes_BT.mul_(text_BT)
 
     # A content token starts a line when a delimiter stands in itself before its first non-blank byte, or one was met
     # since the non-blank bytes of the content token before it, or there is none before it.
@@ -143,14 +145,14 @@ def token_rank_ids(
     starts_BT.bitwise_and_(codes_BT).bitwise_and_(_CONTENT)
     inner_BT = shift(codes_BT, _INNER_SHIFT)
     started_BT = starts_BT.add_(inner_BT).cumsum(dim=1, dtype=torch.int32)  # in int64 four times as slow
-    return started_BT.sub_(inner_BT.add_(1)).masked_fill_(dead_BT, -1).long()
+    return started_BT.sub_(inner_BT).mul_(live_BT).sub_(1).long()
 
 
 def _codes_before(codes_BT: torch.Tensor) -> torch.Tensor:
     """For each token the code of the last token before it that is not 0, with _TRAIL where a blank one before it has a
     delimiter; _TRAIL at the beginning."""
     before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
-    if ((codes_BT & _CONTENT) > before_BT).any():  # text behind a token without a code
+    if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text behind a token without a code
         # the place of the last token with a code, one column on: 0 is the beginning
         places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
         places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
@@ -181,14 +183,16 @@ def _last_own_token(
     for token_id in eos_token_ids:
         eos_BT |= responses_BT == token_id
     eos_BT &= response_mask_BT.bool()
-    if eos_BT.shape[1] == 0:
+    width = eos_BT.shape[1]
+    if width == 0:
         return eos_BT.new_zeros(eos_BT.shape[0], 1, dtype=torch.long), eos_BT.new_zeros(eos_BT.shape[0], 1)
-    ends_B1, first_B1 = eos_BT.max(dim=1, keepdim=True)  # of equal values the first
-    return first_B1.masked_fill(~ends_B1, eos_BT.shape[1] - 1), ends_B1
+    left_B1 = (eos_BT.int() * (width - _columns(eos_BT))).amax(dim=1, keepdim=True)  # columns from the first one on
+    ends_B1 = left_B1 > 0
+    return torch.where(ends_B1, width - left_B1, width - 1).long(), ends_B1
 
 
 def _columns(values_BT: torch.Tensor) -> torch.Tensor:
-    return torch.arange(values_BT.shape[1], device=values_BT.device)
+    return torch.arange(values_BT.shape[1], device=values_BT.device, dtype=torch.int32)
 
 
 def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor:

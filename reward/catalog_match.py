@@ -12,7 +12,7 @@ from convrec.catalog import load_catalog
 from convrec.errors import UserError
 from convrec.matching import Matcher
 from convrec.rank_rewards import dcg, ideal_dcg, rank_returns
-from convrec.ranks import DEFAULT_DELIMITER, Item, parse_item, split_lines
+from convrec.ranks import DEFAULT_DELIMITER, parse_item, split_lines
 from convrec.reference import parse_items_reference
 
 _building = threading.Lock()
@@ -74,12 +74,13 @@ def compute_score(
     matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
     lines = split_lines(solution_str, delimiter)
     asked = lines[:num_items]
-    items: list[Item | None] = [parse_item(line, matcher.catalog.dated) for line in asked]
     if matching == "reference":
         # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
         matched = matcher.match(parse_items_reference(solution_str)[:num_items], truth, seen)
+        unparsable = [parse_item(line) for line in asked].count(None)
     else:
-        matched = matcher.match(items, truth, seen)
+        matched = matcher.match_lines(asked, truth, seen)
+        unparsable = matched.parsed.count(False)
 
     relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
     gain = dcg(relevance, num_items)
@@ -92,7 +93,7 @@ def compute_score(
         "hits": hits,
         "catalog_hit_ratio": sum(matched.in_catalog) / len(asked) if asked else 0.0,
         "num_items": len(lines),
-        "unparsable": items.count(None),
+        "unparsable": unparsable,
         "duplicates": sum(matched.duplicate),
         "overflow": int(len(lines) > num_items),
         "underflow": int(len(lines) < num_items),

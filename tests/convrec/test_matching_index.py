@@ -10,6 +10,7 @@ from rapidfuzz import fuzz
 from convrec import matching
 from convrec.catalog import Catalog
 from convrec.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher, fold, normalise, numbers
+from convrec.ranks import parse_item
 
 FILMS = [
     ("The Matrix", 1999),
@@ -111,3 +112,50 @@ def test_having_met_the_catalog_changes_nothing():
     assert met.identify.cache_info().currsize == len(FILMS)
     lines = [(title + mark, year + shift) for title, year in FILMS for mark in ("", "s") for shift in (0, 1, 5)]
     assert [met.identify(*line) for line in lines] == [fresh.identify(*line) for line in lines]
+
+
+def match_rank_by_rank(matcher: Matcher, items, ground_truth, seen) -> list[tuple]:
+    """`Matcher.match` as its docstring says it: (relevance, in catalog, duplicate, seen, row, parsed) of each rank."""
+    truth = [(matcher.identify(title, year).key, year) for title, year in ground_truth]
+    seen_keys = {matcher._seen_key(title) for title in seen}
+    earlier, ranks = set(), []
+    for item in items:
+        if item is None:
+            ranks.append((0, False, False, False, -1, False))
+            continue
+        row, key = matcher.identify(*item)
+        identity = row if row >= 0 else (key, item.year)
+        is_seen = key in seen_keys or matching.FOLDED + fold(key) in seen_keys
+        hit = int(row >= 0 and not is_seen and identity not in earlier and matcher._take_nearest(truth, key, item.year))
+        ranks.append((hit, row >= 0, identity in earlier, is_seen, row, True))
+        earlier.add(identity)
+    return ranks
+
+
+written = st.sampled_from(
+    [f"{title} ({year + shift})" for title, year in [*FILMS, ("Nope", 2000), ("$", 1971)] for shift in (-1, 0, 2)]
+    + [
+        "the matrix (1999)",
+        "Matrix (1999)",
+        "Maetrix, The (1999)",
+        "mother (2017)",
+        "no item",
+        "** (1999)",
+        "Heat(1995)",
+    ]
+)
+named = st.sampled_from(["Heat", "heat (1995)", "matrix", "Mother", "$", "", "Nope", "Rocky 3", "?"])
+
+
+@given(
+    st.lists(written, max_size=8),
+    st.lists(st.sampled_from([*FILMS, ("The Matrix", 2000), ("Nope", 2000)]), max_size=4),
+    st.lists(named, max_size=2),
+    st.sampled_from(["exact", "fuzzy"]),
+)
+def test_looking_at_all_ranks_at_once_is_looking_at_each(lines, truth, seen, mode):
+    matcher = Matcher(Catalog.from_items(FILMS), mode)
+    items = [parse_item(line) for line in lines]
+    expected = match_rank_by_rank(matcher, items, truth, seen)
+    for result in (matcher.match(items, truth, seen), matcher.match_lines(lines, truth, seen)):
+        assert list(zip(*result, strict=True)) == expected
