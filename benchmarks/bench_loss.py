@@ -3,11 +3,12 @@
 python benchmarks/bench_loss.py [--device cpu|cuda] [--dtype float32|bfloat16] [--threads 1] [--repeats 15] [--compile]
 
 A step at full scale: B = 384 responses of up to T = 1,024 tokens in 20 ranks, lists of 180 to 240 tokens; the rest is
-padding, as in verl's batch. Losses get the same log-probs (old, new, reference) and masks; each is timed with what a
-step needs of it: policy term, k3 KL, metrics, backward. Milliseconds are medians of --repeats with the quartiles;
-memory is the peak above what is there before, in B T tensors of 4 bytes. `floor`: reading the inputs and writing the
-gradient once, at the speed of a copy of the same tensors. verl's losses are left out where verl is not installed;
---compile adds the rank-level loss through torch.compile.
+padding, as in verl's batch; segmentation also where no row has padding, beside a mere count of newlines. Losses get the
+same log-probs (old, new, reference) and masks; each is timed with what a step needs of it: policy term, k3 KL, metrics,
+backward. Milliseconds are medians of --repeats with the quartiles; memory is the peak above what is there before, in
+B T tensors of 4 bytes. `floor`: reading the inputs and writing the gradient once, at the speed of a copy of the same
+tensors. verl's losses are left out where verl is not installed; --compile adds the rank-level loss through
+torch.compile.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 
 from convrec.advantages import assign_units
 from convrec.policy_loss import rank_policy_loss
-from convrec.token_ranks import VocabTable, stop_token_mask, table_from_bytes, token_rank_ids
+from convrec.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 
 B, T, RANKS, KL = 384, 1024, 20, 0.001
 NEWLINE, WORDS = 1, 2000  # token ids: 0 ends, 1 is a new line, the others are words
@@ -42,6 +43,13 @@ def make_batch(device: str) -> tuple[torch.Tensor, torch.Tensor, VocabTable]:
         mask[row, : ends[-1] + 1] = 1
     table = table_from_bytes([b"", b"\n", *[b" word%d" % number for number in range(2, WORDS)]])
     return responses.to(device), mask.to(device), table.to(device)
+
+
+def make_full_rows(responses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same number of lines, but each row has T tokens of text: (responses, mask)."""
+    full = torch.where(responses == EOS[0], NEWLINE, responses)
+    full[:, -1] = EOS[0]
+    return full, torch.ones_like(full)
 
 
 def timed(calls: dict[str, Callable[[], Any]], repeats: int, device: str) -> dict[str, list[float]]:
@@ -134,6 +142,7 @@ def main() -> None:
     device, dtype = options.device, getattr(torch, options.dtype)
 
     responses, mask, table = make_batch(device)
+    full_responses, full_mask = make_full_rows(responses)
     ranks = token_rank_ids(responses, mask, table, EOS)
     stop = stop_token_mask(responses, mask, EOS)
     generator = torch.Generator().manual_seed(1)
@@ -180,11 +189,13 @@ def main() -> None:
     copies = [torch.empty_like(tensor) for tensor in touched]
     calls = {
         "segmentation": lambda: token_rank_ids(responses, mask, table, EOS),
+        "segmentation, full rows": lambda: token_rank_ids(full_responses, full_mask, table, EOS),
+        "newlines counted, full rows": lambda: reference_rank_ids(full_responses, full_mask, table, EOS),
         **losses,
         "copy": lambda: [a.copy_(b) for a, b in zip(copies, touched, strict=True)],
     }
     times = timed(calls, options.repeats, device)
-    for name in ("segmentation", *losses):
+    for name in [name for name in calls if name != "copy"]:
         report[name] = summary(times[name])
         if name in losses:
             report[name]["peak"] = peak_tensors(losses[name], device)

@@ -101,7 +101,7 @@ def stop_token_mask(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
     """(B, T) bool: True at the first end-of-sequence token among the tokens with response_mask 1, at most one a row."""
-    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
+    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     return (_columns(responses_BT) == last_B1) & ends_B1
 
 
@@ -122,14 +122,15 @@ def token_rank_ids(
     if not responses_BT.numel():
         return responses_BT.long()
     # Flags are small integers: on a CPU what makes, takes or reduces booleans is up to ten times as slow.
-    own_BT = response_mask_BT.bool().short()
-    own_T = own_BT.amax(dim=0).nonzero()
+    own_BT = response_mask_BT.bool()
+    is_own_BT = own_BT.short()
+    own_T = is_own_BT.amax(dim=0).nonzero()
     width = int(own_T[-1]) + 1 if len(own_T) else 0
     if width < responses_BT.shape[1]:  # columns of padding cost what text costs
         ranks_BT = token_rank_ids(responses_BT[:, :width], response_mask_BT[:, :width], table, eos_token_ids)
         return torch.nn.functional.pad(ranks_BT, (0, responses_BT.shape[1] - width), value=-1)
-    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
-    live_BT = (last_B1.int() + 1 - _columns(responses_BT)).clamp_(0, 1).short().mul_(own_BT)
+    last_B1, ends_B1 = _last_own_token(responses_BT, own_BT, eos_token_ids)
+    live_BT = (last_B1.int() + 1 - _columns(responses_BT)).clamp_(0, 1).short().mul_(is_own_BT)
     text_BT = live_BT.scatter(1, last_B1, live_BT.gather(1, last_B1) * ~ends_B1)  # the stop token is no text
     codes_BT = _look_up(table.codes_V, responses_BT)
     if table.fallback_V is not None:
@@ -167,7 +168,7 @@ def reference_rank_ids(
 
     Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` mends that.
     """
-    last_B1, _ = _last_own_token(responses_BT, response_mask_BT, eos_token_ids)
+    last_B1, _ = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)
     newlines_BT = _look_up(table.newlines_V, responses_BT).masked_fill_(dead_BT, 0)
     newlines_before_BT = newlines_BT.cumsum(dim=1, dtype=torch.int32).sub_(newlines_BT)
@@ -175,14 +176,14 @@ def reference_rank_ids(
 
 
 def _last_own_token(
-    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
+    responses_BT: torch.Tensor, own_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, 1) column of the first end-of-sequence token among those with response_mask 1, else the last column; and
-    (B, 1) bool, whether there is one."""
+    """(B, 1) column of the first end-of-sequence token among those that own_BT flags, else the last column; and (B, 1)
+    bool, whether there is one."""
     eos_BT = torch.zeros_like(responses_BT, dtype=torch.bool)
     for token_id in eos_token_ids:
         eos_BT |= responses_BT == token_id
-    eos_BT &= response_mask_BT.bool()
+    eos_BT &= own_BT
     width = eos_BT.shape[1]
     if width == 0:
         return eos_BT.new_zeros(eos_BT.shape[0], 1, dtype=torch.long), eos_BT.new_zeros(eos_BT.shape[0], 1)
