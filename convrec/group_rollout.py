@@ -184,8 +184,9 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         params = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
         params |= {"repetition_penalty": 1.0, "logprobs": False}
         trajectories = await get_trajectory_info(global_steps, [sample["index"] for sample in samples], True)
+        n = config.n
         prompts = [
-            Prompt(sample, params, trajectory, int(sample.get("__rollout_n__", config.n)))
+            Prompt(sample, params, trajectory, int(sample.get("__rollout_n__", n)))
             for sample, trajectory in zip(samples, trajectories, strict=True)
         ]
         groups = [list(group) for group in groups_of(prompts)]

@@ -175,10 +175,8 @@ class ConvRecMixin:
         """
         if self.validation_samples is None:  # the same every time
             self.validation_samples = [sample for columns in self.val_dataloader for sample in rows_of(columns)]
-        samples = [
-            {"agent_name": self.config.actor_rollout_ref.rollout.agent.default_agent_loop, **sample, "uid": uuid4().hex}
-            for sample in self.validation_samples
-        ]
+        agent = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
+        samples = [{"agent_name": agent, **sample, "uid": uuid4().hex} for sample in self.validation_samples]
         answers = self.agent_loop_manager.validate(samples, self.global_steps)
         if answers is None:
             return None
@@ -229,8 +227,24 @@ class ConvRecMixin:
             data_sources = [data_sources[place] for place, _ in copies]
             sample_uids = [f"{sample_uids[place]}/{copy}" for place, copy in copies]
             scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
-        metrics = super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs)
-        return metrics | {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
+        means = {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
+        if len(set(sample_uids)) == len(sample_uids) and "acc" not in scalars:  # verl counts a missing `acc` as 0
+            # One answer a prompt: verl's mean of each prompt and then of all is the mean. Its loop over prompts and
+            # keys takes 1 to 3 % as long as a whole validation.
+            data_sources, scalars = mean_of_each(data_sources, scalars)
+            sample_uids = data_sources
+        return super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs) | means
+
+
+def mean_of_each(sources: Sequence[str], scalars: Mapping[str, list]) -> tuple[list[str], dict[str, list[float]]]:
+    """The sources, each once, and for each key its mean over a source's rows."""
+    places: dict[str, list[int]] = {}
+    for place, source in enumerate(sources):
+        places.setdefault(source, []).append(place)
+    means = {
+        key: [float(np.mean([values[i] for i in own])) for own in places.values()] for key, values in scalars.items()
+    }
+    return list(places), means
 
 
 def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,34 +1,52 @@
 """What the trainer computes itself; the rest is wiring, which tests/e2e runs."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from convrec import saving
 from convrec.trainer import RankGRPOMixin
 from convrec.trainer_base import ConvRecMixin
 
 
-class Recorded:
-    """In verl's place: says what its metrics were given."""
-
-    def _val_metrics_update(self, sources: list, uids: list, scalars: dict[str, list], *_: Any) -> dict[str, Any]:
-        return {"sources": sources, "uids": uids, "scalars": scalars}
+class Verls:
+    _val_metrics_update = PPOTrainerSync._val_metrics_update
 
 
-class Trainer(RankGRPOMixin, Recorded):
+class Trainer(RankGRPOMixin, Verls):
     def __init__(self) -> None: ...
 
 
 def test_an_answer_scored_for_several_rows_counts_as_often_in_validation() -> None:
-    infos = {"ndcg": [0.5, 0.2], "num_rows": [3, 1], "rank_returns": [[1.0], [0.0]]}
-    metrics = Trainer()._val_metrics_update(["convrec"] * 2, ["a", "b"], infos)
-    assert metrics["val/ndcg"] == pytest.approx((3 * 0.5 + 0.2) / 4)
-    assert metrics["uids"] == ["a/0", "a/1", "a/2", "b/0"]
-    assert metrics["scalars"] == {"ndcg": [0.5, 0.5, 0.5, 0.2]}  # lists and the count itself stay out
-    assert len(metrics["sources"]) == 4
+    infos = {"reward": [0.5, 0.2], "num_rows": [3, 1], "rank_returns": [[1.0], [0.0]]}
+    metrics = Trainer()._val_metrics_update(["reddit"] * 2, ["a", "b"], infos, [2, 2])
+    mean = (3 * 0.5 + 0.2) / 4
+    assert metrics["val/reward"] == pytest.approx(mean)
+    assert metrics["val-core/reddit/reward/mean@1"] == pytest.approx(mean)
+    assert not any("rows" in name or "returns" in name for name in metrics)  # lists and the count itself stay out
+
+
+@pytest.mark.parametrize("uids", ["abcdef", "aabbcc"])  # one answer a prompt, and two
+@pytest.mark.parametrize("name", ["hits", "acc"])
+def test_validation_metrics_are_verls(uids: str, name: str) -> None:
+    sources = ["reddit", "redial", "redial", "reddit", "reddit", "redial"]
+    sources = sources if len(set(uids)) == 6 else sorted(sources)
+    infos = {"reward": [0.1, 0.7, 0.2, 0.0, 0.45, 1 / 3], name: [1, 0, 1, 0, 0, 1]}
+    expected_counts = Counter(zip(sources, uids, strict=True)) | {("reddit", "a"): 2}  # one more was asked for
+    arguments = (sources, list(uids), infos, [2] * 6, expected_counts)
+    metrics = Trainer()._val_metrics_update(*arguments)
+    assert {f"val/{key}": pytest.approx(sum(values) / 6) for key, values in infos.items()}.items() <= metrics.items()
+    verls = PPOTrainerSync._val_metrics_update(Trainer(), *arguments)
+    shown = {key: value for key, value in metrics.items() if not key.startswith("val/")}
+    # verl's bootstraps of several answers are drawn anew each time
+    drawn = {key for key in verls if "best@" in key or "worst@" in key}
+    assert shown.keys() == verls.keys()
+    assert {key: shown[key] for key in verls.keys() - drawn} == pytest.approx(
+        {key: verls[key] for key in verls.keys() - drawn}
+    )
 
 
 class Saved:
