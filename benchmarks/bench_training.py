@@ -150,6 +150,8 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=100)
     parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=["ours", "grpo", "stock"])
     options = parser.parse_args()
+    if options.steps < 4:
+        parser.error("--steps must be 4 at least: the first two are left out, and quartiles need two")
     options.demo = options.demo.resolve()
     with tempfile.TemporaryDirectory() as folder:
         report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
