@@ -27,9 +27,10 @@ import numpy as np
 from rapidfuzz import fuzz, process
 
 from convrec.catalog import Catalog, load_catalog
-from convrec.matching import Matcher, fold, normalise
+from convrec.matching import Matcher
 from convrec.rank_rewards import rank_returns
 from convrec.ranks import format_item, parse_item, parse_items, split_lines
+from convrec.titles import fold, normalise
 
 RESPONSES, LINES = 384, 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

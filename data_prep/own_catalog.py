@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from convrec.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.errors import UserError
-from convrec.matching import normalise
+from convrec.titles import normalise
 from data_prep.own_files import BadLine, Damage, read_records
 
 

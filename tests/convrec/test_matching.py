@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from convrec.catalog import Catalog
 from convrec.errors import UserError
-from convrec.matching import Matcher, fold, normalise, numbers
+from convrec.matching import Matcher
 from convrec.ranks import Item, parse_item, parse_items
 from convrec.reference import parse_items_reference
+from convrec.titles import fold, normalise, numbers
 
 FILMS = [
     ("The Matrix", 1999),

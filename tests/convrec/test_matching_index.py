@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
-from convrec import matching
+from convrec import matching, titles
 from convrec.catalog import Catalog
-from convrec.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher, fold, normalise, numbers
+from convrec.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher
 from convrec.ranks import parse_item
+from convrec.titles import fold, normalise, numbers
 
 FILMS = [
     ("The Matrix", 1999),
@@ -25,17 +26,17 @@ FILMS = [
 def fold_step_by_step(title: str) -> str:
     """`fold` with every step taken, needed or not."""
     text = " ".join(unicodedata.normalize("NFKC", title).casefold().split())
-    if inverted := matching._INVERTED_ARTICLE.fullmatch(text):
+    if inverted := titles._INVERTED_ARTICLE.fullmatch(text):
         text = inverted[1]
     text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
-    text = text.translate(matching._LETTERS).replace("&", " and ")
-    text = matching._THOUSANDS.sub("", matching._APOSTROPHE.sub("", text))
-    words = matching._NOT_WORD.sub(" ", text).split()
-    if len(words) > 1 and words[0] in matching._ARTICLES:
+    text = text.translate(titles._LETTERS).replace("&", " and ")
+    text = titles._THOUSANDS.sub("", titles._APOSTROPHE.sub("", text))
+    words = titles._NOT_WORD.sub(" ", text).split()
+    if len(words) > 1 and words[0] in titles._ARTICLES:
         del words[0]
     for place, word in enumerate(words):
-        roman = matching._ROMAN.get(word, word) if place or len(word) > 1 else word
-        words[place] = matching._WORDS.get(word, roman)
+        roman = titles._ROMAN.get(word, word) if place or len(word) > 1 else word
+        words[place] = titles._WORDS.get(word, roman)
     return " ".join(words)
 
 

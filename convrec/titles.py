@@ -1,0 +1,54 @@
+"""A title's forms, by which titles are compared: `normalise` for exact matching, `fold` for fuzzy."""
+
+import re
+import unicodedata
+from functools import lru_cache
+
+CACHE_SIZE = 1 << 18
+
+_ARTICLES = ("the", "a", "an")
+_LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ß": "ss"})
+# An apostrophe inside a word, or the `?` that stands for one in the Reddit data, joins: don't, don?t -> dont.
+_APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_NOT_WORD = re.compile(r"[\W_]+")
+_DIGITS = re.compile(r"\d+")
+_INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
+_ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
+_ROMAN = {tens + ones: str(10 * t + o) for t, tens in enumerate(("", "x")) for o, ones in enumerate(_ONES) if t or o}
+_UNITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_WORDS = {word: str(value) for value, word in enumerate(_UNITS, start=1)}
+
+
+def normalise(title: str) -> str:
+    """Exact mode's form: NFKC, case-folded, white space collapsed."""
+    if not title.isascii():
+        title = unicodedata.normalize("NFKC", title)
+    return " ".join(title.casefold().split())
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def fold(title: str) -> str:
+    """Fuzzy mode's form: letters, digits and single spaces only; empty for a title of symbols such as `$`."""
+    text = normalise(title)
+    if "," in text and (inverted := _INVERTED_ARTICLE.fullmatch(text)):  # "Matrix, The"
+        text = inverted[1]
+    if not text.isascii():
+        text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
+        text = text.translate(_LETTERS)
+    if not text.replace(" ", "").isalnum():  # what follows is half of the time of a fold
+        text = _THOUSANDS.sub("", _APOSTROPHE.sub("", text.replace("&", " and ")))
+        text = _NOT_WORD.sub(" ", text)
+    words = text.split()
+    if len(words) > 1 and words[0] in _ARTICLES:
+        del words[0]
+    # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; anywhere else it is a number: `Rocky V`.
+    return " ".join(
+        _WORDS.get(word) or (_ROMAN.get(word, word) if place or len(word) > 1 else word)
+        for place, word in enumerate(words)
+    )
+
+
+def numbers(folded: str) -> tuple[int, ...]:
+    """The sequel guard's key: every number of a folded title, in order."""
+    return tuple(map(int, _DIGITS.findall(folded)))
