@@ -1,4 +1,4 @@
-"""verl's SFT trainer, mended where epochs end: nothing but wiring."""
+"""verl's SFT trainer, mended where epochs begin and end: nothing but wiring."""
 
 from typing import Any
 
@@ -12,6 +12,10 @@ class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
             # a loader's state saved after an epoch's last batch comes back exhausted, and `fit` would count that as the
             # next epoch; without a state the loader begins the epoch that `fit` gives the sampler
             self.train_dataloader.next_iter_state = None
+
+    def _build_dataloader(self) -> None:
+        super()._build_dataloader()
+        self.train_sampler.seed = self.config.data.seed  # verl leaves it at 0, whatever SEED is
 
     def _init_engine(self) -> None:
         """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""

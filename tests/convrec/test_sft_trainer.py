@@ -75,11 +75,12 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                 ),
             )
 
-    def start(stop_after: int | None = None, **trainer: Any) -> list[list[int]]:
+    def start(stop_after: int | None = None, seed: int = 3407, **trainer: Any) -> list[list[int]]:
         config = OmegaConf.create(
             {
                 "model": {"use_remove_padding": True},
                 "data": {
+                    "seed": seed,
                     "train_batch_size": BATCH,
                     "pad_mode": "no_padding",
                     "num_workers": 0,
@@ -129,6 +130,15 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
     assert whole[:STEPS_PER_EPOCH] != whole[STEPS_PER_EPOCH : 2 * STEPS_PER_EPOCH]  # each epoch has an order of its own
     (tmp_path / "run").rename(tmp_path / "whole")
     assert train(stop_after) + train() == whole
+
+
+def test_the_seed_is_that_of_the_order(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
+    orders = []
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        orders.append(train(seed=seed))
+        (tmp_path / "run").rename(tmp_path / name)
+    first, again, other = orders
+    assert first == again != other
 
 
 def test_total_steps_win_over_epochs(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
