@@ -124,7 +124,7 @@ def _first_reading(
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
     for path in paths:
         for line, record in tqdm(
-            read_records(path, damage), f"reading {path.name}", disable=not progress, unit=" rows"
+            read_records(path, damage), f"reading {path.name}", disable=None if progress else True, unit=" rows"
         ):
             here = f"{path}, line {line}"
             try:
@@ -151,7 +151,7 @@ def conversation_name(row: Row) -> int:
 
 def _rows(paths: Sequence[Path], dated: bool, total: int | None) -> Iterator[Row]:
     """The second reading, of what the first found sound."""
-    with tqdm(total=total, desc="writing", unit=" rows", disable=total is None) as bar:
+    with tqdm(total=total, desc="writing", unit=" rows", disable=None if total else True) as bar:
         for path in paths:
             for _, record in read_records(path, Damage()):
                 yield read_row(record, dated)

@@ -92,7 +92,7 @@ def read_split(split: Split, columns: tuple[str, ...], progress: str | None = No
     Raises UserError naming the shard for a column that is missing or of another type, and for a damaged shard.
     """
     size = sum(shard.stat().st_size for shard in split.shards)
-    with tqdm(total=size, desc=progress, unit="B", unit_scale=True, disable=progress is None) as bar:
+    with tqdm(total=size, desc=progress, unit="B", unit_scale=True, disable=None if progress else True) as bar:
         for shard in split.shards:
             # not memory-mapped: the pages of a map count as ours until the kernel wants them back
             with pa.OSFile(str(shard)) as file:

@@ -13,7 +13,6 @@ How a row comes about (data_prep/films.py has the utility):
 import argparse
 import os
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int
 def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int) -> list[dict]:
     """`count` rows with completions; row i of a split depends on the seed and on nothing else."""
     rows = []
-    for index in tqdm(range(count), desc=split, unit="row", file=sys.stderr):
+    for index in tqdm(range(count), desc=split, unit="row", disable=None):  # None: drawn on a terminal only
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
         taste = draw_taste(table, rng)
         conversation = write_conversation(table, taste, rng)

@@ -157,6 +157,9 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
                 subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
         if not start.exists():
             with progress.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
+                from transformers.utils.logging import disable_progress_bar
+
+                disable_progress_bar()  # of a file that is written at once
                 make_tiny_model(start, read_texts([data]), read_titles([data]))
         if latest_step(sft) < sft_steps:
             with progress.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
