@@ -1,5 +1,6 @@
 """What the user sees of a run: our lines and a progress bar on the terminal, everything else in a log file."""
 
+import atexit
 import os
 import sys
 import threading
@@ -25,7 +26,11 @@ class Console:
 
 @contextmanager
 def output_to(log_file: Path) -> Iterator[None]:
-    """Append stdout and stderr of this process and its children, verl, Ray and vLLM, to the file."""
+    """Append stdout and stderr of this process and its children, verl, Ray and vLLM, to the file.
+
+    Afterwards the terminal is back until the interpreter ends: what libraries print then (nanobind, of leaks) is for
+    the file too.
+    """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -41,6 +46,7 @@ def output_to(log_file: Path) -> Iterator[None]:
             for target, descriptor in zip((1, 2), saved, strict=True):
                 os.dup2(descriptor, target)
                 os.close(descriptor)
+            atexit.register(os.dup2, os.dup(log.fileno()), 2)
 
 
 @contextmanager

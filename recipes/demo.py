@@ -68,7 +68,7 @@ RANK_GRPO = {
 
 
 def schedule(steps: int, validations: int) -> dict[str, str]:
-    """Save at thirds, so that an interruption costs little."""
+    """Save at thirds, so that an interruption costs little. With six validations what is saved has been validated."""
     return {
         "TOTAL_STEPS": str(steps),
         "SAVE_FREQ": str(max(1, steps // 3)),
@@ -173,12 +173,12 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
                 run_script("run_sft.sh", variables)
         if latest_step(rl) < rl_steps:
             with progress.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-                variables = RANK_GRPO | schedule(rl_steps, 5) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
+                variables = RANK_GRPO | schedule(rl_steps, 6) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
                 run_script("run_rank_grpo.sh", variables, "data.val_max_samples=128")
         with progress.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
             scored = {name: _evaluate(out, name, folder) for name, folder in (("sft", sft), ("rank_grpo", rl))}
     with progress.phase("report", "tables, curves, conversations"):
-        settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 5)}
+        settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
         summary = _summarise(scored, settings, progress)
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([sft, rl], out / "report.html", evaluations)

@@ -51,7 +51,7 @@ def test_the_terminal_is_quiet_and_names_the_log(demo):
     lines = [line for line in demo.stderr.replace("\r", "\n").splitlines() if line.strip() and "%|" not in line]
     assert len(lines) < 60, "\n".join(lines)
     assert "run.log" in demo.stderr
-    assert not [line for line in lines if "WARNING" in line or "pid=" in line]
+    assert not [line for line in lines if "WARNING" in line or "pid=" in line or "leaked" in line]
 
 
 def test_a_finished_demo_is_not_overwritten(demo):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +207,16 @@ def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: 
     warnings = runner._frequency_warnings(OmegaConf.create({"trainer": trainer}))
     assert len(warnings) == (said is not None)
     assert said is None or said in warnings[0]
+
+
+def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    code = (
+        "import atexit, os, pathlib\n"
+        "from recipes.console import output_to\n"
+        "atexit.register(os.write, 2, b'the end ')\n"
+        f"with output_to(pathlib.Path({str(log)!r})): os.write(2, b'the run ')\n"
+        "os.write(2, b'after it ')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ended.stderr, log.read_text()) == ("after it ", "the run the end ")
