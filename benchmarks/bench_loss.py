@@ -6,8 +6,9 @@ A step at full scale: B = 384 responses of up to T = 1,024 tokens in 20 ranks, l
 padding, as in verl's batch; segmentation also where no row has padding, beside a mere count of newlines. Losses get the
 same log-probs (old, new, reference) and masks; each is timed with what a step needs of it: policy term, k3 KL, metrics,
 backward. Milliseconds are medians of --repeats with the quartiles; memory is the peak above what is there before, in
-B T tensors of 4 bytes. `floor`: reading the inputs and writing the gradient once, at the speed of a copy of the same
-tensors. verl's losses are left out where verl is not installed; --compile adds the rank-level loss through
+B T tensors of 4 bytes; `operations` are torch's that are no mere views: kernels, on a GPU, which at this size takes
+longer to launch than to run them. `floor`: reading the inputs and writing the gradient once, at the speed of a copy of
+the same tensors. verl's losses are left out where verl is not installed; --compile adds the rank-level loss through
 torch.compile.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convrec.advantages import assign_units
 from convrec.policy_loss import rank_policy_loss
@@ -93,6 +95,23 @@ def peak_tensors(call: Callable[[], Any], device: str) -> float:
                 held += event.nbytes()
                 peak = max(peak, held)
     return round(peak / (B * T * 4), 2)
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts torch's operations that are no mere views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = operation._schema.returns
+        self.count += not any(result.alias_info and not result.alias_info.is_write for result in results)
+        return operation(*args, **(kwargs or {}))
+
+
+def operations(call: Callable[[], Any]) -> int:
+    with OperationCount() as counted:
+        call()
+    return counted.count
 
 
 def verls_losses(
@@ -199,6 +218,8 @@ def main() -> None:
         report[name] = summary(times[name])
         if name in losses:
             report[name]["peak"] = peak_tensors(losses[name], device)
+            if "compiled" not in name:
+                report[name]["operations"] = operations(losses[name])
     report["floor"] = {
         "ms": round(statistics.median(times["copy"]) / 2, 3),
         "bytes": sum(tensor.nbytes for tensor in touched),
