@@ -58,7 +58,7 @@ SFT = {
 RANK_GRPO = {
     "TRAIN_BATCH_SIZE": "16",
     "ROLLOUT_N": "8",
-    "LR": "2e-4",
+    "LR": "1e-4",
     "KL_LOSS_COEF": "0.01",
     "TOTAL_EPOCHS": "1000",
     "SAVE_KEEP": "1",

@@ -15,7 +15,13 @@ from convrec import guard, registration
 from recipes import checks, doctor, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
-SHOWN = {"val/ndcg": "val NDCG", "rank_grpo/return@1": "return@1", "rank_grpo/dcg": "DCG", "actor/kl": "KL"}
+SHOWN = {
+    "val/ndcg": "val NDCG",
+    "rank_grpo/return@1": "return@1",
+    "rank_grpo/dcg": "DCG",
+    "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
+    "actor/kl": "KL",
+}
 RAY_STARTS = 3
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
