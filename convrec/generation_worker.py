@@ -78,8 +78,10 @@ def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int
 
     prompts = ids(request.prompts)  # in one call, which is faster than one at a time
     too_long = [len(tokens) > limit for tokens in prompts]
-    for place in [place for place, long in enumerate(too_long) if long]:
-        prompts[place] = cut(request.prompts[place])
+    prompts = [
+        cut(messages) if cut_it else tokens
+        for messages, tokens, cut_it in zip(request.prompts, prompts, too_long, strict=True)
+    ]
     return prompts, too_long
 
 
