@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convrec.advantages import assign_units
-from convrec.policy_loss import rank_policy_loss
-from convrec.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
+from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
+from convrec.rank_grpo.advantages import assign_units
+from convrec.rank_grpo.policy_loss import rank_policy_loss
 
 B, T, RANKS, KL = 384, 1024, 20, 0.001
 NEWLINE, WORDS = 1, 2000  # token ids: 0 ends, 1 is a new line, the others are words

@@ -26,11 +26,11 @@ from pathlib import Path
 import numpy as np
 from rapidfuzz import fuzz, process
 
-from convrec.catalog import Catalog, load_catalog
-from convrec.matching import Matcher
-from convrec.rank_rewards import rank_returns
-from convrec.ranks import format_item, parse_item, parse_items, split_lines
-from convrec.titles import fold, normalise
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.rank_rewards import rank_returns
+from convrec.lists.ranks import format_item, parse_item, parse_items, split_lines
+from convrec.lists.titles import fold, normalise
 
 RESPONSES, LINES = 384, 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.ranks import format_item
-from convrec.schema import prompt_text
+from convrec.data.schema import prompt_text
+from convrec.lists.ranks import format_item
 from data_prep import metadata, reflect, remap, rows, teacher
 
 WORDS_OF_A_CONVERSATION, WORDS = 80, 20_000

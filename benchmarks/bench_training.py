@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
-from convrec.runs import read_metrics
+from convrec.runs.folder import read_metrics
 from recipes import estimate
 
 ROOT = Path(__file__).resolve().parent.parent

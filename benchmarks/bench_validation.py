@@ -6,7 +6,7 @@ python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--r
 CPU, one after the other in each round; the ratios are medians over the rounds:
 
 plain       vLLM's offline engine, nothing else: one call of `generate`, the engine's start left out
-evaluation  what `recipes.evaluate` calls, convrec.generation, less what it takes for a single prompt
+evaluation  what `recipes.evaluate` calls, convrec.generation.generate, less what it takes for a single prompt
 training    a validation of run_rank_grpo.sh: prompts to metrics, reward included (timing_s/testing)
 """
 
@@ -25,9 +25,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.checkpoints import resolve_model
+from convrec.checkpoints.models import resolve_model
 from convrec.generation import generate
-from convrec.runs import read_metrics
+from convrec.runs.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, RESPONSE = 256, 100

@@ -21,10 +21,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import load_catalog
-from convrec.matching import Matcher
-from convrec.metrics import evaluate_row, paired, summarise
-from convrec.ranks import parse_items
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.metrics import evaluate_row, paired, summarise
+from convrec.lists.ranks import parse_items
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ("--judge", "cooccurrence")
@@ -54,7 +54,7 @@ def main() -> None:
     start = options.out / "start"
     texts_of = ["--data", data / "sft_train.parquet", data / "catalog.parquet"]
     sizes = ["--hidden-size", 128, "--num-layers", 3, "--vocab-size", 3072]
-    make(options.out / "model", "convrec.tiny_model", *texts_of, *sizes, "--out", options.out / "model")
+    make(options.out / "model", "recipes.tiny_model", *texts_of, *sizes, "--out", options.out / "model")
     train(data / "sft_titles.parquet", options.out / "model", start, options.start_steps, 4e-3, options.num_items)
     demonstrations, models = {}, {}
     for name, choice in VARIANTS.items():

@@ -14,7 +14,8 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from convrec import guard, platform_cpu
+from convrec.cpu import platform as platform_cpu
+from convrec.runs import guard
 from recipes import host, rank_grpo
 from recipes.settings import compose, save_config
 

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.matching import Matcher
+from convrec.lists.matching import Matcher
 from data_prep import reflect, remap
 from data_prep.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
 from data_prep.stages import Summary, parquet_writer, read_blocks, read_record

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from convrec.judge_verdict import outside_thinking
+from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages
 
 BLOCK = 2048  # conversations whose questions and answers are held at once

@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from convrec.metrics import evaluate_row, summarise
-from convrec.ranks import Item, format_item
-from convrec.schema import RL_SCHEMA, SFT_SCHEMA
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA
+from convrec.lists.metrics import evaluate_row, summarise
+from convrec.lists.ranks import Item, format_item
 from data_prep.rows import ADJUSTED, ROWS, catalog_matcher
 from data_prep.stages import Summary, parquet_writer, read_blocks
 

@@ -1,4 +1,4 @@
-"""Preferences and ratings -> the judges' parquet (convrec.judge_schema).
+"""Preferences and ratings -> the judges' parquet (convrec.judges.schema).
 
     python -m data_prep.judge --mode pairwise --input preferences.jsonl --out data/judge
 
@@ -33,10 +33,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.chat import fits, render_prompt
+from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
-from convrec.judge_prompt import MODES, TEMPLATE_SETTINGS, query_text
-from convrec.judge_schema import judge_schema, label_of, make_row, prompt_of
+from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
+from convrec.judges.schema import judge_schema, label_of, make_row, prompt_of
 from data_prep.judge_records import Rating, Record, is_tie, load
 
 SPLITS = ("train", "validation", "test")

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
-from convrec.judge_prompt import MODES, verdict_text
-from convrec.judge_schema import label_of, prompt_of, read_judge_table
-from convrec.judge_verdict import preference_verdict, score_verdict
-from convrec.schema import DEMONSTRATION_SCHEMA
+from convrec.judges.prompt import MODES, verdict_text
+from convrec.judges.schema import label_of, prompt_of, read_judge_table
+from convrec.judges.verdict import preference_verdict, score_verdict
 
 
 def demonstrations(

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.chat import Message
+from convrec.data.chat import Message
 from convrec.errors import UserError
-from convrec.judge_schema import make_row, raise_for_problems, row_problem
+from convrec.judges.schema import make_row, raise_for_problems, row_problem
 
 
 class Comparison(NamedTuple):

@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.catalog import Catalog
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.ranks import NO_YEAR, Item, format_item
-from convrec.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import NO_YEAR, Item, format_item
 from data_prep.own_catalog import read_catalog
 from data_prep.own_files import BadLine, Damage, read_records
 from data_prep.own_rows import Row, check_demonstration, read_again, read_row

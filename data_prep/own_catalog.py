@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.errors import UserError
-from convrec.titles import normalise
+from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.lists.titles import normalise
 from data_prep.own_files import BadLine, Damage, read_records
 
 

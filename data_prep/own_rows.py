@@ -23,9 +23,9 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from convrec.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
-from convrec.matching import Matcher
-from convrec.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
+from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
 from data_prep.own_files import BadLine
 from data_prep.tables import Pair
 

@@ -33,10 +33,10 @@ from typing import Any, NamedTuple, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import Catalog, load_catalog, parse_year
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA
+from convrec.lists.catalog import Catalog, load_catalog, parse_year
+from convrec.lists.matching import Matcher
 from data_prep.released import TRUTH, Split, find_split, read_split
 from data_prep.tables import (
     Pair,

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.judge_prompt import judge_prompt
-from convrec.judge_verdict import score_verdict
-from convrec.matching import Matcher
-from convrec.ranks import format_item, parse_item, split_lines
-from convrec.schema import RL_SCHEMA
-from convrec.titles import fold
+from convrec.data.schema import RL_SCHEMA
+from convrec.judges.prompt import judge_prompt
+from convrec.judges.verdict import score_verdict
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import format_item, parse_item, split_lines
+from convrec.lists.titles import fold
 from data_prep import remap
 from data_prep.asking import BLOCK, Asker
 from data_prep.retrieval_teacher import Cooccurrence, catalog_pairs

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pyarrow as pa
 from tqdm import tqdm
 
+from convrec.data.schema import MESSAGES
 from convrec.errors import UserError
-from convrec.schema import MESSAGES
 
 TRUTH = "groundtruth_with_release_year"
 BATCH_ROWS = 1000

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from scipy import sparse
 from tqdm import tqdm
 
-from convrec.matching import Matcher
-from convrec.ranks import format_item
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import format_item
 from data_prep.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.rows import ROWS, catalog_matcher, conversation_of_row
 from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks

@@ -28,13 +28,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import Catalog
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.metrics import evaluate_row, popularity_baseline, summarise
-from convrec.ranks import Item, parse_items
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text
-from convrec.validation import validate_rl_table
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
+from convrec.lists.ranks import Item, parse_items
 from data_prep.retrieval_teacher import Pair, RetrievalTeacher, conversation_of, conversation_text, truth_of, with_lists
 
 _TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)

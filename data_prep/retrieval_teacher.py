@@ -12,10 +12,10 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 
-from convrec.catalog import Catalog
+from convrec.data.schema import split_prompt
 from convrec.errors import UserError
-from convrec.ranks import NO_YEAR, format_item
-from convrec.schema import split_prompt
+from convrec.lists.catalog import Catalog
+from convrec.lists.ranks import NO_YEAR, format_item
 
 Pair = tuple[str, str]  # title, year as text; "" where items have no years
 NEIGHBOURS = 50

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import Catalog, load_catalog
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt
+from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.ranks import NO_YEAR, format_item
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt
-from convrec.validation import validate_rl_table
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import NO_YEAR, format_item
 from data_prep.retrieval_teacher import conversation_of
 from data_prep.stages import Summary, file_id, parquet_writer, read_blocks, read_record, written_whole
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt
 from convrec.errors import UserError
-from convrec.metrics import ndcg_at_k, recall_at_k
-from convrec.ranks import format_item
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt
+from convrec.lists.metrics import ndcg_at_k, recall_at_k
+from convrec.lists.ranks import format_item
 from data_prep.conversations import read_taste, write_conversation
 from data_prep.films import ERAS, FilmTable, Taste, load_films
 

@@ -12,9 +12,9 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.matching import Matcher
-from convrec.ranks import format_item
-from convrec.schema import CONVERSATION_MARKER, split_prompt
+from convrec.data.schema import CONVERSATION_MARKER, split_prompt
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import format_item
 
 Pair = tuple[str, str]  # title, year as text; "" where items have no years
 GROUP_ROWS = 4096  # of a parquet row group: with posts of 4,000 characters 16 MB

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.catalog import Catalog
-from convrec.matching import Matcher
-from convrec.ranks import Item, parse_items
-from convrec.schema import RL_SCHEMA
+from convrec.data.schema import RL_SCHEMA
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import Item, parse_items
 from data_prep.asking import BLOCK, Asker
 from data_prep.retrieval_teacher import RetrievalTeacher, catalog_pairs, list_text
 from data_prep.rows import ROWS, catalog_matcher, train_file, year_column

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.catalog import load_catalog
-from convrec.checkpoints import check_model_path
+from convrec.checkpoints.models import check_model_path
+from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
-from convrec.judge_schema import validate_judge_table
-from convrec.validation import TableReport, validate_rl_table, validate_sft_table
+from convrec.judges.schema import validate_judge_table
+from convrec.lists.catalog import load_catalog
 from recipes import host
 
 

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from convrec.runs import read_metrics
+from convrec.runs.folder import read_metrics
 
 
 class Console:

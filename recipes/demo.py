@@ -34,12 +34,12 @@ from typing import Any
 import psutil
 
 from convrec.errors import UserError
-from convrec.report import table_row, text_table
-from convrec.runs import latest_step
-from convrec.tiny_model import make_tiny_model, read_texts, read_titles
+from convrec.report.page import table_row, text_table
+from convrec.runs.folder import latest_step
 from recipes.console import repeating
 from recipes.evaluation.single import evaluate
 from recipes.report import report as write_report
+from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
 HERE = Path(__file__).resolve().parent.parent
 KS = (5, 10, 20)

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 
 from convrec.errors import UserError
-from convrec.runs import MODEL_KEYS
-from convrec.tracking import has_login
+from convrec.runs.folder import MODEL_KEYS
+from convrec.training.tracking import has_login
 from recipes import checks, estimate, node
 from recipes.settings import compose
 from recipes.variables import JUDGES, RECIPES

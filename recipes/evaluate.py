@@ -23,9 +23,9 @@ from typing import Any
 from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.matching import MODES
-from convrec.metrics import PROTOCOLS
-from convrec.report import table_row, text_table
+from convrec.lists.matching import MODES
+from convrec.lists.metrics import PROTOCOLS
+from convrec.report.page import table_row, text_table
 from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.paper import paper_table
 from recipes.evaluation.single import evaluate

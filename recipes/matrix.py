@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
-from convrec.curves import write_csv
 from convrec.errors import UserError
-from convrec.metrics import paired
-from convrec.runs import METRICS
+from convrec.lists.metrics import paired
+from convrec.report.curves import write_csv
+from convrec.runs.folder import METRICS
 from recipes.evaluation.single import evaluate
 from recipes.plot import plot
 from recipes.variables import VARIABLES

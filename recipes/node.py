@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig
 
-from convrec import registration
 from convrec.errors import UserError, one_line
+from convrec.training import registration
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 OPEN_FILES = 4096
@@ -36,7 +36,7 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
         "where": socket.gethostname(),
         "versions": {name: _version(name) for name in PACKAGES},
         "digest": registration.source_digest(),
-        "source": str(Path(registration.__file__).parent),
+        "source": str(Path(registration.__file__).parents[1]),
         "unreadable": {path: text for path in (*files, *model_files) if (text := _unreadable(path))},
         "model_problem": "",
         "save_problem": problem,

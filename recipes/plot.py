@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.curves import PANELS, RunCurves, long_rows, read_curves, write_csv, write_png
 from convrec.errors import UserError
+from convrec.report.curves import PANELS, RunCurves, long_rows, read_curves, write_csv, write_png
 
 
 def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:

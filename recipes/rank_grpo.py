@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import guard, registration
+from convrec.runs import guard
+from convrec.training import registration
 from recipes import checks, doctor, host, runner
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
@@ -40,7 +41,7 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     runtime_env = get_ppo_ray_runtime_env(config)
     asked_for = options.pop("runtime_env", None) or {}
     runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
-    runtime_env["worker_process_setup_hook"] = "convrec.guard.join"
+    runtime_env["worker_process_setup_hook"] = "convrec.runs.guard.join"
     runtime_env |= asked_for
     runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
     # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
@@ -64,7 +65,7 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     """
     import ray
 
-    from convrec import rollout_queue
+    from convrec.rollout import queue as rollout_queue
 
     environment = host.process_environment(config.trainer.device != "cpu")
     environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
@@ -89,8 +90,8 @@ def _task(config: DictConfig) -> Any:
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
 
-    import convrec.trainer  # noqa: F401  registers trainer, estimator and loss
-    from convrec import tracking
+    import convrec.training.rank_trainer  # noqa: F401  registers trainer, estimator and loss
+    from convrec.training import tracking
 
     tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.charts import Chart
-from convrec.curves import ERROR, PANELS, RunCurves, return_per_rank
 from convrec.errors import UserError
-from convrec.report import table_row, write_report
-from convrec.runs import MODEL_KEYS, read_config, setting
+from convrec.report.charts import Chart
+from convrec.report.curves import ERROR, PANELS, RunCurves, return_per_rank
+from convrec.report.page import table_row, write_report
+from convrec.runs.folder import MODEL_KEYS, read_config, setting
 from recipes.evaluation.examples import examples
 from recipes.plot import read_runs
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import guard, saving
+from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
-from convrec.runs import MODEL_KEYS, hold, is_logged, latest_step, next_metrics_file
+from convrec.runs import guard
+from convrec.runs.folder import MODEL_KEYS, hold, is_logged, latest_step, next_metrics_file
 from recipes import doctor, host
 from recipes.console import Console, output_to, progress
 from recipes.settings import compose, finished_message, save_config

@@ -9,9 +9,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from convrec.checkpoints import resolve_model
+from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
-from convrec.runs import MODEL_KEYS
+from convrec.runs.folder import MODEL_KEYS
 from recipes import host
 from recipes.variables import overrides_from_environment
 

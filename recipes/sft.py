@@ -15,9 +15,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from convrec import guard, saving
+from convrec.checkpoints import saving
 from convrec.errors import UserError
-from convrec.runs import hold, next_metrics_file
+from convrec.runs import guard
+from convrec.runs.folder import hold, next_metrics_file
 from recipes import checks, host, runner
 from recipes.settings import compose
 
@@ -29,8 +30,9 @@ def train(config: DictConfig) -> None:
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-    from convrec import platform_cpu, tracking
-    from convrec.sft_trainer import ConvRecSFTTrainer
+    from convrec.cpu import platform as platform_cpu
+    from convrec.training import tracking
+    from convrec.training.sft_trainer import ConvRecSFTTrainer
 
     platform_cpu.use_whole_batch_log_probs()
     platform_cpu.use_length_groups()

@@ -20,8 +20,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
-from convrec.saving import STOP, SUBMISSION_VARIABLE
 from recipes.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
 from recipes.variables import JUDGES, RECIPES, overrides_from_environment
 

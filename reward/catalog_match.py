@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from convrec.catalog import load_catalog
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.rank_rewards import dcg, ideal_dcg, rank_returns
-from convrec.ranks import DEFAULT_DELIMITER, parse_item, split_lines
-from convrec.reference import parse_items_reference
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.rank_rewards import dcg, ideal_dcg, rank_returns
+from convrec.lists.ranks import DEFAULT_DELIMITER, parse_item, split_lines
+from convrec.lists.reference import parse_items_reference
 
 _building = threading.Lock()
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from convrec.errors import UserError
-from convrec.judge_verdict import preference_verdict
+from convrec.judges.verdict import preference_verdict
 
 
 def compute_score(

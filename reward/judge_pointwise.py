@@ -10,7 +10,7 @@ from contextlib import suppress
 from numbers import Real
 
 from convrec.errors import UserError
-from convrec.judge_verdict import MAX_SCORE, score_verdict
+from convrec.judges.verdict import MAX_SCORE, score_verdict
 
 
 def pointwise_reward(predicted: int | None, true: int) -> float:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from convrec.generation import Messages
-from convrec.generations import Answer, stored_answers
+from convrec.data.schema import split_prompt
+from convrec.generation.answers import Answer, stored_answers
+from convrec.generation.generate import Messages
+from convrec.lists.matching import Matcher
+from convrec.lists.metrics import popularity_baseline
+from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
-from convrec.matching import Matcher
-from convrec.metrics import popularity_baseline
-from convrec.ranks import Item
-from convrec.schema import split_prompt
 from recipes.evaluation.split import TRUTH, Split, as_items
 
 BASELINES = ("popularity", "retrieval")

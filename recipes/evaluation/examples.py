@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.catalog import load_catalog
+from convrec.data.schema import RL_SCHEMA, split_prompt
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.ranks import DEFAULT_DELIMITER
-from convrec.report import Example, mark_list
-from convrec.schema import RL_SCHEMA, split_prompt
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import DEFAULT_DELIMITER
+from convrec.report.page import Example, mark_list
 from recipes.evaluation.split import TRUTH
 
 Row = dict[str, Any]

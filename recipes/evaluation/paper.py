@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convrec.report import text_table
+from convrec.report.page import text_table
 
 FIGURES = Path(__file__).with_name("paper.csv")
 TEST_ROWS = 10_972

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
-from convrec.generations import Answer, write_table
-from convrec.metrics import evaluate_row, paired, summarise
-from convrec.ranks import Item
+from convrec.generation.answers import Answer, write_table
+from convrec.lists.metrics import evaluate_row, paired, summarise
+from convrec.lists.ranks import Item
 from recipes.evaluation.split import Split
 
 Scored = list[dict[str, Any]]

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convrec.checkpoints import resolve_model, run_folder
+from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
-from convrec.generations import Answer, model_answers
-from convrec.judge_verdict import outside_thinking
-from convrec.metrics import KS
-from convrec.ranks import DEFAULT_DELIMITER, parse_items
-from convrec.runs import read_config, setting
+from convrec.generation.answers import Answer, model_answers
+from convrec.judges.verdict import outside_thinking
+from convrec.lists.metrics import KS
+from convrec.lists.ranks import DEFAULT_DELIMITER, parse_items
+from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
 from recipes.evaluation.scoring import compare, file_hash, read_other, score, summary, write_json, write_rows
 from recipes.evaluation.split import Split, make_matcher, read_split, read_training_rows
@@ -28,7 +28,7 @@ TRAINED: Mapping[str, tuple[str, Any]] = {
     "matching": ("convrec.matching", "fuzzy"),
     "year_tolerance": ("convrec.year_tolerance", 2),
     "fuzzy_cutoff": ("convrec.fuzzy_cutoff", 90),
-    # None: convrec.generation's own. {}, verl's default: nothing is passed to the template, as in training
+    # None: convrec.generation.generate's own. {}, verl's default: nothing is passed to the template, as in training
     "chat_template_kwargs": ("data.apply_chat_template_kwargs", None),
 }
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.catalog import Catalog, load_catalog
+from convrec.data.schema import RL_SCHEMA
+from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
-from convrec.generations import prompt_id
-from convrec.matching import Matcher
-from convrec.ranks import Item, format_item
-from convrec.schema import RL_SCHEMA
-from convrec.validation import validate_rl_table
+from convrec.generation.answers import prompt_id
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import Item, format_item
 
 TRUTH = "groundtruth_with_release_year"
 FOREIGN_CATALOG = 0.1  # share of ground truth outside the catalog from which on it is worth a warning

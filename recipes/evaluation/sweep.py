@@ -14,10 +14,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from convrec.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.errors import UserError
-from convrec.report import table_row, text_table
-from convrec.runs import LATEST, latest_step, saved_steps, start_model
+from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
+from convrec.report.page import table_row, text_table
+from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from recipes.evaluation.scoring import write_json
 from recipes.evaluation.single import evaluate
 

@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.chat import Message, fits, render_prompt
-from convrec.checkpoints import resolve_model
+from convrec.checkpoints.models import resolve_model
+from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
-from convrec.generations import Answer, model_answers, prompt_id, write_table
-from convrec.judge_metrics import Summary, pairwise_summary, pointwise_summary
-from convrec.judge_prompt import MODES, TEMPLATE_SETTINGS, query_text
-from convrec.judge_schema import label_of, prompt_of, read_judge_table
-from convrec.judge_verdict import preference_verdict, score_verdict
-from convrec.metrics import bootstrap
+from convrec.generation.answers import Answer, model_answers, prompt_id, write_table
+from convrec.judges.metrics import Summary, pairwise_summary, pointwise_summary
+from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
+from convrec.judges.schema import label_of, prompt_of, read_judge_table
+from convrec.judges.verdict import preference_verdict, score_verdict
+from convrec.lists.metrics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
 from recipes.evaluation.scoring import write_json
 from reward.judge_pointwise import pointwise_reward

@@ -6,7 +6,7 @@ python -m recipes.judge.train {pointwise|pairwise} [hydra overrides]
 import sys
 from functools import partial
 
-from convrec.judge_prompt import MODES
+from convrec.judges.prompt import MODES
 from recipes import checks, runner
 from recipes.rank_grpo import PARTS, train
 

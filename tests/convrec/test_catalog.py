@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.catalog import Catalog, load_catalog, parse_year
 from convrec.errors import UserError
-from convrec.ranks import NO_YEAR
+from convrec.lists.catalog import Catalog, load_catalog, parse_year
+from convrec.lists.ranks import NO_YEAR
 
 
 def write(path, content):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convrec.checkpoint_files import check_hugging_face, check_shards, fingerprint
+from convrec.checkpoints.files import check_hugging_face, check_shards, fingerprint
 from convrec.errors import UserError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from convrec import checkpoints
-from convrec.checkpoint_files import fingerprint
-from convrec.checkpoints import check_model_path, resolve_model, run_folder
+from convrec.checkpoints import models as checkpoints
+from convrec.checkpoints.files import fingerprint
+from convrec.checkpoints.models import check_model_path, resolve_model, run_folder
 from convrec.errors import UserError
 
 Model = Callable[..., Path]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from convrec.curves import (
+from convrec.errors import UserError
+from convrec.report.curves import (
     PANELS,
     long_rows,
     read_csv,
@@ -19,7 +20,6 @@ from convrec.curves import (
     write_csv,
     write_png,
 )
-from convrec.errors import UserError
 from recipes import plot
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.dataset import ConvRecDataset, DemonstrationDataset, encode, render_prompt
+from convrec.data.schema import INSTRUCTION, RL_SCHEMA, SFT_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.schema import INSTRUCTION, RL_SCHEMA, SFT_SCHEMA, prompt_text
-from convrec.tiny_model import train_tokenizer
+from convrec.training.dataset import ConvRecDataset, DemonstrationDataset, encode, render_prompt
+from recipes.tiny_model import train_tokenizer
 
 LONG = (
     "USER: " + "I watch a lot of films and like to talk about them. " * 40 + "\nSYSTEM: Which?\nUSER: Heat, please.\n"

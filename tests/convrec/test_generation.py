@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation import GenerationRow, generate
+from convrec.generation.generate import GenerationRow, generate
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -103,7 +103,8 @@ def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_a_killed_parent_leaves_no_vllm_process(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", tied=True)
-    code = f"from convrec.generation import generate; generate({str(model)!r}, ['x'], max_tokens=400, progress=False)"
+    code = "from convrec.generation.generate import generate; "
+    code += f"generate({str(model)!r}, ['x'], max_tokens=400, progress=False)"
     parent = subprocess.Popen([sys.executable, "-c", code])
     children_file = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     deadline = time.monotonic() + 30

@@ -18,8 +18,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from convrec.group_rollout import GROUP, Prompt, groups_of
-from convrec.trainer_base import ConvRecMixin
+from convrec.rollout.groups import GROUP, Prompt, groups_of
+from convrec.training.trainer_base import ConvRecMixin
 
 CONVERSATIONS = ["I liked Alien (1979) and Heat (1995)", "Something funny, please", "A film with robots in it?"]
 
@@ -46,7 +46,7 @@ class Answers:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoTokenizer
 
-    from convrec.tiny_model import make_tiny_model
+    from recipes.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
     make_tiny_model(
@@ -70,8 +70,8 @@ class World:
         from verl.workers.rollout.llm_server import LLMServerClient
         from verl.workers.rollout.replica import TokenOutput
 
-        from convrec.reward_manager import GroupRewardManager
-        from convrec.rollout import ConvRecAgentLoopWorker
+        from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
+        from convrec.rollout.reward_manager import GroupRewardManager
         from reward.catalog_match import compute_score
 
         self.rows: dict[str, tuple[dict, dict]] = {}
@@ -262,7 +262,7 @@ def driver(world: World, tokenizer: Any, folder: Path, monkeypatch: pytest.Monke
     from transfer_queue import KVBatchMeta
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from convrec.trainer_base import ScalarGRPOTrainer
+    from convrec.training.trainer_base import ScalarGRPOTrainer
 
     def sample(**_: Any) -> tuple[KVBatchMeta, None]:
         keys = [key.removeprefix("val/") for key, (_, fields) in world.rows.items() if fields]

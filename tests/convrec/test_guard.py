@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from convrec import guard
+from convrec.runs import guard
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +34,7 @@ time.sleep(600)
 DRIVER = """
 import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
-from convrec import guard
+from convrec.runs import guard
 folder = guard.new_folder()
 os.environ.update(guard.environment(folder))
 guard.join(is_driver=True, message="it ended without a word")
@@ -181,7 +181,7 @@ def test_children_from_before_the_run_and_other_peoples_shared_memory_are_spared
     script = f"""
 import os, subprocess, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from convrec import guard
+from convrec.runs import guard
 before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 before_tmp = os.environ.get("TMPDIR")
 with guard.guarded("") as folder:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from convrec.curves import PANELS, read_curves
 from convrec.errors import UserError
-from convrec.judge_metrics import pairwise_summary
-from convrec.runs import MODEL_KEYS, recipe_of, start_model
+from convrec.judges.metrics import pairwise_summary
+from convrec.report.curves import PANELS, read_curves
+from convrec.runs.folder import MODEL_KEYS, recipe_of, start_model
 from recipes.report import SETTINGS, report
 
 CONFIG = {

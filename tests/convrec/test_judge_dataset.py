@@ -8,14 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from convrec.chat import encode, render_prompt
-from convrec.dataset import DemonstrationDataset
+from convrec.data.chat import encode, render_prompt
+from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
-from convrec.judge_dataset import PairwiseDataset, PointwiseDataset
-from convrec.judge_schema import judge_schema, make_row, prompt_of
-from convrec.schema import DEMONSTRATION_SCHEMA
-from convrec.tiny_model import train_tokenizer
+from convrec.judges.schema import judge_schema, make_row, prompt_of
+from convrec.training.dataset import DemonstrationDataset
+from convrec.training.judge_dataset import PairwiseDataset, PointwiseDataset
 from data_prep.judge_demonstrations import demonstrations
+from recipes.tiny_model import train_tokenizer
 from reward import judge_pairwise, judge_pointwise
 
 USER = [{"role": "user", "content": "A horror film?"}]

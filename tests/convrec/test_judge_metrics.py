@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from convrec.judge_metrics import pairwise_summary, pointwise_summary, rank_correlation
+from convrec.judges.metrics import pairwise_summary, pointwise_summary, rank_correlation
 
 
 def test_pairwise_by_hand() -> None:

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.judge_prompt import MODES, judge_prompt, query_text, verdict_text
-from convrec.judge_schema import (
+from convrec.judges.prompt import MODES, judge_prompt, query_text, verdict_text
+from convrec.judges.schema import (
     judge_schema,
     label_of,
     make_row,
@@ -19,7 +19,7 @@ from convrec.judge_schema import (
     row_problem,
     validate_judge_table,
 )
-from convrec.judge_verdict import preference_verdict, score_verdict
+from convrec.judges.verdict import preference_verdict, score_verdict
 
 USER = [{"role": "user", "content": "A horror film?"}]
 RATED = make_row(USER, ["Alien."], 4, "test")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.judge_verdict import last_tag, outside_thinking, preference_verdict, score_verdict
+from convrec.judges.verdict import last_tag, outside_thinking, preference_verdict, score_verdict
 
 
 @pytest.mark.parametrize(

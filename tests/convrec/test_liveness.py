@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
 
-from convrec import liveness
+from convrec.training import liveness
 
 
 class Actors:

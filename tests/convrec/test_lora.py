@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from convrec.checkpoints import resolve_model
+from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
-from convrec.tiny_model import make_tiny_model
+from recipes.tiny_model import make_tiny_model
 
 RANK, ALPHA = 4, 8
 

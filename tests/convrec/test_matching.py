@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.catalog import Catalog
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.ranks import Item, parse_item, parse_items
-from convrec.reference import parse_items_reference
-from convrec.titles import fold, normalise, numbers
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import Item, parse_item, parse_items
+from convrec.lists.reference import parse_items_reference
+from convrec.lists.titles import fold, normalise, numbers
 
 FILMS = [
     ("The Matrix", 1999),
@@ -274,7 +274,7 @@ BETTER = {
 
 @pytest.mark.parametrize("mode", ["exact", "fuzzy", "reference"])
 def test_recorded_rewards_agree_but_where_we_do_better(shared_dir, mode):
-    from convrec.rank_rewards import rank_returns
+    from convrec.lists.rank_rewards import rank_returns
 
     golden = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())
     catalog = Catalog.from_items(map(tuple, golden["catalog"]))
@@ -295,7 +295,7 @@ def test_recorded_rewards_agree_but_where_we_do_better(shared_dir, mode):
 
 
 def test_misspelt_titles_are_found_and_foreign_ones_are_not(shared_dir):
-    from convrec.catalog import load_catalog
+    from convrec.lists.catalog import load_catalog
 
     catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
     other = load_catalog(shared_dir / "data" / "redial" / "catalog.parquet")

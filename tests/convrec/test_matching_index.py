@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
-from convrec import matching, titles
-from convrec.catalog import Catalog
-from convrec.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher
-from convrec.ranks import parse_item
-from convrec.titles import fold, normalise, numbers
+from convrec.lists import matching, titles
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher
+from convrec.lists.ranks import parse_item
+from convrec.lists.titles import fold, normalise, numbers
 
 FILMS = [
     ("The Matrix", 1999),

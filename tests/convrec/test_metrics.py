@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.catalog import Catalog, parse_year
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.metrics import (
+from convrec.lists.catalog import Catalog, parse_year
+from convrec.lists.matching import Matcher
+from convrec.lists.metrics import (
     bootstrap,
     catalog_hit_ratio,
     evaluate_row,
@@ -22,9 +22,9 @@ from convrec.metrics import (
     sign_flip,
     summarise,
 )
-from convrec.rank_rewards import ideal_dcg
-from convrec.ranks import NO_YEAR, Item, parse_items
-from convrec.reference import parse_items_reference
+from convrec.lists.rank_rewards import ideal_dcg
+from convrec.lists.ranks import NO_YEAR, Item, parse_items
+from convrec.lists.reference import parse_items_reference
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
 EXACT = Matcher(Catalog.from_items(FILMS), "exact")

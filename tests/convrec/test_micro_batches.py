@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
-from convrec import micro_batches, platform_cpu
-from convrec.micro_batches import SHORTEST, group_by_length
+from convrec.cpu import platform as platform_cpu
+from convrec.training import without_flash_attention as micro_batches
+from convrec.training.without_flash_attention import SHORTEST, group_by_length
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 

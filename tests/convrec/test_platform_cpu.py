@@ -11,7 +11,8 @@ import psutil
 import pytest
 import torch
 
-from convrec import guard, platform_cpu
+from convrec.cpu import platform as platform_cpu
+from convrec.runs import guard
 
 # name -> (digest of its source, what to read again when it changes)
 PINS = {
@@ -360,7 +361,7 @@ def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytes
 @pytest.mark.usefixtures("sources")
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_a_tied_head_is_packed_again(tied: bool) -> None:
-    from convrec.vllm_cpu import repack_tied_head
+    from convrec.cpu.server import repack_tied_head
 
     packed = []
     head = SimpleNamespace(quant_method=SimpleNamespace(process_weights_after_loading=packed.append))
@@ -370,7 +371,7 @@ def test_only_a_tied_head_is_packed_again(tied: bool) -> None:
 
 @pytest.mark.usefixtures("sources")
 def test_the_rollout_server_names_our_worker_extension() -> None:
-    from convrec.vllm_cpu import CPUHttpServer, CPUWorkerExtension
+    from convrec.cpu.server import CPUHttpServer, CPUWorkerExtension
 
     path = CPUHttpServer._get_worker_extension_cls(object.__new__(CPUHttpServer))
     module, name = path.rsplit(".", 1)

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.advantages import assign_units, rank_advantages
 from convrec.errors import UserError
-from convrec.policy_loss import AGGREGATIONS, finish_policy_metrics, metric_aggregation, rank_policy_loss
-from convrec.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
+from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
+from convrec.rank_grpo.advantages import assign_units, rank_advantages
+from convrec.rank_grpo.policy_loss import AGGREGATIONS, finish_policy_metrics, metric_aggregation, rank_policy_loss
 
 F64 = torch.float64
 

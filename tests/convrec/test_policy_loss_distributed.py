@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from convrec.advantages import assign_units, rank_advantages
-from convrec.policy_loss import finish_policy_metrics, rank_policy_loss
+from convrec.rank_grpo.advantages import assign_units, rank_advantages
+from convrec.rank_grpo.policy_loss import finish_policy_metrics, rank_policy_loss
 
 VOCAB, WIDTH, N, B, T = 17, 8, 3, 8, 14
 

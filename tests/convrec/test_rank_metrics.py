@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from convrec.rank_metrics import list_length_flags, rank_buckets, rank_metrics
+from convrec.rank_grpo.step_metrics import list_length_flags, rank_buckets, rank_metrics
 
 
 def test_buckets():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.rank_rewards import dcg, ideal_dcg, rank_returns
+from convrec.lists.rank_rewards import dcg, ideal_dcg, rank_returns
 
 relevances = st.lists(st.integers(0, 1), max_size=24)
 

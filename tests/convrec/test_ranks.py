@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec import ranks
-from convrec.ranks import NO_YEAR, WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
+from convrec.lists import ranks
+from convrec.lists.ranks import NO_YEAR, WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
 
 # Titles that begin with a number, hold parentheses or begin and end with marks: numbering must not eat them.
 HARD_TITLES = [

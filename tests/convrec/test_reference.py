@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.ranks import Item
-from convrec.reference import parse_items_reference
+from convrec.lists.ranks import Item
+from convrec.lists.reference import parse_items_reference
 
 
 @pytest.mark.parametrize(

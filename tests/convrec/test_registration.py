@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from convrec import registration
+from convrec.training import registration
 
 
 @pytest.fixture
@@ -49,9 +49,10 @@ def test_other_source_is_told_with_both_digests(good: dict[str, Any]) -> None:
 def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     def digest_of(folder: str, text: str) -> str:
         package = tmp_path / folder
-        package.mkdir()
-        (package / "registration.py").write_text(text)
-        monkeypatch.setattr(registration, "__file__", str(package / "registration.py"))
+        (package / "training").mkdir(parents=True)
+        (package / "lists").mkdir()
+        (package / "lists" / "ranks.py").write_text(text)
+        monkeypatch.setattr(registration, "__file__", str(package / "training" / "registration.py"))
         return registration.source_digest()
 
     assert digest_of("a", "x = 1") == digest_of("b", "x = 1")

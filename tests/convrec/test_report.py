@@ -3,10 +3,10 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from convrec.catalog import Catalog
-from convrec.charts import Chart
-from convrec.matching import Matcher
-from convrec.report import (
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.report.charts import Chart
+from convrec.report.page import (
     HIT,
     MISS,
     NOT_AN_ITEM,

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from convrec import rollout
+from convrec.rollout import agent_loop as rollout
 
 
 def test_a_reward_that_fails_once_is_asked_again() -> None:

@@ -8,8 +8,8 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from transfer_queue import interface
 
-from convrec import rollout_queue
 from convrec.errors import UserError
+from convrec.rollout import queue as rollout_queue
 
 
 class Cluster:

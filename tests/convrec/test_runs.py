@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from convrec.errors import UserError
-from convrec.runs import RUNNING, hold, latest_step, next_metrics_file, read_metrics, saved_steps, start_model
+from convrec.runs.folder import RUNNING, hold, latest_step, next_metrics_file, read_metrics, saved_steps, start_model
 
 
 def _write(file: Path, *entries: tuple[int, dict[str, Any]], tail: str = "") -> None:
@@ -94,7 +94,7 @@ def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Pat
 HOLDER = """
 import sys, time
 from pathlib import Path
-from convrec.runs import hold
+from convrec.runs.folder import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

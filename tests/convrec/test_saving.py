@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from convrec import runs, saving
+from convrec.checkpoints import saving
 from convrec.errors import UserError
-from convrec.runs import LATEST, latest_step
+from convrec.runs import folder as runs
+from convrec.runs.folder import LATEST, latest_step
 
 
 def writer(run: Path, step: int, size: int = 100) -> Callable[[], None]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convrec.data.schema import INSTRUCTION, prompt_text, split_prompt, truncate_prompt
 from convrec.errors import UserError
-from convrec.schema import INSTRUCTION, prompt_text, split_prompt, truncate_prompt
 
 CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime films please.\n"
 
@@ -90,6 +90,8 @@ def test_the_prompt_for_other_items():
 
 
 def test_import_is_light():
-    heavy = "import sys, convrec.schema; print([m for m in ('torch', 'pandas', 'transformers') if m in sys.modules])"
+    heavy = (
+        "import sys, convrec.data.schema; print([m for m in ('torch', 'pandas', 'transformers') if m in sys.modules])"
+    )
     told = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"

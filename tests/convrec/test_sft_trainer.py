@@ -48,7 +48,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     """
     from verl.trainer import sft_trainer
 
-    from convrec.sft_trainer import ConvRecSFTTrainer
+    from convrec.training.sft_trainer import ConvRecSFTTrainer
 
     monkeypatch.setattr(sft_trainer, "aggressive_empty_cache", lambda **_: None)  # seconds of garbage collection
     monkeypatch.setattr(sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=lambda **_: None))

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from convrec.data.schema import prompt_text
 from convrec.errors import UserError
-from convrec.schema import prompt_text
-from convrec.tiny_model import is_exact, main, make_tiny_model, read_texts, read_titles, train_tokenizer
-from convrec.token_ranks import build_vocab_table, token_bytes, token_rank_ids
+from convrec.lists.token_ranks import build_vocab_table, token_bytes, token_rank_ids
 from data_prep.films import load_films
 from data_prep.sample import write_sample
+from recipes.tiny_model import is_exact, main, make_tiny_model, read_texts, read_titles, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from convrec.errors import UserError
-from convrec.ranks import split_lines
-from convrec.token_ranks import (
+from convrec.lists.ranks import split_lines
+from convrec.lists.token_ranks import (
     _not_utf8,
     build_vocab_table,
     reference_rank_ids,
@@ -340,7 +340,7 @@ def test_tokenizer_that_cannot_write_the_delimiter_is_refused_by_name():
 def test_self_check_catches_a_wrong_table(monkeypatch):
     tokenizer = get_tokenizer("qwen2")
     wrong = [text.replace(b"\n", b" ") for text in token_bytes(tokenizer)]
-    monkeypatch.setattr("convrec.token_ranks.token_bytes", lambda _: wrong)
+    monkeypatch.setattr("convrec.lists.token_ranks.token_bytes", lambda _: wrong)
     with pytest.raises(UserError, match=r"qwen2-like: its tokens and its text disagree"):
         build_vocab_table(tokenizer)
 

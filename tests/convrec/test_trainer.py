@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from convrec import saving
-from convrec.trainer import RankGRPOMixin
-from convrec.trainer_base import ConvRecMixin
+from convrec.checkpoints import saving
+from convrec.training.rank_trainer import RankGRPOMixin
+from convrec.training.trainer_base import ConvRecMixin
 
 
 class Verls:

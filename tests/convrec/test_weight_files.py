@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convrec import guard
-from convrec.weight_files import FileWeights
+from convrec.cpu.weight_files import FileWeights
+from convrec.runs import guard
 
 
 def test_every_rollout_worker_gets_what_the_training_processes_gathered(

@@ -35,7 +35,7 @@ def train(engine: Any, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4])
 def test_a_resumed_run_goes_on_in_the_schedule(stop_after: int) -> None:
-    from convrec.worker import ConvRecWorker
+    from convrec.training.worker import ConvRecWorker
 
     def start() -> Any:
         worker = object.__new__(ConvRecWorker)

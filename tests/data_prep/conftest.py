@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from convrec.schema import prompt_text
+from convrec.data.schema import prompt_text
 
 HORROR = [(f"Ghost {i}", str(1980 + i)) for i in range(6)]
 COMEDY = [(f"Laughs {i}", str(1990 + i)) for i in range(6)]

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.catalog import load_catalog
-from convrec.ranks import format_item, parse_items
-from convrec.schema import RL_SCHEMA
-from convrec.validation import validate_sft_table
+from convrec.data.schema import RL_SCHEMA
+from convrec.data.validation import validate_sft_table
+from convrec.lists.catalog import load_catalog
+from convrec.lists.ranks import format_item, parse_items
 from data_prep.build import _asker, main, parse
 from data_prep.metadata import catalog_text
 

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.chat import encode, render_prompt
+from convrec.data.chat import encode, render_prompt
+from convrec.data.validation import validate_sft_table
 from convrec.errors import UserError
-from convrec.judge_prompt import query_text
-from convrec.judge_schema import label_of, make_row, prompt_of, read_judge_table, responses_of
-from convrec.judge_verdict import preference_verdict, score_verdict
-from convrec.tiny_model import train_tokenizer
-from convrec.validation import validate_sft_table
+from convrec.judges.prompt import query_text
+from convrec.judges.schema import label_of, make_row, prompt_of, read_judge_table, responses_of
+from convrec.judges.verdict import preference_verdict, score_verdict
 from data_prep import judge, judge_demonstrations
 from data_prep.judge import balance_order, convert, swapped
 from data_prep.judge_sample import preferences, ratings, write_sample
+from recipes.tiny_model import train_tokenizer
 
 USER = [{"role": "user", "content": "Why?"}]
 GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.catalog import load_catalog
+from convrec.data.schema import prompt_text
+from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.metrics import evaluate_row
-from convrec.ranks import parse_items
-from convrec.schema import prompt_text
-from convrec.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.metrics import evaluate_row
+from convrec.lists.ranks import parse_items
 from data_prep.own import convert_own, main
 from data_prep.own_files import BadLine
 from data_prep.own_rows import KEYS, read_conversation, read_row, read_time

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.catalog import load_catalog
+from convrec.data.schema import prompt_text
+from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
-from convrec.schema import prompt_text
-from convrec.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.lists.catalog import load_catalog
 from data_prep import reddit_v2
 from data_prep.reddit_v2 import TARGETS, clean_row, convert, main
 from data_prep.released import find_split, read_split

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from convrec.catalog import Catalog
-from convrec.matching import Matcher
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
 from data_prep.reflect import add_ratings, cooccurrence_judge, no_judge, parse_ratings, pointwise_rating
 
 MATCHER = Matcher(

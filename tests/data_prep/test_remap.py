@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.catalog import Catalog
 from convrec.errors import UserError
-from convrec.matching import Matcher
-from convrec.ranks import Item, format_item
-from convrec.tiny_model import make_tiny_model
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import Item, format_item
 from data_prep.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
 from data_prep.remap import (
     fold_of,
@@ -25,6 +24,7 @@ from data_prep.remap import (
     writable_rows,
 )
 from data_prep.rows import CATALOG, ROWS, SCHEMA
+from recipes.tiny_model import make_tiny_model
 
 # catalog items 0, 1, 2 and item 3, which only the teacher knows
 ITEMS_ID = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6]], np.float32)

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.data.schema import RL_SCHEMA, prompt_text, split_prompt
+from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
-from convrec.ranks import parse_items
-from convrec.schema import RL_SCHEMA, prompt_text, split_prompt
-from convrec.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.lists.ranks import parse_items
 from data_prep.retrieval import (
     cuts,
     hold_out,

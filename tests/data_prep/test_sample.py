@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.data.schema import split_prompt
+from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
-from convrec.ranks import parse_items
-from convrec.schema import split_prompt
-from convrec.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.lists.ranks import parse_items
 from data_prep.conversations import GENRE_WORDS, read_taste, write_conversation
 from data_prep.films import ERAS, Film, FilmTable, Taste, load_films
 from data_prep.sample import check_sample, draw_taste, main, write_sample

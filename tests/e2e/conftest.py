@@ -15,10 +15,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.runs import latest_step, read_metrics
-from convrec.schema import split_prompt
-from convrec.tiny_model import read_texts, read_titles
+from convrec.data.schema import split_prompt
+from convrec.runs.folder import latest_step, read_metrics
 from data_prep.own import convert_own
+from recipes.tiny_model import read_texts, read_titles
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from convrec import saving
-from convrec.runs import latest_step, read_metrics
+from convrec.checkpoints import saving
+from convrec.runs.folder import latest_step, read_metrics
 
 from .conftest import ROOT, trained_steps
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
-from convrec.checkpoints import resolve_model
-from convrec.runs import latest_step, read_metrics
+from convrec.checkpoints.models import resolve_model
+from convrec.runs.folder import latest_step, read_metrics
 from recipes.evaluation.single import evaluate
 
 from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error

@@ -8,8 +8,8 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.metrics import evaluate_row
-from convrec.runs import latest_step, read_metrics
+from convrec.lists.metrics import evaluate_row
+from convrec.runs.folder import latest_step, read_metrics
 
 from .conftest import OF_THE_PASS, RL_STEPS, ROOT, trained_steps
 
@@ -91,11 +91,11 @@ def test_the_trackers_of_a_resumed_run_have_its_whole_curve_and_its_samples(demo
 
 def test_evaluation_agrees_with_the_validation_of_training(demo):
     """Training's val/ndcg (positions kept, `strict`) on its rows = our metrics on evaluation's own generations."""
-    from convrec.catalog import load_catalog
-    from convrec.dataset import read_rows
-    from convrec.matching import Matcher
-    from convrec.ranks import parse_items
-    from convrec.schema import PROMPT_COLUMNS
+    from convrec.data.schema import PROMPT_COLUMNS
+    from convrec.lists.catalog import load_catalog
+    from convrec.lists.matching import Matcher
+    from convrec.lists.ranks import parse_items
+    from convrec.training.dataset import read_rows
     from recipes.evaluation.single import evaluate
 
     last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]

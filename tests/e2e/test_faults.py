@@ -1,11 +1,11 @@
 """Faults that must stop a run of Rank-GRPO."""
 
-from convrec.tiny_model import make_tiny_model
+from recipes.tiny_model import make_tiny_model
 
 
 def test_a_rollout_that_is_not_the_policy_stops_the_run(demo, recipe, copy_of_project, tmp_path, tiny_texts):
     """The fault: after a weight update vLLM's CPU build keeps sampling from the tied head it was started with."""
-    copy = copy_of_project("convrec/vllm_cpu.py", "        repack_tied_head(self.model_runner.model)\n", "")
+    copy = copy_of_project("convrec/cpu/server.py", "        repack_tied_head(self.model_runner.model)\n", "")
     tied = make_tiny_model(tmp_path / "model", **tiny_texts, tie_word_embeddings=True)
     status, stderr, _ = recipe(tmp_path / "run", root=copy, MODEL_PATH=str(tied), TOTAL_STEPS="1")
     assert status == 1
@@ -13,7 +13,9 @@ def test_a_rollout_that_is_not_the_policy_stops_the_run(demo, recipe, copy_of_pr
 
 
 def test_a_worker_without_the_registrations_stops_the_run(demo, recipe, copy_of_project, tmp_path):
-    stale = copy_of_project("convrec/registration.py", "    register_policy_loss(NAME)(_needs_the_trainer)\n", "")
+    stale = copy_of_project(
+        "convrec/training/registration.py", "    register_policy_loss(NAME)(_needs_the_trainer)\n", ""
+    )
     status, stderr, _ = recipe(
         tmp_path / "run",
         f"+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH={stale}",

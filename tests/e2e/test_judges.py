@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.checkpoints import resolve_model
-from convrec.judge_metrics import pairwise_summary
-from convrec.judge_prompt import phrases
-from convrec.judge_schema import read_judge_table
-from convrec.judge_verdict import score_verdict
-from convrec.runs import latest_step, read_metrics
-from convrec.tiny_model import make_tiny_model, read_texts
-from convrec.validation import validate_sft_table
+from convrec.checkpoints.models import resolve_model
+from convrec.data.validation import validate_sft_table
+from convrec.judges.metrics import pairwise_summary
+from convrec.judges.prompt import phrases
+from convrec.judges.schema import read_judge_table
+from convrec.judges.verdict import score_verdict
+from convrec.runs.folder import latest_step, read_metrics
 from data_prep import build as reflect_build
 from data_prep.judge import convert
 from data_prep.judge_demonstrations import build
@@ -32,6 +31,7 @@ from data_prep.judge_sample import write_sample
 from data_prep.sample import write_sample as write_conversations
 from recipes import evaluate
 from recipes.report import report
+from recipes.tiny_model import make_tiny_model, read_texts
 
 from .conftest import ROOT
 

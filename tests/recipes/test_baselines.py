@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from recipes import evaluate
 from recipes.evaluation.baselines import baseline_lists
 from recipes.evaluation.paper import paper_rows, paper_table

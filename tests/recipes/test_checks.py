@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
-from convrec.schema import RL_SCHEMA
 from recipes import checks, doctor, host, rank_grpo, settings, sft
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
-from convrec.tracking import tracker_environment
+from convrec.training.tracking import tracker_environment
 from recipes import doctor, estimate, host, node
 from recipes.settings import compose
 from recipes.variables import VARIABLES

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec import generations
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.generation import GenerationRow
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from convrec.generation import answers as generations
+from convrec.generation.generate import GenerationRow
 from data_prep.sample import write_sample
 from recipes import evaluate as recipe
 from recipes.evaluation.examples import examples
@@ -389,7 +389,7 @@ def test_baselines_that_have_no_training_rows_are_said_to_be_left_out(
 
 @pytest.mark.e2e
 def test_a_tiny_model_is_evaluated_with_vllm(tmp_path: Path) -> None:
-    from convrec.tiny_model import make_tiny_model
+    from recipes.tiny_model import make_tiny_model
 
     write_sample(tmp_path / "data", counts={"train": 60, "validation": 4, "test": 12})
     texts = [row["prompt"][0]["content"] for row in pq.read_table(tmp_path / "data" / "train.parquet").to_pylist()]

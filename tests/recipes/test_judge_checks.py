@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.judge_schema import judge_schema, make_row
+from convrec.judges.schema import judge_schema, make_row
 from recipes import checks, evaluate, settings
 from recipes.judge import train
 from recipes.judge.evaluation import format_metrics

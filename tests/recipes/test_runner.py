@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import saving
+from convrec.checkpoints import saving
 from convrec.errors import UserError
-from convrec.runs import RUNNING, hold
+from convrec.runs.folder import RUNNING, hold
 from recipes import host, runner
 from recipes.variables import VARIABLES
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec import generations
-from convrec.curves import read_csv
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.generation import GenerationRow
-from convrec.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from convrec.generation import answers as generations
+from convrec.generation.generate import GenerationRow
+from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.sweep import sweep_steps
 

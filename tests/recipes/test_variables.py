@@ -203,7 +203,7 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     from verl.trainer.ppo.v1 import trainer_separate_async
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 
-    from convrec.trainer import RankGRPOSeparateAsyncTrainer
+    from convrec.training.rank_trainer import RankGRPOSeparateAsyncTrainer
 
     config = _shipped("rank_grpo", f"host={on}", f"+scale={scale}")
     engine = config.actor_rollout_ref.rollout.checkpoint_engine

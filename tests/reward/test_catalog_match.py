@@ -157,7 +157,7 @@ def test_threads_build_the_matcher_once(catalog_path, monkeypatch):
 
 def test_light_modules_import_no_heavy_ones():
     code = (
-        "import sys, reward.catalog_match, convrec.metrics\n"
+        "import sys, reward.catalog_match, convrec.lists.metrics\n"
         "print([name for name in ('torch', 'pandas', 'pyarrow', 'verl', 'ray', 'transformers') if name in sys.modules])"
     )
     root = Path(__file__).resolve().parents[2]

@@ -1,0 +1,24 @@
+"""A LoRA adapter put into the weights of its base model, in fp32. Run as a child, so that its memory comes back:
+
+python -m convrec.checkpoints.lora BASE ADAPTER TARGET
+"""
+
+import sys
+from pathlib import Path
+
+
+def merge(base: str, adapter: str | Path, target: str | Path) -> None:
+    """Write base + adapter to `target` as one Hugging Face folder: W + (alpha / r) B A for every adapted weight."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    merged.save_pretrained(target)
+    has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()  # an adapter's own may have another template
+    AutoTokenizer.from_pretrained(adapter if has_tokenizer else base).save_pretrained(target)
+
+
+if __name__ == "__main__":
+    merge(*sys.argv[1:])

@@ -1,0 +1,184 @@
+"""A model as users name it -> a Hugging Face folder or id.
+
+A run folder of ours (or RUN/global_step_N) becomes Hugging Face form by itself: verl writes that form beside its shards
+when `hf_model` is among the saved contents, else verl's own merger makes it once. LoRA, in a checkpoint of ours or as a
+PEFT adapter's folder, is put into the weights of its base. What is merged is kept in `merged/`, with a note of what it
+was made from: other weights in the same folder are merged anew.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from convrec.checkpoints.files import SHARDS, check_hugging_face, check_shards, fingerprint, has_weights
+from convrec.errors import UserError
+from convrec.runs.folder import LATEST, latest_step, start_model
+
+ADAPTER = "adapter_config.json"
+MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
+
+
+def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
+    """The path or Hugging Face id as text; given_as: the variable or option that errors name.
+
+    Raises UserError for a folder that is missing or holds neither a model nor a run.
+    """
+    text = str(model_path)
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
+        if not holds_model and _step_folder(folder) is None:
+            raise UserError(
+                f"{given_as}{text}: the folder has neither a config.json (a Hugging Face model) nor a complete "
+                f"checkpoint ({LATEST}); give a model folder, a run folder or a Hugging Face id"
+            )
+        return str(folder)
+    is_hub_id = text.count("/") == 1 and not text.startswith((".", "/", "~")) and " " not in text
+    if not is_hub_id or Path(text.split("/")[0]).is_dir():
+        raise UserError(f"{given_as}{text}: no such folder, and not a Hugging Face id (organisation/name)")
+    return text
+
+
+def run_folder(model_path: str | Path) -> Path | None:
+    """The run that a model is of: RUN itself, RUN/global_step_N or a folder in it; None for any other model."""
+    folder = Path(model_path).expanduser()
+    if not folder.is_dir() or (folder / LATEST).exists():
+        return folder if folder.is_dir() else None
+    folder = folder.absolute()
+    return next((part.parent for part in (folder, *folder.parents) if part.name.startswith("global_step_")), None)
+
+
+def _step_folder(folder: Path) -> Path | None:
+    """The checkpoint a path means: itself when it is RUN/global_step_N, the newest complete one of a run folder."""
+    if folder.name.startswith("global_step_"):
+        return folder
+    step = latest_step(folder)
+    return folder / f"global_step_{step}" if step else None
+
+
+def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
+    """A Hugging Face folder or id for any of: id, Hugging Face folder, PEFT adapter, run folder, RUN/global_step_N.
+
+    Raises UserError as `check_model_path` does, and when a checkpoint is half written or cannot be merged.
+    """
+    text = check_model_path(model_path, given_as)
+    folder = Path(text)
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return text
+    if (folder / ADAPTER).exists():
+        return str(_merge_adapter(folder, folder / "merged"))
+    step_folder = _step_folder(folder)
+    assert step_folder is not None  # check_model_path
+    shards = step_folder / "actor" if (step_folder / "actor").is_dir() else step_folder
+    saved, merged = shards / "huggingface", step_folder / "merged"
+    # verl's Hugging Face form of a LoRA run has the adapter's names in it, which nothing loads
+    is_lora = (shards / "lora_train_meta.json").exists()
+    if has_weights(saved) and not is_lora:
+        check_hugging_face(saved)
+        return str(saved)
+    sources = {"shards": fingerprint(shards, SHARDS) if any(shards.glob(SHARDS[0])) else None}
+    if is_lora:
+        sources["base"] = _fingerprint_of(start_model(step_folder.parent))
+    if not _is_made_from(merged, sources):
+        check_shards(shards)
+        _merge_shards(shards, merged, is_lora, step_folder.parent, sources)
+    return str(merged)
+
+
+def _fingerprint_of(model: str | None) -> str | None:
+    """Of a model's contents; a Hugging Face id stands for itself. None where there is no such model (any more)."""
+    if not model:
+        return None
+    try:
+        found = resolve_model(model)
+    except UserError:
+        return None
+    return fingerprint(Path(found)) if Path(found).is_dir() else found
+
+
+def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:
+    """Whether `target` is the merger of these; of a source that is gone (None) it is all there is left."""
+    if not has_weights(target):
+        return False
+    try:
+        noted = json.loads((target / MADE_FROM).read_text())
+    except (FileNotFoundError, ValueError):
+        noted = {}
+    return all(now is None or noted.get(name) == now for name, now in sources.items())
+
+
+def _put(partial: Path, target: Path, sources: Mapping[str, str | None]) -> None:
+    """Make the whole model in `partial` the one in `target`, with the note of what it was made from."""
+    (partial / MADE_FROM).write_text(json.dumps(sources))
+    if target.exists():
+        if has_weights(target):
+            print(f"{target}: not made from the weights that are there now, made anew", file=sys.stderr)
+        shutil.rmtree(target)
+    partial.rename(target)
+
+
+def _merge_shards(
+    shards: Path, target: Path, is_lora: bool, run_folder: Path, sources: Mapping[str, str | None]
+) -> None:
+    partial = target.with_name(target.name + ".partial")
+    command = ["verl.model_merger", "merge", "--backend", "fsdp"]
+    _run([*command, "--local_dir", str(shards), "--target_dir", str(partial)], partial, shards)
+    if is_lora:
+        # the frozen base is the model the run started from, and unlike the merger's copy not rounded to bf16
+        start = start_model(run_folder)
+        use_start = start and (Path(start).is_dir() or not _is_whole(partial))
+        _add_adapter(partial / "lora_adapter", target, start if use_start else None, sources)
+        shutil.rmtree(partial)
+    else:
+        _put(partial, target, sources)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the merger found the base's weights too; `save_lora_only` leaves them out."""
+    index = next(folder.glob("*.index.json"), None)
+    if index is not None:
+        return bool(json.loads(index.read_text())["weight_map"])
+    weights = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size, default=None)
+    adapter = folder / "lora_adapter" / "adapter_model.safetensors"
+    return weights is not None and weights.stat().st_size > adapter.stat().st_size
+
+
+def _merge_adapter(adapter: Path, target: Path) -> Path:
+    """A PEFT adapter's folder put into its base, in `target`."""
+    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_of(_base_of(adapter))}
+    if not _is_made_from(target, sources):
+        _add_adapter(adapter, target, None, sources)
+    return target
+
+
+def _base_of(adapter: Path) -> str | None:
+    """The base that an adapter names, or the folder above a merged one."""
+    above = adapter.parent
+    named = json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path")
+    return str(above) if (above / "config.json").exists() and has_weights(above) else named
+
+
+def _add_adapter(adapter: Path, target: Path, base: str | None, sources: Mapping[str, str | None]) -> None:
+    """Base + adapter in `target`; base None: the adapter's own."""
+    base = base or _base_of(adapter)
+    if not base:
+        raise UserError(f"{adapter}: {ADAPTER} names no base_model_name_or_path: write the base model's folder there")
+    partial = target.with_name(target.name + ".adding")
+    _run(["convrec.checkpoints.lora", resolve_model(base), str(adapter), str(partial)], partial, adapter)
+    _put(partial, target, sources)
+
+
+def _run(command: list[str], partial: Path, what: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, check=False
+    )
+    if done.returncode or not has_weights(partial):
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+        raise UserError(f"{what}: this checkpoint cannot be merged ({last[0]}); name another step of the run")

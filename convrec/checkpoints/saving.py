@@ -1,0 +1,255 @@
+"""Checkpoints of a Rank-GRPO run that survive what may happen while they are written.
+
+RUN/global_step_N/complete.json          sizes of its files, written last: what is cut off or damaged is seen
+RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
+RUN/best.json                            {"step": N, "val/ndcg": x} (judges: "val/score"): the best validated one saved
+RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from convrec.checkpoints.files import check_shards, check_whole, world_size
+from convrec.errors import UserError
+from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
+
+MANIFEST = "complete.json"
+BEST = "best.json"
+STOP = "stop"
+VALIDATION_METRICS = ("val/ndcg", "val/score")  # the first that is there: a judge has no NDCG
+SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
+READERS = {"merged", "merged.partial"}  # what `convrec.checkpoints.models` adds to a checkpoint later
+ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
+
+
+class StopRequested(Exception):
+    """Somebody made RUN/stop: the checkpoint is written, the run ends. `step` is the last one trained."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped as asked after step {step}")
+        self.step = step
+
+
+def stop_files(run_folder: Path) -> list[Path]:
+    """The files whose existence asks this run to stop."""
+    job = os.environ.get(SUBMISSION_VARIABLE)
+    return [run_folder / STOP] + ([run_folder / f"{STOP}.{job}"] if job else [])
+
+
+def forget_stops(run_folder: Path) -> None:
+    """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
+    (run_folder / STOP).unlink(missing_ok=True)
+    own = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
+    for file in run_folder.glob(f"{STOP}.*-[0-9]*-[0-9]*-*"):  # ids of `recipes.submit`
+        if file.name != own:
+            file.unlink(missing_ok=True)
+
+
+def step_folder(run_folder: Path, step: int) -> Path:
+    return run_folder / f"global_step_{step}"
+
+
+def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | None = None) -> None:
+    """Run `write`, which writes RUN/global_step_N and the tracker; then mark it complete and remove what is old.
+
+    Nothing older is removed before the new one is complete. Raises RuntimeError when it cannot be written: then what
+    was written of it is removed, and the last complete checkpoint and the tracker are as they were.
+    """
+    folder, last = step_folder(run_folder, step), latest_step(run_folder)
+    kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
+    needed = sum(_sizes(step_folder(run_folder, last)).values()) if last else 0
+    run_folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(run_folder).free
+    if free < needed:
+        raise RuntimeError(
+            f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is "
+            f"not saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
+        )
+    aside = folder.with_name(folder.name + ASIDE)
+    if step == last and folder.is_dir():
+        folder.rename(aside)
+    else:  # cut off by an earlier end, perhaps with another number of processes
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        write()
+        _write_json(folder / MANIFEST, _sizes(folder))
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if aside.is_dir():
+            aside.rename(folder)
+        if last:
+            write_tracker(run_folder, last)
+        else:
+            (run_folder / LATEST).unlink(missing_ok=True)
+        reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise RuntimeError(
+            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is mended"
+        ) from error
+    shutil.rmtree(aside, ignore_errors=True)
+    prune(run_folder, keep)
+
+
+def wait_for_shards(folder: Path) -> None:
+    """Return when this node sees every process's shard; RuntimeError when it does not within SHARED_SECONDS."""
+    deadline = time.monotonic() + SHARED_SECONDS
+    while True:
+        try:
+            return check_shards(folder)
+        except UserError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"not every shard in {folder} is seen by the driver's node: SAVE_PATH must be one storage that all "
+                    "nodes share"
+                ) from error
+        time.sleep(1)
+
+
+def prune(run_folder: Path, keep: int | None) -> None:
+    """Remove all complete checkpoints but the newest `keep` and the best; None keeps all."""
+    if keep is None:
+        return
+    steps = complete_steps(run_folder)
+    best = best_step(run_folder)
+    for step in steps[:-keep]:
+        if step != best:
+            folder = step_folder(run_folder, step)
+            (folder / MANIFEST).unlink()  # half removed is not complete
+            shutil.rmtree(folder)
+
+
+def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep: int | None = None) -> None:
+    """Remember the step when it is saved and validated better than the best so far; the former best may then go."""
+    metric = next((name for name in VALIDATION_METRICS if name in metrics), None)
+    if metric is None or step not in complete_steps(run_folder):
+        return
+    best = _read_json(run_folder / BEST)
+    # a best of another metric (the run was another recipe's) cannot be compared with
+    if best_step(run_folder) is None or metric not in best or metrics[metric] > best[metric]:
+        _write_json(run_folder / BEST, {"step": step, metric: metrics[metric]})
+        prune(run_folder, keep)
+
+
+def best_step(run_folder: Path) -> int | None:
+    best = _read_json(run_folder / BEST)
+    return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
+
+
+def complete_steps(run_folder: Path) -> list[int]:
+    """Steps whose checkpoint has every file in the size it was written with, in rising order."""
+    return [step for step, folder in _step_folders(run_folder).items() if _is_complete(folder)]
+
+
+def choose_resume_step(run_folder: Path) -> list[str]:
+    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
+
+    Up to the step that the tracker names a checkpoint without a manifest counts too when its shards are whole: verl's
+    SFT trainer writes no manifest.
+    """
+    if not run_folder.is_dir():
+        return []
+    for aside in run_folder.glob(f"global_step_*{ASIDE}"):
+        _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE)))
+    named = latest_step(run_folder)
+    folders = _step_folders(run_folder)
+    complete = complete_steps(run_folder)
+    warnings = [
+        f"{folder} was cut off while it was written: ignored, and overwritten when the run gets there"
+        for step, folder in folders.items()
+        if step > named and step not in complete
+    ]
+    tracker = run_folder / LATEST
+    if not tracker.exists() and not complete:
+        return warnings
+    if named in complete or (named in folders and _has_whole_shards(folders[named])):
+        return warnings
+    older = [step for step, folder in folders.items() if step < named and _has_whole_shards(folder)]
+    usable = max(complete or older, default=0)
+    then = f"resuming from step {usable}" if usable else "no other is complete: starting anew"
+    what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
+    warnings.append(f"{what}: {then}")
+    if usable:
+        write_tracker(run_folder, usable)
+    else:
+        tracker.unlink(missing_ok=True)
+    return warnings
+
+
+def check_world_size(run_folder: Path, processes: int) -> None:
+    """Raise UserError when the run cannot be resumed by so many processes: verl's shards are one a process."""
+    done = latest_step(run_folder)
+    saved = world_size(_shards(step_folder(run_folder, done))) if done else None
+    if saved and saved != processes:
+        raise UserError(
+            f"{step_folder(run_folder, done)} was saved by {saved} processes, N_NODES x N_GPUS_PER_NODE are "
+            f"{processes} now: resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and "
+            "another SAVE_PATH"
+        )
+
+
+def write_tracker(run_folder: Path, step: int) -> None:
+    partial = run_folder / (LATEST + ".partial")
+    partial.write_text(str(step))
+    partial.replace(run_folder / LATEST)
+
+
+def _step_folders(run_folder: Path) -> dict[int, Path]:
+    """RUN/global_step_N by N, in rising order."""
+    found = {step: folder for folder in run_folder.glob("global_step_*") if (step := step_of(folder)) is not None}
+    return dict(sorted(found.items()))
+
+
+def _put_back(aside: Path, folder: Path) -> None:
+    """Killed while a checkpoint was written once more: keep the new one if it is complete, else the former."""
+    if _is_complete(folder):
+        shutil.rmtree(aside)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+
+
+def _shards(folder: Path) -> Path:
+    """Where verl's shards are: RL's in a folder for the actor."""
+    return folder / "actor" if (folder / "actor").is_dir() else folder
+
+
+def _has_whole_shards(folder: Path) -> bool:
+    if (folder / MANIFEST).exists():
+        return False  # it is not as the manifest says
+    try:
+        check_shards(_shards(folder))
+        check_whole(_shards(folder).glob("*.pt"))  # optimizer and random state too
+    except UserError:
+        return False
+    return True
+
+
+def _is_complete(folder: Path) -> bool:
+    manifest = _read_json(folder / MANIFEST)
+    sizes = _sizes(folder) if manifest else {}
+    return bool(manifest) and all(sizes.get(name) == size for name, size in manifest.items())
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of every file below, by relative path; what readers add later does not count."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST and not READERS & set(path.relative_to(folder).parts)
+    }
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def _write_json(path: Path, value: dict) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(path)

@@ -1,0 +1,80 @@
+"""vLLM's CPU build as a verl rollout server: how it takes the actor's weights.
+
+After its first load, vLLM's CPU linear layers are packed and lose their `weight_loader`, so verl's
+`model.load_weights` cannot refill them. vLLM's own `reload_weights` rebuilds them, but does not pack a tied
+`lm_head` again: left alone it keeps sampling from the weights it was started with.
+"""
+
+from typing import Any
+
+import ray
+import torch
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from convrec.cpu.platform import in_run_folder, init_process_group
+from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica
+
+
+def repack_tied_head(model: torch.nn.Module) -> None:
+    """Pack `lm_head` from the embedding it is tied to; untied heads are packed by `reload_weights` itself."""
+    head = getattr(model, "lm_head", None)
+    if head is not None and getattr(model.config, "tie_word_embeddings", False):
+        head.quant_method.process_weights_after_loading(head)
+
+
+class CPUWorkerExtension(vLLMColocateWorkerExtension):
+    """verl's worker extension with what differs on CPU."""
+
+    def _get_zmq_handle(self) -> str:
+        return in_run_folder(super()._get_zmq_handle())
+
+    def update_weights_from_ipc(
+        self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = True
+    ) -> None:
+        if peft_config and base_sync_done:  # a LoRA adapter is added beside the packed weights: verl's way works
+            super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
+            return
+        # The reload reads every weight at once, and the receiver's buffer is reused: keep a copy.
+        weights: list[tuple[str, torch.Tensor]] = []
+        BucketedWeightReceiver(
+            zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=True
+        ).receive_weights(
+            on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
+        )
+        self.model_runner.reload_weights(weights_iterator=iter(weights))
+        repack_tied_head(self.model_runner.model)
+
+
+class InProcessExecutor(UniProcExecutor):
+    """vLLM's one-process executor: a process, its imports and its hand-over of every decoded token less.
+
+    vLLM's CPU build turns its name, "uni", into "mp", because threads cannot be bound to cores from within. Here they
+    are not bound: training and rollout share the cores.
+    """
+
+
+class CPUHttpServer(ConvRecHttpServer):
+    def _get_worker_extension_cls(self) -> str:
+        return f"{CPUWorkerExtension.__module__}.{CPUWorkerExtension.__qualname__}"
+
+
+class CPUWeightsWorker(CheckpointEngineWorker):
+    """What takes the weights for a rollout with slots of its own (asynchronous training)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        init_process_group()
+        super().__init__(*args, **kwargs)
+        self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
+
+
+class CPUReplica(ConvRecReplica):
+    server = CPUHttpServer
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        made = super().get_ray_class_with_init_args()
+        made.cls = ray.remote(CPUWeightsWorker)
+        return made

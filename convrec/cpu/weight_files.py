@@ -1,0 +1,59 @@
+"""Weights on their way to a rollout in other processes, as a file of the run's folder: verl's checkpoint engine `file`.
+
+verl's own ones need GPUs. This one lets the asynchronous trainer run on one host without any (conf/scale).
+"""
+
+import asyncio
+import os
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+
+from convrec.runs import guard
+
+POLL_SECONDS = 0.02
+
+
+@CheckpointEngineRegistry.register("file")
+class FileWeights(CheckpointEngine):
+    """A synchronisation has a file of its own: the first training process writes it, every rollout worker reads it."""
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self.is_master = is_master
+        self.path = Path()
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        folder = os.environ.get(guard.FOLDER_VARIABLE) or tempfile.gettempdir()
+        path = f"{folder}/weights-{uuid.uuid4().hex}.pt"
+        return {"path": [path] * actor_wg_world_size}, {"path": [path] * rollout_world_size}
+
+    def init_process_group(self, path: str) -> None:
+        self.path = Path(path)
+
+    async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        tensors = {name: tensor.detach().clone() for name, tensor in weights}  # every process takes part in gathering
+        if self.is_master:
+            partial = self.path.with_suffix(".partial")
+            torch.save(tensors, partial)
+            partial.replace(self.path)
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        while not self.path.exists():
+            await asyncio.sleep(POLL_SECONDS)
+        for name, tensor in torch.load(self.path, weights_only=True).items():
+            yield name, tensor
+
+    def finalize(self) -> None:
+        if self.is_master:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+"""Parquet columns, the released prompt and its truncation; convrec.data.validation checks tables.
+
+RL table:  prompt (one user message), seen_titles, groundtruth_with_release_year ([title, "YYYY"] pairs, [title, ""]
+           where items have no years), sample_id.
+SFT table: the same and completion (one assistant message). Demonstrations that have no ground truth (a judge's) have
+           prompt, completion and sample_id alone.
+Catalog:   title, year (null in every row where items have no years), and whatever else (`mentions`).
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.errors import UserError
+
+MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
+RL_SCHEMA = pa.schema(
+    [
+        ("prompt", MESSAGES),
+        ("seen_titles", pa.list_(pa.string())),
+        ("groundtruth_with_release_year", pa.list_(pa.list_(pa.string()))),
+        ("sample_id", pa.string()),
+    ]
+)
+SFT_SCHEMA = RL_SCHEMA.append(pa.field("completion", MESSAGES))
+DEMONSTRATION_SCHEMA = pa.schema([SFT_SCHEMA.field(name) for name in ("prompt", "completion", "sample_id")])
+CATALOG_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32())])
+PROMPT_COLUMNS = tuple(RL_SCHEMA.names)
+DEMONSTRATION_COLUMNS = tuple(DEMONSTRATION_SCHEMA.names)
+
+# Verbatim from the Reddit-v2 release; the line breaks and the trailing space are part of it.
+INSTRUCTION_TEMPLATE = (
+    "Pretend you are a movie recommender system.\n"
+    "I will give you a conversation between a user and you (a recommender system). Based on the conversation, "
+    "you need to reply with {num_items} recommendations. List the standardized English title of each movie in each "
+    'line in the form of "movie name" (release_year) with NO extra words or sentences.\n'
+    "Here is the conversation: "
+)
+CONVERSATION_MARKER = "Here is the conversation: "
+INSTRUCTION = INSTRUCTION_TEMPLATE.format(num_items=20)
+
+_TURN = re.compile(r"^(?:USER|SYSTEM): ", re.MULTILINE)
+_WORD = re.compile(r"\S+")
+
+
+def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dated: bool = True) -> str:
+    """The released prompt around `conversation` ("USER: ...\\nSYSTEM: ...\\n"); for other items than movies with their
+    noun, and where items have no years (not `dated`) without asking for them."""
+    template = INSTRUCTION_TEMPLATE if dated else INSTRUCTION_TEMPLATE.replace(" (release_year)", "")
+    article = "an" if item[:1].lower() in tuple("aeiou") else "a"
+    instruction = template.format(num_items=num_items).replace("a movie", f"{article} movie").replace("movie", item)
+    return instruction + conversation
+
+
+def split_prompt(text: str) -> tuple[str, str]:
+    """(instruction, conversation); a prompt of another form, without the marker, is all conversation."""
+    head, marker, tail = text.partition(CONVERSATION_MARKER)
+    return (head + marker, tail) if marker else ("", text)
+
+
+def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
+    """Drop the oldest conversation text until `fits(prompt)`; the instruction stays whole.
+
+    The oldest turns go first, then the oldest words of the first turn kept (it keeps its speaker), and only
+    where a single word is too long, characters. `fits` is called O(log n) times and is taken to be monotone.
+    Raises UserError when the instruction alone does not fit.
+    """
+    if fits(text):
+        return text
+    instruction, conversation = split_prompt(text)
+    if not fits(instruction):
+        raise UserError(
+            "the prompt's instruction alone is longer than the limit: raise the maximum prompt length "
+            "(MAX_PROMPT_LENGTH) so that it holds the instruction and some conversation"
+        )
+
+    def first_fitting(starts: Sequence[int], label: str = "") -> int | None:
+        """Index of the earliest start from which the rest of the conversation fits, by binary search."""
+        low, high = 0, len(starts)
+        while low < high:
+            middle = (low + high) // 2
+            if fits(instruction + label + conversation[starts[middle] :]):
+                high = middle
+            else:
+                low = middle + 1
+        return low if low < len(starts) else None
+
+    turns = list(_TURN.finditer(conversation))
+    starts = [turn.start() for turn in turns]
+    if not starts or starts[0] > 0:
+        starts.insert(0, 0)  # text before the first speaker
+    kept = first_fitting(starts)  # never 0: the whole text did not fit
+    kept = len(starts) if kept is None else kept
+    whole_turns_from = starts[kept] if kept < len(starts) else len(conversation)
+
+    label_match = _TURN.match(conversation, starts[kept - 1])
+    label = label_match.group() if label_match else ""
+    body_start = starts[kept - 1] + len(label)
+    words = [word.start() for word in _WORD.finditer(conversation, body_start, whole_turns_from)]
+    cut = first_fitting(words, label)
+    if cut is not None:
+        return instruction + label + conversation[words[cut] :]
+    if whole_turns_from < len(conversation):
+        return instruction + conversation[whole_turns_from:]
+    characters = range(words[-1] if words else body_start, len(conversation))
+    cut = first_fitting(characters, label)
+    if cut is not None:
+        return instruction + label + conversation[characters[cut] :]
+    return instruction
+
+
+def is_demonstration_table(path: str | os.PathLike) -> bool:
+    """Whether a table has prompts and completions, but none of the columns about titles."""
+    try:
+        names = set(pq.read_schema(path).names)
+    except (FileNotFoundError, pa.ArrowInvalid, OSError):
+        return False  # validation says what is wrong
+    return set(DEMONSTRATION_COLUMNS) <= names and not names & {"seen_titles", "groundtruth_with_release_year"}

@@ -1,0 +1,191 @@
+"""The child process of `generate`: vLLM's offline engine, one batch of prompts after another. It alone imports vllm."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from convrec.errors import UserError
+from convrec.generation.generate import BATCH, Messages, Request
+
+# Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
+# CPU that many can be an hour, and fewer are as fast (docs/performance.md).
+GPU_BATCH, CPU_BATCH = 1024, 128
+
+
+def _die_with_parent(parent: int) -> None:
+    """A parent that is killed must not leave vLLM running (Linux only; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed while this process was starting
+            _leave(1)
+
+
+def _cpu_settings() -> dict[str, Any]:
+    """Engine arguments and, as a side effect, the environment vLLM's CPU build reads."""
+    import psutil
+
+    available_gib = psutil.virtual_memory().available // 2**30
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(min(8, max(1, available_gib // 8))))
+    # Pinning threads to cores helps only when nothing else runs on them, and a container may not own what it sees.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    return {"enforce_eager": True, "dtype": "float32"}
+
+
+class _ProgressPipe(tqdm):
+    """vLLM's progress bar, with its updates sent to the parent instead of drawn."""
+
+    pipe: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "file": open(os.devnull, "w"), "mininterval": 1e9})  # noqa: SIM115
+        self.is_engine_bar = str(kwargs.get("desc", "")).startswith("Processed")
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self.is_engine_bar and n:
+            print(int(n), file=self.pipe, flush=True)
+        return super().update(n)
+
+
+def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int]], list[bool]]:
+    """Token ids of each prompt, and whether its conversation had to be cut to fit `limit`."""
+    from convrec.data.schema import truncate_prompt
+
+    def ids(conversations: list[Messages]) -> list[list[int]]:
+        encoded = tokenizer.apply_chat_template(
+            conversations, add_generation_prompt=True, tokenize=True, return_dict=True, **request.chat_template_kwargs
+        )
+        return [list(tokens) for tokens in encoded["input_ids"]]
+
+    def cut(messages: Messages) -> list[int]:
+        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+
+        def with_text(text: str) -> list[int]:
+            (tokens,) = ids([[*messages[:last], {"role": "user", "content": text}, *messages[last + 1 :]]])
+            return tokens
+
+        return with_text(truncate_prompt(messages[last]["content"], lambda text: len(with_text(text)) <= limit))
+
+    prompts = ids(request.prompts)  # in one call, which is faster than one at a time
+    too_long = [len(tokens) > limit for tokens in prompts]
+    prompts = [
+        cut(messages) if cut_it else tokens
+        for messages, tokens, cut_it in zip(request.prompts, prompts, too_long, strict=True)
+    ]
+    return prompts, too_long
+
+
+def _context_length(model: str) -> int:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    return int(getattr(config, "max_position_embeddings", 0) or 2**20)
+
+
+def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, Any]]]]:
+    """For every batch, for each of its prompts, its answers."""
+    import torch
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(request.model)
+        context = _context_length(request.model)
+    except OSError as error:  # a Hugging Face id that does not exist, may not be read, or cannot be reached from here
+        raise UserError(
+            f"model {request.model}: {str(error).splitlines()[0]} Give a folder, or an id that can be loaded here."
+        ) from None
+    if not tokenizer.chat_template:
+        raise UserError(f"model {request.model}: its tokenizer has no chat template; use an instruction-tuned model.")
+    limit = min(request.max_prompt_tokens, context - request.max_tokens)
+    if limit < 1:
+        raise UserError(
+            f"model {request.model}: its context of {context} tokens has no room for {request.max_tokens} new tokens "
+            "and a prompt; lower max_tokens."
+        )
+    prompts, truncated = _encode(tokenizer, request, limit)
+
+    on_cpu = not torch.cuda.is_available()
+    settings: dict[str, Any] = {"dtype": request.dtype}
+    if on_cpu:
+        settings = _cpu_settings() | ({} if request.dtype == "auto" else settings)
+    else:
+        settings["gpu_memory_utilization"] = request.gpu_memory_utilization
+
+    from vllm import LLM, SamplingParams
+
+    longest = max(len(tokens) for tokens in prompts)
+    engine = LLM(
+        model=request.model,
+        tensor_parallel_size=request.tensor_parallel,
+        max_model_len=longest + request.max_tokens,
+        seed=request.seed,
+        disable_log_stats=True,
+        **settings,
+    )
+    sampling = SamplingParams(
+        temperature=request.temperature,
+        top_p=1.0,
+        top_k=-1,
+        n=request.n,
+        max_tokens=request.max_tokens,
+        seed=request.seed if request.temperature > 0 else None,
+        skip_special_tokens=True,
+    )
+    _ProgressPipe.pipe = pipe
+    batch_size = request.batch_size or (CPU_BATCH if on_cpu else GPU_BATCH)
+    for start in range(0, len(prompts), batch_size):
+        some = slice(start, start + batch_size)
+        inputs = [{"prompt_token_ids": ids} for ids in prompts[some]]
+        outputs = engine.generate(inputs, sampling, use_tqdm=_ProgressPipe)
+        yield [
+            [
+                {
+                    "text": answer.text,
+                    "token_ids": list(answer.token_ids),
+                    "finish_reason": str(answer.finish_reason),
+                    "prompt_tokens": len(tokens),
+                    "prompt_truncated": was_cut,
+                }
+                for answer in output.outputs
+            ]
+            for output, tokens, was_cut in zip(outputs, prompts[some], truncated[some], strict=True)
+        ]
+
+
+def main(request_path: str, result_path: str, pipe_fd: str, parent: str) -> None:
+    """Append a line of JSON to result_path for every batch; a UserError goes to error.json beside it."""
+    _die_with_parent(int(parent))
+    request = Request(**json.loads(Path(request_path).read_text()))
+    with os.fdopen(int(pipe_fd), "w") as pipe, open(result_path, "w") as results:
+        try:
+            for answers in _generate_here(request, pipe):
+                print(json.dumps(answers), file=results, flush=True)
+                print(BATCH, file=pipe, flush=True)
+        except UserError as error:
+            Path(result_path).with_name("error.json").write_text(json.dumps(str(error)))
+            _leave(1)
+        except Exception:
+            traceback.print_exc()  # the last lines of the log: the parent shows them
+            _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without interpreter shutdown: vLLM's and torch's threads hold it up and bury an error in reports."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

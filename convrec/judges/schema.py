@@ -1,0 +1,168 @@
+"""The judges' parquet: its columns, validation with row numbers, and the prompts and labels of its rows.
+
+input    the query: messages {role, content}, the last one the user's
+output   {answer: {role, content, label}}: one with {"helpfulness": 0-4} (pointwise), or two with
+         {"preference": "A" | "B"}, the same on both (pairwise)
+source   where the row comes from
+reason   optional: why the label is what it is, for demonstrations
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.chat import Message
+from convrec.data.validation import TableReport
+from convrec.errors import UserError
+from convrec.judges.prompt import MODES, judge_prompt
+from convrec.judges.verdict import MAX_SCORE
+
+COLUMNS = ("input", "output", "source")
+SWAPPED = {"A": "B", "B": "A"}
+NAMED = 5  # rows that an error names
+
+
+def judge_schema(mode: str) -> pa.Schema:
+    label = ("helpfulness", pa.int32()) if mode == "pointwise" else ("preference", pa.string())
+    answer = pa.struct([("role", pa.string()), ("content", pa.string()), ("label", pa.struct([label]))])
+    return pa.schema(
+        [
+            ("input", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+            ("output", pa.list_(pa.struct([("answer", answer)]))),
+            ("source", pa.string()),
+            ("reason", pa.string()),
+        ]
+    )
+
+
+def make_row(
+    messages: Sequence[Message], responses: Sequence[str], label: int | str, source: str, reason: str | None = None
+) -> dict[str, Any]:
+    """A row of `judge_schema`; the label's type says which mode."""
+    named = {"helpfulness": label} if isinstance(label, int) else {"preference": label}
+    output = [{"answer": {"role": "assistant", "content": text, "label": named}} for text in responses]
+    return {"input": list(messages), "output": output, "source": source, "reason": reason}
+
+
+def responses_of(row: Mapping[str, Any]) -> list[str]:
+    return [output["answer"]["content"] for output in row["output"]]
+
+
+def label_of(row: Mapping[str, Any], mode: str) -> Any:
+    """The score 0-4 (pointwise) or "A" or "B" (pairwise) of a valid row."""
+    return row["output"][0]["answer"]["label"]["helpfulness" if mode == "pointwise" else "preference"]
+
+
+def prompt_of(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
+    """The judge's prompt; swapped: with the responses in the other order."""
+    responses = responses_of(row)
+    return judge_prompt(mode, row["input"], responses[::-1] if swapped else responses)
+
+
+def row_problem(row: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
+    """(what is wrong with a row, the mend), None for a valid one. Any JSON value is taken."""
+    messages = row.get("input")
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        return "`input` is no list of messages", 'write [{"role": "user", "content": ...}]'
+    if not all(map(_is_message, messages)):
+        return "`input` holds something else than {role, content} messages with text", "mend or drop these rows"
+    if messages[-1]["role"] != "user":
+        return "the last message of `input` is not the user's", "cut `input` before the response to be judged"
+    wanted = 1 if mode == "pointwise" else 2
+    outputs = row.get("output")
+    if not isinstance(outputs, Sequence) or isinstance(outputs, str) or len(outputs) != wanted:
+        return f"`output` does not hold exactly {wanted} answer{'s' * (wanted > 1)}", f"a {mode} row has {wanted}"
+    answers = [output.get("answer") if isinstance(output, Mapping) else None for output in outputs]
+    if not all(map(_is_message, answers)):
+        return (
+            "`output` holds something else than {answer: {role, content, label}} with text",
+            "mend or drop these rows",
+        )
+    labels = [answer.get("label") for answer in answers]  # type: ignore[union-attr]
+    return _label_problem([label if isinstance(label, Mapping) else {} for label in labels], mode)
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        and bool(message["content"].strip())
+    )
+
+
+def _label_problem(labels: Sequence[Mapping[str, Any]], mode: str) -> tuple[str, str] | None:
+    if mode == "pointwise":
+        score = labels[0].get("helpfulness")
+        if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= MAX_SCORE:
+            return (
+                "the label is not {helpfulness: a whole number from 0 to 4}",
+                "map the scale to 0-4, or drop these rows",
+            )
+        return None
+    preferences = [label.get("preference") for label in labels]
+    if "tie" in preferences:
+        return "the preference is a tie", "python -m data_prep.judge leaves ties out; no verdict could be right"
+    if preferences[0] not in SWAPPED or preferences[0] != preferences[1]:
+        return 'the labels are not {preference: "A" or "B"}, the same on both answers', "mend or drop these rows"
+    return None
+
+
+def raise_for_problems(
+    path: str | os.PathLike, problems: Iterable[tuple[int, tuple[str, str] | None]], row: str
+) -> None:
+    """Raise one UserError that names the rows of each problem; (number, None) is a good row. row: "row" or "line"."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for number, problem in problems:
+        if problem:
+            numbers.setdefault(problem, []).append(number)
+    if numbers:
+        raise UserError(
+            "\n".join(
+                f"{path}: {row}{'s' * (len(found) > 1)} {', '.join(map(str, found[:NAMED]))}"
+                f"{f' and {len(found) - NAMED} more' * (len(found) > NAMED)}: {problem}; {mend}"
+                for (problem, mend), found in numbers.items()
+            )
+        )
+
+
+def read_judge_table(path: str | os.PathLike, mode: str) -> list[dict[str, Any]]:
+    """The rows of a judge table, valid. Rows are numbered from 0.
+
+    Raises UserError naming file, rows and mend.
+    """
+    assert mode in MODES
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; make it with python -m data_prep.judge or data_prep.judge_sample"
+        ) from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise UserError(
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}; "
+            "python -m data_prep.judge writes them"
+        )
+    rows = table.select([name for name in (*COLUMNS, "reason") if name in table.column_names]).to_pylist()
+    if not rows:
+        raise UserError(f"{path}: no rows; check how the file was written")
+    raise_for_problems(path, ((number, row_problem(row, mode)) for number, row in enumerate(rows)), "row")
+    return rows
+
+
+def validate_judge_table(path: str | os.PathLike, mode: str) -> TableReport:
+    """Check a judge table. Warns when one label is most of it: a judge that never looks would be right as often."""
+    rows = read_judge_table(path, mode)
+    labels = [label_of(row, mode) for row in rows]
+    common = max(set(labels), key=labels.count)
+    share = labels.count(common) / len(labels)
+    warnings = []
+    if share > (0.6 if mode == "pairwise" else 0.8) and len(rows) >= 20:
+        warnings.append(f"{path}: the label is {common} in {share:.0%} of the rows: always saying so earns as much")
+    return TableReport(len(rows), 0, warnings)

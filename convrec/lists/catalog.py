@@ -1,0 +1,148 @@
+"""The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
+
+import io
+import pickle
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from convrec.errors import UserError
+from convrec.lists.ranks import NO_YEAR
+
+OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
+
+
+def parse_year(value: object) -> int | None:
+    """1995, "1995" or 1995.0 -> 1995; None for anything that is not a whole number."""
+    if isinstance(value, str):
+        value = value.strip()
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() else None
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Titles and years in the file's order; a year is None where the file had none that can be a year.
+
+    dated: whether items have years at all. False when no entry has one: then every year is NO_YEAR, of what is compared
+    with this catalog too, and titles alone decide.
+    mentions: how often an item is a training target, where the file says so (else None).
+    problems: one sentence for each entry that cannot be matched; the caller prints them once, at load.
+    """
+
+    titles: Sequence[str]
+    years: Sequence[int | None]
+    mentions: Sequence[int] | None = None
+    problems: Sequence[str] = field(default=())
+    dated: bool = True
+
+    def __len__(self) -> int:
+        return len(self.titles)
+
+    @classmethod
+    def from_items(cls, items: Iterable[tuple[str, object]], mentions: Sequence[int] | None = None) -> "Catalog":
+        """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
+        indices stay those of the file, and reported in `problems`. All years None or "": a catalog without years."""
+        items = list(items)
+        dated = any(year not in (None, "") for _, year in items)
+        titles: list[str] = []
+        years: list[int | None] = []
+        problems: list[str] = []
+        for row, (title, raw_year) in enumerate(items):
+            year = parse_year(raw_year) if dated else NO_YEAR
+            if year is None:
+                problems.append(f"row {row}: {title!r} has no year ({raw_year!r}); it can never be matched")
+            elif dated and not OLDEST_YEAR <= year <= NEWEST_YEAR:
+                problems.append(f"row {row}: {title!r} has the year {year}; it can never be matched")
+                year = None
+            if not isinstance(title, str) or not title.strip():
+                problems.append(f"row {row}: the title is empty ({title!r}); it can never be matched")
+                title, year = "", None
+            titles.append(title)
+            years.append(year)
+        return cls(titles, years, mentions, tuple(problems), dated)
+
+    def year_of(self, value: object) -> int | None:
+        """A ground truth's year as this catalog compares it; None for one that is no number."""
+        return parse_year(value) if self.dated else NO_YEAR
+
+
+# What the unpickler raises for damaged bytes.
+_NOT_A_PICKLE = (
+    *(pickle.UnpicklingError, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, MemoryError),
+)
+
+
+class _NoGlobals(pickle._Unpickler):
+    """Plain lists, tuples, sets, strings and numbers only: a pickle that names any class or function is refused.
+
+    The unpickler written in Python: a few damaged bytes make the one in C allocate gigabytes for its memo.
+    """
+
+    def find_class(self, module: str, name: str) -> object:
+        raise UserError(
+            f"the catalog pickle wants {module}.{name}: only plain lists, tuples, sets, strings and numbers are "
+            "loaded. Write it as parquet with the columns title and year instead."
+        )
+
+
+def load_catalog(path: str | Path) -> Catalog:
+    """Read .parquet (columns title, year, optionally mentions) or .pkl (list, tuple or set of (title, year))."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")
+    if path.suffix == ".parquet":
+        return _load_parquet(path)
+    if path.suffix in (".pkl", ".pickle"):
+        try:
+            return _load_pickle(path)
+        except RecursionError:  # from hashing, sorting or naming an entry
+            raise UserError(f"catalog {path}: entries are nested too deeply; (title, year) was expected") from None
+    raise UserError(f"catalog {path}: unknown format {path.suffix!r}; .parquet and .pkl are read")
+
+
+def _load_parquet(path: Path) -> Catalog:
+    import pyarrow.parquet as pq  # here: 0.1 s that processes without a catalog need not pay
+
+    try:
+        names = pq.read_schema(path).names
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise UserError(f"catalog {path}: not a parquet file ({error})") from error
+    missing = {"title", "year"} - set(names)
+    if missing:
+        raise UserError(
+            f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}. Items "
+            "without years have a column year that is null in every row."
+        )
+    columns = pq.read_table(path, columns=[name for name in ("title", "year", "mentions") if name in names]).to_pydict()
+    return _nonempty(
+        Catalog.from_items(zip(columns["title"], columns["year"], strict=True), columns.get("mentions")), path
+    )
+
+
+def _load_pickle(path: Path) -> Catalog:
+    try:
+        content = _NoGlobals(io.BytesIO(path.read_bytes())).load()
+    except UserError as error:
+        raise UserError(f"catalog {path}: {error}") from None
+    except _NOT_A_PICKLE as error:
+        raise UserError(f"catalog {path}: not a pickle ({error})") from error
+    if not isinstance(content, list | tuple | set | frozenset):
+        raise UserError(f"catalog {path}: a list of (title, year) was expected, not {type(content).__name__}")
+    # A set has no order of its own; sorting makes indices the same in every process.
+    rows = sorted(content, key=repr) if isinstance(content, set | frozenset) else content
+    for row, entry in enumerate(rows):
+        if not isinstance(entry, tuple | list) or len(entry) != 2:
+            raise UserError(f"catalog {path}: entry {row} is {entry!r}, not (title, year)")
+    return _nonempty(Catalog.from_items(rows), path)
+
+
+def _nonempty(catalog: Catalog, path: Path) -> Catalog:
+    if all(year is None for year in catalog.years):
+        raise UserError(f"catalog {path}: no entry has a title, or none has a year that can be one")
+    return catalog

@@ -1,0 +1,236 @@
+"""Recall, NDCG and what is reported beside them: standard errors over conversations, popularity, paired comparison.
+
+Three protocols for one row:
+paper      seen and out-of-catalog items are removed and ranks close up; a ground truth is hit by the first item with
+           the same title and |year difference| <= the tolerance; the ideal has min(k, |ground truth|) hits.
+reference  the same, but the ideal is also no longer than the surviving list, which inflates short lists.
+strict     positions are kept; relevance as in training (matching.Matcher.match), ideal as in paper.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from convrec.errors import UserError
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher, MatchResult
+from convrec.lists.rank_rewards import dcg, ideal_dcg
+from convrec.lists.ranks import Item
+
+PROTOCOLS = ("paper", "strict", "reference")
+KS = (5, 10, 15, 20)
+RESAMPLES = 1000
+FLIPS = 9999
+
+
+def recall_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
+    """Hits in the first k over |ground truth|; NaN without ground truth."""
+    return sum(relevance[:k]) / num_truth if num_truth else math.nan
+
+
+def ndcg_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
+    """DCG@k over that of min(k, |ground truth|) hits at the top; NaN without ground truth."""
+    return dcg(relevance, k) / ideal_dcg(min(k, num_truth)) if num_truth else math.nan
+
+
+def evaluate_row(
+    items: Sequence[Item | None],
+    ground_truth: Iterable[tuple[str, object]],
+    seen: Iterable[str] | None,
+    matcher: Matcher,
+    protocol: str = "paper",
+    ks: Sequence[int] = KS,
+) -> dict:
+    """One row's recall@k and ndcg@k (NaN without ground truth), with num_truth, num_items (lines, parsed or not),
+    num_in_catalog and catalog_rows (the catalog rows recommended) for `summarise`.
+
+    Raises UserError when a ground-truth year is no number: evaluation data must be right, unlike what a model writes.
+    """
+    truth = [(title, _required_year(title, year, matcher.catalog)) for title, year in ground_truth]
+    matched = matcher.match(items, truth, seen)
+    if protocol == "strict":
+        relevance, ideal = matched.relevance, len(truth)
+    elif protocol in PROTOCOLS:
+        relevance = _closed_up_relevance(items, truth, matched, matcher)
+        ideal = min(len(truth), len(relevance)) if protocol == "reference" else len(truth)
+    else:
+        raise ValueError(f"unknown protocol {protocol!r}: one of {', '.join(PROTOCOLS)}")
+    row: dict = {
+        "num_truth": len(truth),
+        "num_items": len(items),
+        "num_in_catalog": sum(matched.in_catalog),
+        "catalog_rows": [index for index in matched.catalog_index if index >= 0],
+    }
+    for k in ks:
+        row[f"recall@{k}"] = recall_at_k(relevance, len(truth), k)
+        # An empty surviving list under `reference` has an empty ideal: 0 like every list without a hit.
+        row[f"ndcg@{k}"] = ndcg_at_k(relevance, ideal, k) if ideal or not truth else 0.0
+    return row
+
+
+def catalog_hit_ratio(rows: Iterable[Mapping]) -> float:
+    """In-catalog items over lines, all rows together; NaN when no line was written."""
+    counts = [(row["num_in_catalog"], row["num_items"]) for row in rows]
+    lines = sum(written for _, written in counts)
+    return sum(known for known, _ in counts) / lines if lines else math.nan
+
+
+def summarise(
+    rows: Sequence[Mapping],
+    ks: Sequence[int] = KS,
+    contexts: Sequence[Hashable] | None = None,
+    seed: int = 3407,
+    num_items: int = 20,
+) -> dict:
+    """Means over rows with bootstrap standard errors over contexts.
+
+    contexts[i] identifies row i's conversation (its prompt); rows of one conversation share one response and are not
+    independent, so whole conversations are resampled. None: every row is its own. Rows without ground truth are counted
+    in `without_ground_truth` and left out of everything else.
+    Returns {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio",
+    "distinct_items" (catalog items recommended at least once), "list_length_errors" (rows not of `num_items` lines)}.
+    """
+    labels = _labels(rows, contexts)
+    kept = [(row, label) for row, label in zip(rows, labels, strict=True) if row["num_truth"]]
+    scored, labels = [row for row, _ in kept], [label for _, label in kept]
+    names = _metric_names(ks)
+    values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
+    means, errors = bootstrap(values, labels, seed)
+    return {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)} | {
+        "n": len(scored),
+        "num_contexts": len(set(labels)),
+        "without_ground_truth": len(rows) - len(scored),
+        "catalog_hit_ratio": catalog_hit_ratio(scored),
+        "distinct_items": len({index for row in scored for index in row["catalog_rows"]}),
+        "list_length_errors": sum(row["num_items"] != num_items for row in scored),
+    }
+
+
+def paired(
+    rows_a: Sequence[Mapping],
+    rows_b: Sequence[Mapping],
+    ks: Sequence[int] = KS,
+    contexts: Sequence[Hashable] | None = None,
+    seed: int = 3407,
+) -> dict:
+    """b minus a on the same rows: {"recall@5": {"mean", "se", "p", "per_row"}, ...}; per_row is NaN without truth.
+
+    The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means. p is
+    two-sided: how often the mean would be this far from 0 if in every context either model were the better by chance.
+    """
+    if len(rows_a) != len(rows_b):
+        raise ValueError(f"paired needs the same rows on both sides, got {len(rows_a)} and {len(rows_b)}")
+    labels, names = _labels(rows_a, contexts), _metric_names(ks)
+    difference = np.array([[b[name] - a[name] for name in names] for a, b in zip(rows_a, rows_b, strict=True)], float)
+    difference = difference.reshape(len(rows_a), len(names))
+    keep = ~np.isnan(difference).any(axis=1)
+    kept = [label for label, ok in zip(labels, keep, strict=True) if ok]
+    means, errors = bootstrap(difference[keep], kept, seed)
+    chances = sign_flip(difference[keep], kept, seed)
+    return {
+        name: {
+            "mean": float(means[j]),
+            "se": float(errors[j]),
+            "p": float(chances[j]),
+            "per_row": difference[:, j].tolist(),
+        }
+        for j, name in enumerate(names)
+    }
+
+
+def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the R rows of each of M metrics and its standard error, by resampling whole contexts with replacement.
+
+    A resample's mean is over the rows it holds, so contexts with many rows weigh what they weigh in the mean itself.
+    NaN without rows; a standard error of NaN with a single context.
+    """
+    num_rows, num_metrics = values_RM.shape
+    if not num_rows:
+        return np.full(num_metrics, math.nan), np.full(num_metrics, math.nan)
+    sums_CM, rows_C = _by_context(values_RM, contexts)
+    if len(rows_C) == 1:
+        return values_RM.mean(axis=0), np.full(num_metrics, math.nan)
+    rng = np.random.default_rng(seed)
+    times_SC = rng.multinomial(len(rows_C), np.full(len(rows_C), 1 / len(rows_C)), size=RESAMPLES)
+    means_SM = (times_SC @ sums_CM) / (times_SC @ rows_C)[:, None]
+    return values_RM.mean(axis=0), means_SM.std(axis=0, ddof=1)
+
+
+def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> np.ndarray:
+    """Two-sided p-value (M,) of a mean difference of 0, by flipping the sign of whole contexts at random.
+
+    (1 + flips with a mean as far from 0) / (1 + FLIPS): never 0; 1 where all differences are 0; NaN without rows.
+    """
+    num_rows, num_metrics = values_RM.shape
+    if not num_rows:
+        return np.full(num_metrics, math.nan)
+    sums_CM, rows_C = _by_context(values_RM, contexts)
+    rng = np.random.default_rng(seed)
+    signs_SC = 2.0 * rng.integers(0, 2, size=(FLIPS, len(rows_C)), dtype=np.int8) - 1.0
+    observed_M = np.abs(sums_CM.sum(axis=0))
+    as_far_M = (np.abs(signs_SC @ sums_CM) >= observed_M - 1e-9).sum(axis=0)
+    return (1 + as_far_M) / (1 + FLIPS)
+
+
+def _by_context(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the values (C, M) and number of rows (C,) of each context."""
+    places: dict[Hashable, int] = {}
+    context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
+    sums_CM = np.stack([np.bincount(context_R, weights=column) for column in values_RM.T], axis=1)
+    return sums_CM, np.bincount(context_R)
+
+
+def popularity_baseline(train_rows: Iterable[Mapping], catalog: Catalog, n: int = 20) -> list[Item]:
+    """The n catalog items that are ground truth most often in the training rows; ties in the catalog's order.
+
+    train_rows hold `groundtruth_with_release_year`. The list is scored as a model's would be.
+    """
+    matcher = Matcher(catalog, "exact")
+    counts: Counter[int] = Counter()
+    for row in train_rows:
+        for title, raw_year in row["groundtruth_with_release_year"] or []:
+            year = catalog.year_of(raw_year)
+            index = matcher.identify(title, year).index if year is not None else -1
+            if index >= 0:
+                counts[index] += 1
+    top = sorted(counts, key=lambda index: (-counts[index], index))[:n]
+    return [Item(catalog.titles[index], catalog.years[index]) for index in top]  # type: ignore[arg-type]
+
+
+def _closed_up_relevance(
+    items: Sequence[Item | None], truth: Sequence[tuple[str, int]], matched: MatchResult, matcher: Matcher
+) -> list[int]:
+    """Relevance of the items that are left when seen and out-of-catalog ones are taken out."""
+    left = [
+        (matcher.identify(*item).key, item.year)
+        for item, known, seen in zip(items, matched.in_catalog, matched.seen, strict=True)
+        if item is not None and known and not seen
+    ]
+    relevance = [0] * len(left)
+    for title, year in truth:
+        key = matcher.identify(title, year).key
+        for place, (item_key, item_year) in enumerate(left):
+            if item_key == key and abs(item_year - year) <= matcher.year_tolerance:
+                relevance[place] = 1  # by the first such item; two equal ground truths make one hit
+                break
+    return relevance
+
+
+def _labels(rows: Sequence[Mapping], contexts: Sequence[Hashable] | None) -> Sequence[Hashable]:
+    labels = range(len(rows)) if contexts is None else contexts
+    if len(labels) != len(rows):
+        raise ValueError(f"{len(labels)} contexts for {len(rows)} rows")
+    return labels
+
+
+def _metric_names(ks: Sequence[int]) -> list[str]:
+    return [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
+
+
+def _required_year(title: str, value: object, catalog: Catalog) -> int:
+    year = catalog.year_of(value)
+    if year is None:
+        raise UserError(f"ground truth {title!r} has the year {value!r}: a whole number such as 1999 is needed")
+    return year

@@ -1,0 +1,380 @@
+"""The token half of the rank grammar (SPEC 1): which token belongs to which line of the response.
+
+The text half is `ranks.split_lines`. Both work on the same bytes: a line ends at the delimiter, whitespace is ASCII,
+rank k is the k-th line with a byte that is neither. One table per vocabulary says for each token what its bytes do to
+that count; at run time there are table look-ups and running sums, no decoding.
+
+Who owns a token: the line of its first non-blank byte; a token without one (blank, or a special token that decoding
+skips) belongs to the line before it, -1 before the first. A token that runs over lines belongs to the line it first
+has a byte of.
+
+Tokenizers with byte fallback (Llama-2's) decode a run of `<0x..>` tokens that is not UTF-8 as one U+FFFD a byte,
+newline bytes included: for them the runs of a response are checked too, and a byte of a bad run is text, no delimiter.
+
+Shapes: B sequences, T response tokens, V token ids. Ranks are 0-based, -1 means none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convrec.errors import UserError
+from convrec.lists.ranks import DEFAULT_DELIMITER, WHITESPACE, split_lines
+
+_SPACE = WHITESPACE.encode("ascii")
+
+# what a token's bytes do, packed in one int16: one look-up per response token
+_CONTENT = 1  # has a non-blank byte
+_LEAD_BIT, _TRAIL_BIT = 1, 2
+_LEAD = 1 << _LEAD_BIT  # a delimiter stands before its first non-blank byte
+_TRAIL = 1 << _TRAIL_BIT  # a delimiter stands after its last non-blank byte; for a blank token: it has a delimiter
+_INNER_SHIFT = 3  # the rest: how many further non-blank lines begin inside the token
+
+
+@dataclass(frozen=True)
+class VocabTable:
+    """Per token id, and one more entry for the ids that the tokenizer does not have (padded vocabularies): no text."""
+
+    codes_V: torch.Tensor  # int16, see the constants above
+    newlines_V: torch.Tensor  # int16, delimiters in the token: the reference's counting
+    # int16, only with byte fallback: the byte a token stands for, -1 other text, -2 skipped by decoding
+    fallback_V: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str) -> VocabTable:
+        fallback_V = None if self.fallback_V is None else self.fallback_V.to(device)
+        return VocabTable(self.codes_V.to(device), self.newlines_V.to(device), fallback_V)
+
+
+def table_from_bytes(
+    token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELIMITER, fallback: Mapping[int, int] | None = None
+) -> VocabTable:
+    """Table of a vocabulary given as bytes per token id; b"" for special tokens and for ids without a token.
+
+    `fallback` maps the ids of byte-fallback tokens to their bytes.
+    """
+    mark = _delimiter_byte(delimiter)
+    blank = _SPACE + mark
+    codes = [0] * (len(token_bytes) + 1)
+    newlines = [0] * (len(token_bytes) + 1)
+    for token_id, text in enumerate(token_bytes):
+        core = text.strip(blank)
+        if mark not in text:
+            codes[token_id] = _CONTENT if core else 0
+            continue
+        newlines[token_id] = text.count(mark)
+        if not core:
+            codes[token_id] = _TRAIL
+            continue
+        start = text.index(core)
+        code = _CONTENT
+        if mark in text[:start]:
+            code |= _LEAD
+        if mark in text[start + len(core) :]:
+            code |= _TRAIL
+        inner = sum(1 for line in core.split(mark) if line.strip(_SPACE)) - 1
+        codes[token_id] = code | inner << _INNER_SHIFT
+    codes_V, newlines_V = torch.tensor(codes, dtype=torch.int16), torch.tensor(newlines, dtype=torch.int16)
+    if not fallback:
+        return VocabTable(codes_V, newlines_V)
+    bytes_of = [fallback.get(token_id, -1 if text else -2) for token_id, text in enumerate(token_bytes)]
+    return VocabTable(codes_V, newlines_V, torch.tensor([*bytes_of, -2], dtype=torch.int16))
+
+
+def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
+    """Table of a Hugging Face fast tokenizer, byte-level or sentencepiece style. Build it once: it decodes test lists.
+
+    Raises UserError, naming the tokenizer, when its decoder is of an unknown kind, when it cannot write the
+    delimiter, or when the table and the tokenizer's own decoding count different lines on a few test lists.
+    """
+    table = table_from_bytes(token_bytes(tokenizer), delimiter, _fallback_tokens(tokenizer))
+    _check_against_text(tokenizer, table, delimiter)
+    return table
+
+
+def stop_token_mask(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """(B, T) bool: True at the first end-of-sequence token among the tokens with response_mask 1, at most one a row."""
+    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
+    return (_columns(responses_BT) == last_B1) & ends_B1
+
+
+def token_rank_ids(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, table: VocabTable, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """Rank of every response token.
+
+    Args:
+        responses_BT: token ids.
+        response_mask_BT: 1 for the model's own tokens. Others (padding, tool output) get -1 and count as no text.
+        table: of this tokenizer, on the same device.
+        eos_token_ids: everything after the first of these gets -1.
+
+    Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started
+    rank, -1 in an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
+    """
+    if not responses_BT.numel():
+        return responses_BT.long()
+    # Flags are small integers: on a CPU what makes, takes or reduces booleans is up to ten times as slow.
+    own_BT = response_mask_BT.bool()
+    is_own_BT = own_BT.short()
+    own_T = is_own_BT.amax(dim=0).nonzero()
+    width = int(own_T[-1]) + 1 if len(own_T) else 0
+    if width < responses_BT.shape[1]:  # columns of padding cost what text costs
+        ranks_BT = token_rank_ids(responses_BT[:, :width], response_mask_BT[:, :width], table, eos_token_ids)
+        return torch.nn.functional.pad(ranks_BT, (0, responses_BT.shape[1] - width), value=-1)
+    last_B1, ends_B1 = _last_own_token(responses_BT, own_BT, eos_token_ids)
+    live_BT = (last_B1.int() + 1 - _columns(responses_BT)).clamp_(0, 1).short().mul_(is_own_BT)
+    text_BT = live_BT.scatter(1, last_B1, live_BT.gather(1, last_B1) * ~ends_B1)  # the stop token is no text
+    codes_BT = _look_up(table.codes_V, responses_BT)
+    if table.fallback_V is not None:
+        fallback_BT = _look_up(table.fallback_V, responses_BT).masked_fill_(text_BT == 0, -2)
+        codes_BT.masked_fill_(_not_utf8(fallback_BT), _CONTENT)
+    codes_BT.mul_(text_BT)
+
+    # A content token starts a line when a delimiter stands in itself before its first non-blank byte, or one was met
+    # since the non-blank bytes of the content token before it, or there is none before it.
+    before_BT = _codes_before(codes_BT)
+    shift = torch.bitwise_right_shift  # `>>` copies first
+    starts_BT = shift(codes_BT, _LEAD_BIT).bitwise_or_(shift(before_BT, _TRAIL_BIT))
+    starts_BT.bitwise_and_(codes_BT).bitwise_and_(_CONTENT)
+    inner_BT = shift(codes_BT, _INNER_SHIFT)
+    started_BT = starts_BT.add_(inner_BT).cumsum(dim=1, dtype=torch.int32)  # in int64 four times as slow
+    return started_BT.sub_(inner_BT).mul_(live_BT).sub_(1).long()
+
+
+def _codes_before(codes_BT: torch.Tensor) -> torch.Tensor:
+    """For each token the code of the last token before it that is not 0, with _TRAIL where a blank one before it has a
+    delimiter; _TRAIL at the beginning."""
+    before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
+    if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text behind a token without a code
+        # the place of the last token with a code, one column on: 0 is the beginning
+        places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
+        places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
+        before_BT = torch.nn.functional.pad(codes_BT, (1, 0), value=_TRAIL).gather(1, places_BT.long())
+    return before_BT
+
+
+def reference_rank_ids(
+    responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, table: VocabTable, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """The public reference's counting, for `preset: reference`: a token's rank is the number of delimiters before it.
+
+    Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` mends that.
+    """
+    last_B1, _ = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
+    dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)
+    newlines_BT = _look_up(table.newlines_V, responses_BT).masked_fill_(dead_BT, 0)
+    newlines_before_BT = newlines_BT.cumsum(dim=1, dtype=torch.int32).sub_(newlines_BT)
+    return newlines_before_BT.masked_fill_(dead_BT, -1).long()
+
+
+def _last_own_token(
+    responses_BT: torch.Tensor, own_BT: torch.Tensor, eos_token_ids: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, 1) column of the first end-of-sequence token among those that own_BT flags, else the last column; and (B, 1)
+    bool, whether there is one."""
+    eos_BT = torch.zeros_like(responses_BT, dtype=torch.bool)
+    for token_id in eos_token_ids:
+        eos_BT |= responses_BT == token_id
+    eos_BT &= own_BT
+    width = eos_BT.shape[1]
+    if width == 0:
+        return eos_BT.new_zeros(eos_BT.shape[0], 1, dtype=torch.long), eos_BT.new_zeros(eos_BT.shape[0], 1)
+    left_B1 = (eos_BT.int() * (width - _columns(eos_BT))).amax(dim=1, keepdim=True)  # columns from the first one on
+    ends_B1 = left_B1 > 0
+    return torch.where(ends_B1, width - left_B1, width - 1).long(), ends_B1
+
+
+def _columns(values_BT: torch.Tensor) -> torch.Tensor:
+    return torch.arange(values_BT.shape[1], device=values_BT.device, dtype=torch.int32)
+
+
+def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor:
+    unknown, ids = values_V.shape[0] - 1, responses_BT.flatten().long()
+    low, high = ids.aminmax() if len(ids) else (0, 0)
+    if low < 0 or high > unknown:
+        ids = ids.masked_fill((ids < 0) | (ids > unknown), unknown)
+    return values_V.index_select(0, ids).view(responses_BT.shape)
+
+
+def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
+    """(B, T) bool: is this a byte-fallback token in a run of such tokens that is not UTF-8?
+
+    -2 marks tokens that decoding skips: sorting them to the row's end makes the tokens around them neighbours.
+    """
+    order_BT = (fallback_BT == -2).int().argsort(dim=1, stable=True)
+    byte_BT = fallback_BT.gather(1, order_BT)
+
+    def shifted(x_BT: torch.Tensor, by: int, fill: int) -> torch.Tensor:
+        """by > 0: what stands `by` places later; by < 0: what stood before."""
+        padding = x_BT.new_full((x_BT.shape[0], min(abs(by), x_BT.shape[1])), fill)
+        return torch.cat([x_BT[:, by:], padding] if by > 0 else [padding, x_BT[:, :by]], dim=1)
+
+    def within(x_BT: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        return (x_BT >= low) & (x_BT <= high)
+
+    # Unicode, table 3-7: which second bytes may follow a first one
+    second_BT, third_BT, fourth_BT = (shifted(byte_BT, by, -1) for by in (1, 2, 3))
+    second_low_BT = torch.where(byte_BT == 0xE0, 0xA0, torch.where(byte_BT == 0xF0, 0x90, 0x80))
+    second_high_BT = torch.where(byte_BT == 0xED, 0x9F, torch.where(byte_BT == 0xF4, 0x8F, 0xBF))
+    two_BT = (second_BT >= second_low_BT) & (second_BT <= second_high_BT)
+    three_BT = two_BT & within(third_BT, 0x80, 0xBF)
+    four_BT = three_BT & within(fourth_BT, 0x80, 0xBF)
+    first_of_2_BT = within(byte_BT, 0xC2, 0xDF) & two_BT
+    first_of_3_BT = within(byte_BT, 0xE0, 0xEF) & three_BT
+    first_of_4_BT = within(byte_BT, 0xF0, 0xF4) & four_BT
+    first_of_many_BT = first_of_2_BT | first_of_3_BT | first_of_4_BT
+    follows_BT = shifted(first_of_many_BT, -1, 0) | shifted(first_of_3_BT | first_of_4_BT, -2, 0)
+    follows_BT |= shifted(first_of_4_BT, -3, 0)
+    is_byte_BT = byte_BT >= 0
+    bad_BT = is_byte_BT & ~(within(byte_BT, 0, 0x7F) | first_of_many_BT | follows_BT)
+
+    run_BT = (is_byte_BT & ~shifted(is_byte_BT, -1, 0)).cumsum(dim=1)
+    bad_bytes_BR = run_BT.new_zeros(run_BT.shape[0], run_BT.shape[1] + 1).scatter_add_(1, run_BT, bad_BT.long())
+    bad_run_BT = is_byte_BT & (bad_bytes_BR.gather(1, run_BT) > 0)
+    return torch.zeros_like(bad_run_BT).scatter_(1, order_BT, bad_run_BT)
+
+
+def _delimiter_byte(delimiter: str) -> bytes:
+    if len(delimiter) != 1 or not delimiter.isascii():
+        raise UserError(f"the delimiter must be one ASCII character, not {delimiter!r}")
+    return delimiter.encode("ascii")
+
+
+# --- what bytes a token stands for ---
+
+
+def token_bytes(tokenizer: Any) -> list[bytes]:
+    """Bytes that each token id adds to the decoded text, by the tokenizer's own decoder; b"" for special tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"{_name(tokenizer)} is not a fast tokenizer: the rank grammar needs its tokenizer.json")
+    to_bytes = _decoder_function(_decoder_steps(tokenizer), _name(tokenizer))
+    special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+    vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    texts = [b""] * (max(vocab.values(), default=-1) + 1)
+    for token, token_id in vocab.items():
+        if token_id not in special_ids:
+            texts[token_id] = to_bytes(token)
+    return texts
+
+
+def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
+    # the decoder alone: the whole tokenizer.json of a large model takes longer to print than all the rest
+    decoder = tokenizer.backend_tokenizer.decoder
+    state: dict[str, Any] = {"type": "None"} if decoder is None else json.loads(decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]
+
+
+def _fallback_byte(token: str) -> int | None:
+    """The byte of a byte-fallback token, `<0x0A>` -> 10."""
+    match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
+    return int(match[1], 16) if match else None
+
+
+def _fallback_tokens(tokenizer: Any) -> dict[int, int]:
+    if all(step["type"] != "ByteFallback" for step in _decoder_steps(tokenizer)):
+        return {}
+    vocab = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
+    return {token_id: byte for token, token_id in vocab.items() if (byte := _fallback_byte(token)) is not None}
+
+
+def _decoder_function(steps: list[dict[str, Any]], name: str) -> Callable[[str], bytes]:
+    """The decoder's steps as they act on one token. Those that act on the ends of the text (Strip, the first token's
+    metaspace) take whitespace only and so change no line."""
+    kinds = [step["type"] for step in steps]
+    known = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
+    unknown = sorted(set(kinds) - known)
+    strips = [step for step in steps if step["type"] == "Strip" and step["content"] not in WHITESPACE]
+    patterns = [step for step in steps if step["type"] == "Replace" and "String" not in step["pattern"]]
+    if unknown or strips or patterns:
+        what = ", ".join(unknown) or json.dumps((strips or patterns)[0], ensure_ascii=False)
+        raise UserError(
+            f"{name}: its decoder ({what}) is not supported; use a byte-level (Qwen, Llama-3, GPT-2) or a "
+            "sentencepiece-style tokenizer (Llama-2, Gemma, Mistral)"
+        )
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
+    replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+    byte_fallback = "ByteFallback" in kinds
+    prefix = " " if kinds == ["None"] else ""  # without a decoder, tokens are joined with spaces
+
+    def to_bytes(token: str) -> bytes:
+        if byte_fallback and (byte := _fallback_byte(token)) is not None:
+            return bytes([byte])
+        for old, new in replacements:
+            token = token.replace(old, new)
+        return (prefix + token).encode("utf-8")
+
+    return to_bytes
+
+
+def _gpt2_alphabet() -> dict[str, int]:
+    """GPT-2's stand-in for each byte: itself where printable in Latin-1, else the next free one from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF = _gpt2_alphabet()
+_BYTE_TRANSLATION = {ord(char): byte for char, byte in _BYTE_OF.items()}
+_ALPHABET = frozenset(_BYTE_OF)
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    # a token with any other character (an added token such as "<a b>") stands for itself, as in the tokenizers
+    # library
+    if _ALPHABET.issuperset(token):
+        return token.translate(_BYTE_TRANSLATION).encode("latin-1")
+    return token.encode("utf-8")
+
+
+# --- the self-check ---
+
+_CHECK_LISTS = (
+    "Heat (1995)|Up (2009)|Amélie (2001)",
+    "Sure! Here you go:||1. (500) Days of Summer (2009) | |2. 千と千尋の神隠し (2001)||| Æon Flux 🎬 (2005) |",
+    "| \t| Se7en (1995)|  8 Mile (2002)|!|?|a|b",
+)
+
+
+def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> None:
+    """After every token, the decoded text so far must have as many lines as the tokens so far have started."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    for marked in _CHECK_LISTS:
+        text = marked.replace("|", delimiter)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        decoded = decode(ids)
+        if delimiter not in decoded:
+            raise UserError(
+                f"{_name(tokenizer)} cannot write the delimiter {delimiter!r}: it turns {text!r} into {decoded!r}; "
+                "set another delimiter or use another tokenizer"
+            )
+        ids_T = torch.tensor([ids])
+        codes_T = _look_up(table.codes_V, ids_T)
+        ends = token_rank_ids(ids_T, torch.ones_like(ids_T), table, ()) + (codes_T >> _INNER_SHIFT) + 1
+        for t, lines_started in enumerate(ends[0].tolist()):
+            prefix = decode(ids[: t + 1])
+            if table.fallback_V is not None and "\ufffd" in prefix:
+                continue  # ends inside a character, which turns the whole run of bytes into U+FFFD until it is complete
+            lines = len(split_lines(prefix, delimiter))
+            if lines != lines_started:
+                raise UserError(
+                    f"{_name(tokenizer)}: its tokens and its text disagree on the lines of {prefix!r} "
+                    f"({lines_started} and {lines}); this kind of tokenizer is not supported by the rank grammar"
+                )
+
+
+def _name(tokenizer: Any) -> str:
+    return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"

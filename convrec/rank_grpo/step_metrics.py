@@ -1,0 +1,63 @@
+"""What is logged about a step's ranks: plain numbers from rank returns and per-response scalars.
+
+Shapes: B sequences, T response tokens, K = N ranks. Metric names count ranks from 1, tensors from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from convrec.rank_grpo.advantages import zero_std_ranks
+
+LOGGED_RANKS = (1, 2, 5, 10, 15, 20)
+_BUCKET_ENDS = (1, 5, 10, 15, 20)
+
+
+def rank_buckets(num_ranks: int) -> list[tuple[str, int, int]]:
+    """(name, first, end) half-open 0-based ranges that cover ranks 0..N-1; names are 1-based: "1", "2-5", ..."""
+    ends = sorted({min(end, num_ranks) for end in (*_BUCKET_ENDS, num_ranks)})
+    starts = [0, *ends[:-1]]
+    return [(f"{a + 1}-{b}" if b > a + 1 else f"{b}", a, b) for a, b in zip(starts, ends, strict=True)]
+
+
+def list_length_flags(rank_ids_BT: torch.Tensor, stop_mask_BT: torch.Tensor, num_ranks: int) -> dict[str, torch.Tensor]:
+    """Per-response scalars (B,), ready for the `extra` of `rank_metrics`.
+
+    num_items: lines started; underflow_rate: stopped with fewer than N; overflow_rate: more than N lines, stopped or
+    not; truncated_rate: no stop token. Rates are 0/1 per response, so that their mean is the rate.
+    """
+    num_items_B = rank_ids_BT.max(dim=1).values + 1
+    stopped_B = stop_mask_BT.any(dim=1)
+    return {
+        "num_items": num_items_B.float(),
+        "underflow_rate": (stopped_B & (num_items_B < num_ranks)).float(),
+        "overflow_rate": (num_items_B > num_ranks).float(),
+        "truncated_rate": (~stopped_B).float(),
+    }
+
+
+def rank_metrics(
+    returns_BK: torch.Tensor,
+    uid: Sequence[Any],
+    num_ranks: int,
+    extra: Mapping[str, Any] | None = None,
+    prefix: str = "rank_grpo/",
+) -> dict[str, float]:
+    """Metrics of one step's whole batch.
+
+    return@k: mean return at rank k, for the LOGGED_RANKS up to N. zero_std/<bucket>: share of (group, rank) pairs in
+    the bucket whose returns are all equal, which train nothing; zero_std/all_ranks: share of groups with no signal at
+    any rank. `extra` maps a name to one number per response (B,), logged as its mean.
+    """
+    returns_BK = torch.as_tensor(returns_BK)
+    metrics = {f"return@{k}": returns_BK[:, k - 1].double().mean().item() for k in LOGGED_RANKS if k <= num_ranks}
+    flat_GK = zero_std_ranks(returns_BK, uid)
+    for name, start, end in rank_buckets(num_ranks):
+        metrics[f"zero_std/{name}"] = flat_GK[:, start:end].double().mean().item()
+    metrics["zero_std/all_ranks"] = flat_GK.all(dim=1).double().mean().item()
+    for name, values_B in (extra or {}).items():
+        metrics[name] = torch.as_tensor(values_B).double().mean().item()
+    return {prefix + name: value for name, value in metrics.items()}

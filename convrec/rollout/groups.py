@@ -1,0 +1,336 @@
+"""Rollouts in groups: one call to vLLM, one to the reward and one to TransferQueue for many responses.
+
+verl takes each response alone through some ten calls between processes and an agent of its own, which tools and images
+need. A list is one prompt and one answer: here the prompts of a call share those calls, up to GROUP responses each, and
+the responses of a prompt the server that has its prefix. What ends up in TransferQueue is what verl would put there;
+a validation's answers, which no worker trains on, go straight back to the driver.
+"""
+
+import asyncio
+import gc
+import itertools
+import json
+import logging
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from uuid import uuid4
+
+import torch
+import transfer_queue as tq
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopOutput,
+    DictConfigWrap,
+    ToolListWrap,
+    get_trajectory_info,
+)
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from convrec.errors import one_line
+from convrec.rollout.reward_manager import GroupRewardManager, Response
+
+logger = logging.getLogger(__name__)
+
+GROUP = 32  # responses at most, unless one prompt has more
+SINGLE_TURN = "single_turn_agent"
+
+
+@dataclass
+class Prompt:
+    """A prompt of the batch, waiting for its group."""
+
+    sample: dict[str, Any]  # its columns
+    sampling_params: dict[str, Any]
+    trajectory: dict[str, Any]
+    n: int  # responses asked for
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a validation needs of a response."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    score: float
+    num_turns: int
+    reward_extra_info: dict[str, Any]
+
+
+@dataclass
+class Rollout:
+    """One response: what its prompt brings along, and what verl's agent loop would return."""
+
+    sample: dict[str, Any]
+    output: AgentLoopOutput
+
+    @property
+    def key(self) -> str:
+        """verl's form: prompt, session, place among the outputs of a session (a single turn has one)."""
+        return f"{self.sample['uid']}_{self.sample['session_id']}_0"
+
+    def tag(self) -> dict[str, Any]:
+        prompt, response, extra = self.output.prompt_ids, self.output.response_ids, self.output.extra_fields
+        return {
+            "status": "success",
+            "prompt_len": len(prompt),
+            "response_len": len(response),
+            "seq_len": len(prompt) + len(response),
+            "global_steps": self.sample["global_steps"],
+            "min_global_steps": extra.get("min_global_steps"),
+            "max_global_steps": extra.get("max_global_steps"),
+        }
+
+    def answer(self) -> Answer:
+        """Once it is scored."""
+        output = self.output
+        return Answer(
+            output.prompt_ids,
+            output.response_ids,
+            output.reward_score,
+            output.num_turns,
+            output.extra_fields["reward_extra_info"],
+        )
+
+    def response(self) -> Response:
+        """For the reward."""
+        extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
+        extra |= {
+            "num_turns": self.output.num_turns,
+            "rollout_reward_scores": self.sample.get("reward_scores", {}),
+        }
+        truth = self.sample["reward_model"]["ground_truth"]
+        return Response(self.output.response_ids, self.sample["data_source"], truth, extra)
+
+    def fields(self) -> dict[str, Any]:
+        fields = self.output.as_dict()
+        fields |= self.sample
+        fields.pop("multi_modal_data", None)
+        fields["loss_mask"] = fields["response_mask"]
+        fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
+        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
+        fields["multi_modal_inputs"] = {}
+        return fields
+
+
+def groups_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Prompts in order, in groups of at most GROUP responses or of a single prompt."""
+    group: list[Prompt] = []
+    for prompt in prompts:
+        if group and sum(one.n for one in group) + prompt.n > GROUP:
+            yield group
+            group = []
+        group.append(prompt)
+    if group:
+        yield group
+
+
+class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's `AgentLoopWorkerTQ`, in groups. What it does not know (agents, tools, images) goes verl's way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.first_failure: str | None = None
+        self.waiting: list[Prompt] = []
+        self.single_turn: SingleTurnAgentLoop | None = None
+        self.prompt_ids: dict[str, list[int]] = {}  # of validation, whose prompts are the same every time
+        gc.freeze()  # what was imported stays
+
+    async def failure(self) -> str | None:
+        return self.first_failure
+
+    @cached_property
+    def groups_are_possible(self) -> bool:
+        return (
+            type(self.llm_client) is LLMServerClient  # the asynchronous trainer's client resumes responses
+            and self.reward_loop_worker_handles is not None
+            and self.rollout_config.name == "vllm"
+            and not self.rollout_config.full_determinism
+            and not self.distillation_enabled
+            and self.processor is None
+        )
+
+    def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
+        is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
+        return is_plain and self.groups_are_possible
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        if not self._goes_in_groups(prompt):
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            return
+        sample = {name: value for name, value in prompt.items() if name not in ("agent_name", "__rollout_n__")}
+        n = self.rollout_config.val_kwargs.n if trajectory["validate"] else self.rollout_config.n
+        self.waiting.append(Prompt(sample, sampling_params, trajectory, int(prompt.get("__rollout_n__", n))))
+        await asyncio.sleep(0)  # verl starts a task for each prompt of a call before any of them runs on
+        taken, self.waiting = self.waiting, []
+        await asyncio.gather(*(self._run_group(group) for group in groups_of(taken)))
+
+    async def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[Answer]] | None:
+        """The scored answers of each prompt, returned at once: none goes through TransferQueue.
+
+        None when a prompt needs verl's way. RuntimeError when one cannot be rolled out or scored.
+        """
+        if not all(map(self._goes_in_groups, samples)):
+            return None
+        config = self.rollout_config.val_kwargs
+        params = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+        params |= {"repetition_penalty": 1.0, "logprobs": False}
+        trajectories = await get_trajectory_info(global_steps, [sample["index"] for sample in samples], True)
+        n = config.n
+        prompts = [
+            Prompt(sample, params, trajectory, int(sample.get("__rollout_n__", n)))
+            for sample, trajectory in zip(samples, trajectories, strict=True)
+        ]
+        groups = [list(group) for group in groups_of(prompts)]
+        try:
+            scored = await asyncio.gather(*(self._validate_group(group) for group in groups))
+        except Exception as error:
+            self.first_failure = self.first_failure or one_line(error)
+            raise
+        answers = iter(answer for group in scored for answer in group)
+        return [list(itertools.islice(answers, prompt.n)) for prompt in prompts]
+
+    async def _validate_group(self, prompts: list[Prompt]) -> list[Answer]:
+        rollouts = await self._generate(prompts)
+        await self._score(rollouts)
+        return [rollout.answer() for rollout in rollouts]
+
+    async def _run_group(self, prompts: list[Prompt]) -> None:
+        partition = "val" if prompts[0].trajectory["validate"] else "train"
+        uids = [prompt.sample["uid"] for prompt in prompts]
+        try:
+            await _put_status(uids, partition, "running")
+            rollouts = await self._generate(prompts)
+            await self._score(rollouts)
+            await tq.async_kv_batch_put(
+                keys=[rollout.key for rollout in rollouts],
+                fields=list_of_dict_to_tensordict([rollout.fields() for rollout in rollouts]),
+                tags=[rollout.tag() for rollout in rollouts],
+                partition_id=partition,
+            )
+            status = "finished"
+        except Exception as error:
+            self.first_failure = self.first_failure or one_line(error)
+            logger.exception("rollouts of %d prompts failed", len(prompts))
+            status = "failure"
+        await _put_status(uids, partition, status)
+
+    async def _generate(self, prompts: list[Prompt]) -> list[Rollout]:
+        if self.single_turn is None:
+            self.single_turn = SingleTurnAgentLoop(
+                trainer_config=DictConfigWrap(self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=DictConfigWrap(self.config.data),
+                tools=ToolListWrap(self.tools),
+            )
+        samples: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
+        for prompt in prompts:
+            ids = await self._prompt_ids(self.single_turn, prompt)
+            for session in range(prompt.n):
+                params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session)
+                requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
+                samples.append({**prompt.sample, "session_id": session})
+        start = time.perf_counter()
+        group = uuid4().hex
+        # what a balancer may want to choose by: the first request stands for all
+        first = {name: requests[0][name] for name in ("prompt_ids", "sampling_params")}
+        server_id, server = await self.llm_client._acquire_server(group, **first)
+        try:
+            answers: list[TokenOutput] = await server.generate_group.remote(requests)
+        finally:
+            self.llm_client._release_server(server_id, request_id=group)
+        seconds = time.perf_counter() - start
+        return [
+            Rollout(sample, self._output(self.single_turn, request["prompt_ids"], answer, seconds))
+            for sample, request, answer in zip(samples, requests, answers, strict=True)
+        ]
+
+    async def _prompt_ids(self, agent: SingleTurnAgentLoop, prompt: Prompt) -> list[int]:
+        messages = list(prompt.sample["raw_prompt"])
+        if not prompt.trajectory["validate"]:
+            return await agent.ct_build_initial_tokens(messages)
+        text = json.dumps(messages)
+        if text not in self.prompt_ids:
+            self.prompt_ids[text] = await agent.ct_build_initial_tokens(messages)
+        return self.prompt_ids[text]
+
+    def sampling_params_of(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
+    ) -> dict[str, Any]:
+        """Of one response; vLLM's server changes the dict it gets."""
+        return dict(sampling_params)
+
+    def _output(
+        self, agent: SingleTurnAgentLoop, prompt_ids: list[int], answer: TokenOutput, seconds: float
+    ) -> AgentLoopOutput:
+        """As `SingleTurnAgentLoop.run` makes it of text."""
+        builder, limit = agent.continuous_token_builder, self.rollout_config.response_length
+        merged = builder.merge_assistant_tokens(prompt_ids, answer.token_ids)
+        log_probs = answer.log_probs or None
+        mask, log_probs = builder.align_response_metadata(
+            merged, [], [] if log_probs else None, assistant_logprobs=log_probs
+        )
+        start = len(merged.token_ids) - len(mask)
+        step = answer.extra_fields.get("global_steps")
+        steps = {"min_global_steps": step, "max_global_steps": step}
+        return AgentLoopOutput(
+            prompt_ids=merged.token_ids[:start],
+            response_ids=merged.token_ids[start:][:limit],
+            response_mask=mask[:limit],
+            response_logprobs=log_probs[:limit] if log_probs else None,
+            routed_experts=None if answer.routed_experts is None else answer.routed_experts[: start + limit],
+            multi_modal_data={},
+            mm_processor_kwargs={},
+            mm_processor_output=None,
+            num_turns=2,
+            metrics={
+                "generate_sequences": seconds,
+                "num_preempted": -1 if answer.num_preempted is None else answer.num_preempted,
+            },
+            extra_fields=steps | answer.extra_fields | {"turn_scores": [], "tool_rewards": []},
+        )
+
+    @cached_property
+    def rewards_in_groups(self) -> bool:
+        """Whether the reward's worker takes a list (`RewardLoopWorker.compute_score` hands on what it gets)."""
+        reward = self.config.reward
+        is_ours = reward.reward_manager.name == GroupRewardManager.__name__
+        return is_ours and (not reward.reward_model.enable or reward.custom_reward_function.path is not None)
+
+    async def _score(self, rollouts: list[Rollout]) -> None:
+        """All at once; when that fails or takes too long, one by one, so that the sample can be named."""
+        if not self.rewards_in_groups:
+            await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))
+            return
+        start = time.perf_counter()
+        worker = random.choice(self.reward_loop_worker_handles)
+        try:
+            results = await asyncio.wait_for(
+                worker.compute_score.remote([rollout.response() for rollout in rollouts]),
+                self.config.convrec.reward_timeout,
+            )
+        except Exception as error:
+            logger.warning("the rewards of a group failed (%s): once more, one by one", one_line(error))
+            await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))
+            return
+        for rollout, result in zip(rollouts, results, strict=True):
+            rollout.output.reward_score = result["reward_score"]
+            rollout.output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+            rollout.output.metrics.compute_score = time.perf_counter() - start
+
+
+async def _put_status(uids: list[str], partition: str, status: str) -> None:
+    await tq.async_kv_batch_put(keys=uids, partition_id=partition, tags=[{"status": status}] * len(uids))

@@ -1,0 +1,151 @@
+"""The released columns as verl's datasets: conversations for the rollout, demonstrations for SFT.
+
+Both tokenize a prompt the same way, so what SFT trains on is what the rollout sees. A conversation that is too long
+loses its start; the instruction and the end, which holds the request, stay.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from omegaconf import DictConfig
+from torch.utils.data import Dataset
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from convrec.data.chat import Message, encode, fits, render_prompt
+from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, is_demonstration_table, truncate_prompt
+from convrec.errors import UserError
+
+VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
+
+
+def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed: int | None) -> pa.Table:
+    """The files' columns as one table; with 0 < max_samples < rows, that many rows drawn with the seed, in order."""
+    table = pa.concat_tables([pq.read_table(path, columns=list(columns)) for path in files], promote_options="default")
+    if 0 < max_samples < len(table):
+        chosen = np.random.default_rng(seed).choice(len(table), size=max_samples, replace=False)
+        table = table.take(np.sort(chosen))
+    return table
+
+
+def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
+    """The one user message, shortened until its rendering has at most `max_tokens` tokens."""
+    (message,) = messages
+    text = message["content"]
+
+    def short_enough(candidate: str) -> bool:
+        rendered = render_prompt(tokenizer, [{**message, "content": candidate}], **template_kwargs)
+        return fits(tokenizer, rendered, max_tokens)
+
+    return messages if short_enough(text) else [{**message, "content": truncate_prompt(text, short_enough)}]
+
+
+class ConvRecDataset(RLHFDataset):
+    """Rows of `schema.PROMPT_COLUMNS` as verl's rollout and reward read them (`data.custom_cls`)."""
+
+    conversations: list[list[int]] | None = None  # after use_for_validation: the rows of each distinct prompt
+
+    def _read_files_and_tokenize(self) -> None:
+        self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, self.seed)
+
+    def use_for_validation(self) -> None:
+        """Make an item of each distinct prompt: greedy answers to equal prompts are equal, so one is generated and
+        scored once for every row of it. `max_samples` then draws its rows with VALIDATION_SEED."""
+        self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, VALIDATION_SEED)
+        rows_of: dict[str, list[int]] = {}
+        for row, prompt in enumerate(self.dataframe["prompt"].to_pylist()):
+            rows_of.setdefault(json.dumps(prompt, sort_keys=True), []).append(row)
+        self.conversations = list(rows_of.values())
+
+    def __len__(self) -> int:
+        return len(self.dataframe) if self.conversations is None else len(self.conversations)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        places = [item] if self.conversations is None else self.conversations[item]
+        rows = self.dataframe.take(places).to_pylist()
+        row = rows[0]
+        prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
+        truths = [{"groundtruth": r["groundtruth_with_release_year"], "seen": r["seen_titles"]} for r in rows]
+        truth = truths[0] if self.conversations is None else {"rows": truths}
+        return {
+            "raw_prompt": prompt,
+            "data_source": "convrec",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {"index": item, "sample_id": row["sample_id"]},
+            "index": item,
+            "tools_kwargs": {},
+            "interaction_kwargs": {},
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
+        }
+
+
+class DemonstrationDataset(Dataset):
+    """Rows of `schema.DEMONSTRATION_COLUMNS` as verl's SFT trainer reads them; the loss is on the completion only.
+
+    A conversation that is too long is shortened. A judge's prompt cannot be: its row is left out.
+    """
+
+    def __init__(
+        self,
+        parquet_files: str | list[str],
+        tokenizer: Any,
+        config: DictConfig,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
+        self.table = read_rows(files, DEMONSTRATION_COLUMNS, max_samples, config.get("seed"))
+        self.tokenizer = tokenizer
+        self.max_length = config.max_length
+        self.template_kwargs = dict(config.get("apply_chat_template_kwargs") or {})
+        if all(map(is_demonstration_table, files)):
+            self.table = self._short_enough(files)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
+        row = self.table.slice(item, 1).to_pylist()[0]
+        completion_ids = encode(self.tokenizer, self._completion_text(row["prompt"], row["completion"]))
+        room = self.max_length - len(completion_ids)
+        if room <= 0:
+            raise UserError(
+                f"{row['sample_id']}: the completion alone has {len(completion_ids)} tokens, data.max_length is "
+                f"{self.max_length}: raise MAX_LENGTH"
+            )
+        prompt = fit_prompt(self.tokenizer, row["prompt"], room, **self.template_kwargs)
+        prompt_ids = encode(self.tokenizer, render_prompt(self.tokenizer, prompt, **self.template_kwargs))
+        input_ids = torch.tensor(prompt_ids + completion_ids)
+        loss_mask = torch.zeros_like(input_ids)
+        loss_mask[len(prompt_ids) :] = 1
+        return {"input_ids": input_ids, "position_ids": torch.arange(len(input_ids)), "loss_mask": loss_mask}
+
+    def _short_enough(self, files: list[str]) -> pa.Table:
+        """The rows of which prompt and completion fit `max_length` together."""
+
+        def whole(row: dict[str, Any]) -> str:
+            start = render_prompt(self.tokenizer, row["prompt"], **self.template_kwargs)
+            return start + self._completion_text(row["prompt"], row["completion"])
+
+        keep = [fits(self.tokenizer, whole(row), self.max_length) for row in self.table.to_pylist()]
+        if not any(keep):
+            raise UserError(
+                f"{', '.join(files)}: every demonstration has more than {self.max_length} tokens: raise MAX_LENGTH"
+            )
+        if not all(keep):
+            print(f"{keep.count(False)} of {len(keep)} demonstrations over MAX_LENGTH={self.max_length} left out")
+        return self.table.filter(pa.array(keep))
+
+    def _completion_text(self, prompt: list[Message], completion: list[Message]) -> str:
+        """What the template puts after the generation prompt, up to and including the end-of-turn token."""
+        rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
+        start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
+        content = completion[0]["content"]
+        if not rendered.startswith(start) or content not in rendered[len(start) :]:
+            raise UserError(
+                "the chat template does not continue its own generation prompt; pass a custom_chat_template"
+            )
+        return rendered[len(start) :].rstrip()

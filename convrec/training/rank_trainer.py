@@ -1,0 +1,274 @@
+"""Rank-GRPO in verl's trainer: nothing but wiring.
+
+    reward/catalog_match.py --extra_fields--> RankGRPOTrainer._compute_advantage --TransferQueue--> rank_grpo_loss
+                                              (token_ranks, advantages)                             (policy_loss)
+
+Neither verl registry sees ranks, so the trainer reads responses and rank returns itself and writes `advantages`,
+`returns` and `policy_units` (unit id + 1 of every response token, 0 for none: verl pads nested tensors with 0).
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1 import trainer_separate_async
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.metric import Metric
+from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
+
+from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
+from convrec.rank_grpo.advantages import assign_units, rank_advantages
+from convrec.rank_grpo.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
+from convrec.rank_grpo.step_metrics import rank_metrics
+from convrec.training import registration
+from convrec.training.dataset import ConvRecDataset
+from convrec.training.trainer_base import ConvRecMixin, scalar_infos
+from convrec.training.worker import ConvRecDetachWorker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankLossSettings:
+    """What the loss needs to know; it travels to the actor workers."""
+
+    num_ranks: int
+    clip_ratio_low: float
+    clip_ratio_high: float
+    kl_coef: float
+    aggregation: Aggregation  # "rank-mean" (paper) or "token-mean" (reference)
+
+
+def rank_grpo_loss(
+    model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None, *, settings: RankLossSettings
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's loss-function form of `rank_policy_loss`: nested tensors in, (loss of the micro-batch, metrics) out."""
+    log_prob = no_padding_2_padding(model_output["log_probs"], data)
+    optional = [
+        key for key in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights") if key in data
+    ]
+    counts = {key: data[key] for key in ("global_batch_size", "batch_num_tokens", "dp_size")}
+    batch = data.select("response_mask", "advantages", "policy_units", *optional).to_padded_tensor()
+    mask = batch["response_mask"].bool()
+    loss, metrics = rank_policy_loss(
+        log_prob,
+        batch["advantages"],
+        batch["policy_units"].long() - 1,
+        num_ranks=settings.num_ranks,
+        clip_ratio_low=settings.clip_ratio_low,
+        clip_ratio_high=settings.clip_ratio_high,
+        old_log_prob_BT=batch.get("old_log_probs"),
+        ref_log_prob_BT=batch.get("ref_log_prob"),
+        kl_coef=settings.kl_coef,
+        rollout_is_weights=batch.get("rollout_is_weights"),
+        aggregation=settings.aggregation,
+        **counts,
+    )
+    verl_metrics = {key: Metric(metric_aggregation(key), value) for key, value in metrics.items()}
+    # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is
+    policy_log_prob = batch.get("old_log_probs", log_prob).detach()
+    per_token = counts["dp_size"] / counts["batch_num_tokens"]
+    # temperature 1 and no truncation: the mean surprisal of the samples estimates the entropy without bias
+    verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * mask).sum() * per_token)
+    if "rollout_log_probs" in batch:
+        difference = (policy_log_prob - batch["rollout_log_probs"]).abs() * mask
+        verl_metrics["rollout_diff_mean"] = Metric("sum", difference.sum() * per_token)
+        verl_metrics["rollout_diff_max"] = Metric("max", difference.max())
+    return loss, verl_metrics
+
+
+class RankGRPOMixin(ConvRecMixin):
+    """The rank-level method over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
+
+    # ---- wiring into verl's set-up ----
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.is_rank_level = config.algorithm.adv_estimator == registration.NAME
+
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        self.vocab_table = build_vocab_table(self.tokenizer, self.settings.delimiter)
+        self.stop_token_ids = _stop_token_ids(self.tokenizer, self.config.actor_rollout_ref.model.path)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if isinstance(self.val_dataset, ConvRecDataset):
+            self.val_dataset.use_for_validation()
+
+    def _prepare_workers(self) -> None:
+        if self.is_rank_level:
+            self.actor_rollout_wg.set_loss_fn(partial(rank_grpo_loss, settings=self._loss_settings()))
+
+    def _loss_settings(self) -> RankLossSettings:
+        actor = self.config.actor_rollout_ref.actor
+        return RankLossSettings(
+            num_ranks=self.settings.num_items,
+            clip_ratio_low=actor.clip_ratio_low,
+            clip_ratio_high=actor.clip_ratio_high,
+            kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+            aggregation="token-mean" if self.settings.preset == "reference" else "rank-mean",
+        )
+
+    # ---- one step ----
+
+    @property
+    def _is_on_policy(self) -> bool:
+        """mu = 1: the batch is used for one update, so the old log-probs are the new ones, detached."""
+        actor = self.config.actor_rollout_ref.actor
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
+        corrected = self.config.algorithm.rollout_correction.rollout_is is not None
+        return self.is_rank_level and one_update and not corrected and self.parameter_sync_step == 1
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Skip the pass when strictly on-policy, but for the one that compares rollout and actor at start-up."""
+        if self._is_on_policy and self.rollout_is_checked:
+            return batch
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        fields = ["uid", "responses", "response_mask", "extra_fields"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        is_padding = np.array([tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
+        infos = [extra["reward_extra_info"] for extra in data["extra_fields"]]
+        uid = list(data["uid"])
+        returns_BK = torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32)
+        metrics.update(self._rollout_metrics(returns_BK, uid, infos, is_padding))
+        if not self.is_rank_level:
+            return super()._compute_advantage(batch, metrics)
+
+        nested_mask = data["response_mask"]
+        responses_BT = data["responses"].to_padded_tensor(padding=self.tokenizer.pad_token_id or 0)
+        mask_BT = nested_mask.to_padded_tensor(padding=0)
+        rank_ids_of = reference_rank_ids if self.settings.preset == "reference" else token_rank_ids
+        rank_ids_BT = rank_ids_of(responses_BT, mask_BT, self.vocab_table, self.stop_token_ids)
+        is_stop_BT = stop_token_mask(responses_BT, mask_BT, self.stop_token_ids)
+        advantages_BK = rank_advantages(
+            returns_BK, uid, norm_by_std=self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        )
+        units_BT, advantages_BT = assign_units(
+            rank_ids_BT,
+            advantages_BK,
+            is_stop_BT,
+            self.settings.num_items,
+            preset=self.settings.preset,
+            overflow_penalty=self.settings.overflow_penalty,
+            underflow_penalty=self.settings.underflow_penalty,
+            mask_truncated=self.settings.mask_truncated,
+        )
+        is_rank = (rank_ids_BT >= 0) & (rank_ids_BT < self.settings.num_items)
+        token_returns_BT = returns_BK.gather(1, rank_ids_BT.clamp(0, self.settings.num_items - 1)) * is_rank
+        metrics["rank_grpo/truncated"] = 1.0 - is_stop_BT.any(1)[~is_padding].float().mean().item()
+
+        output = {
+            "advantages": advantages_BT,
+            "returns": token_returns_BT,
+            "policy_units": units_BT + 1,
+        }
+        if self.config.algorithm.rollout_correction.rollout_is is not None:
+            output |= self._rollout_correction(batch, metrics)
+        nested = {key: response_to_nested(value, nested_mask) for key, value in output.items()}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
+        )
+
+    def _rollout_correction(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """verl's truncated importance sampling of the rollout/actor mismatch, as its own trainers apply it."""
+        fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        proto = DataProto(batch=data.to_padded_tensor())
+        proto, correction_metrics = compute_rollout_correction_and_add_to_batch(
+            proto, self.config.algorithm.rollout_correction
+        )
+        metrics.update(correction_metrics)
+        return {key: proto.batch[key] for key in ("rollout_is_weights", "response_mask") if key in proto.batch}
+
+    def _rollout_metrics(
+        self, returns_BK: torch.Tensor, uid: Sequence[Any], infos: Sequence[dict[str, Any]], is_padding: np.ndarray
+    ) -> dict[str, float]:
+        real = np.flatnonzero(~is_padding)
+        scalars = scalar_infos([infos[i] for i in real])
+        return rank_metrics(returns_BK[real], [uid[i] for i in real], self.settings.num_items, scalars)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._update_actor(batch, metrics)
+        if self.is_rank_level:
+            parts = {key: metrics.pop(key) for key in list(metrics) if key.startswith("actor/") and ":" in key}
+            metrics.update(finish_policy_metrics({k.removeprefix("actor/"): v for k, v in parts.items()}, "actor/"))
+        mean = metrics.get("actor/rollout_diff_mean")
+        if mean is not None and not mean <= self.settings.rollout_check_bound:
+            logger.warning(
+                "step %d: mean |log p_vllm - log p_actor| is %.3g, above %g: the rollout drifts from the policy",
+                self.global_steps,
+                mean,
+                self.settings.rollout_check_bound,
+            )
+        return batch
+
+
+@register_trainer(registration.NAME)
+class RankGRPOTrainer(RankGRPOMixin, PPOTrainerSync):
+    """Rollout and training share their devices and take turns: verl's "sync" mode."""
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl branches on the mode's name; to it this is its synchronous trainer."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
+
+
+@register_trainer(f"{registration.NAME}_separate_async")
+class RankGRPOSeparateAsyncTrainer(RankGRPOMixin, PPOTrainerSeparateAsync):
+    """Rollout on devices of its own, ahead of training: verl's "separate_async" mode."""
+
+    worker = ConvRecDetachWorker
+
+    @property
+    def trainer_mode(self) -> str:
+        return "separate_async"
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
+
+    def _setup(self) -> None:
+        trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})
+        super()._setup()
+
+    def _replicas(self) -> list[Any]:
+        return [*super()._replicas(), *self.standalone_server_manager.get_replicas()]
+
+
+class _WithoutFlush(logging.LoggerAdapter):
+    """verl 0.9.1 calls `logger.info(..., flush=True)` when no rollout shares the training GPUs: a TypeError."""
+
+    def process(self, message: Any, kwargs: Any) -> tuple[Any, Any]:
+        return message, {key: value for key, value in kwargs.items() if key != "flush"}
+
+
+def _stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:
+    """Ids vLLM stops at: the tokenizer's end of sequence and those of the model's generation config."""
+    from transformers import GenerationConfig
+    from verl.utils.fs import copy_to_local
+
+    ids = {tokenizer.eos_token_id}
+    try:
+        configured = GenerationConfig.from_pretrained(copy_to_local(model_path)).eos_token_id
+    except OSError:  # a model need not ship a generation config
+        configured = None
+    if configured is not None:
+        ids |= set(configured if isinstance(configured, list) else [configured])
+    return sorted(ids)

@@ -1,0 +1,79 @@
+"""The names `rank_grpo` in verl's registries, and the check that every process of a run has the same ones.
+
+verl's registries see neither ranks nor rank returns: a registered estimator gets token rewards, a registered loss gets
+log-probs and advantages. The rank-level method therefore runs in `convrec.training.rank_trainer.RankGRPOTrainer`, and
+the two functions registered here only say so when a config asks for them under another trainer.
+"""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+NAME = "rank_grpo"
+DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # in the environment of a run's workers: the driver's `source_digest()`
+
+
+def _needs_the_trainer(*args: Any, **kwargs: Any) -> NoReturn:
+    raise ValueError(
+        f"`{NAME}` needs the ranks of the response, which verl's registries do not carry: "
+        f"set trainer.v1.trainer_mode={NAME} (recipes.rank_grpo does)"
+    )
+
+
+def register() -> None:
+    """Register the estimator and the policy loss in this process. Calling it again does nothing."""
+    from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+
+    register_adv_est(NAME)(_needs_the_trainer)
+    register_policy_loss(NAME)(_needs_the_trainer)
+
+
+def source_digest() -> str:
+    """Digest of the source of convrec and reward as this process would import it, by name and content of the files.
+
+    Two nodes with the same one run the same maths.
+    """
+    reward = find_spec("reward")
+    packages = [Path(__file__).parents[1], *map(Path, (reward.submodule_search_locations or ()) if reward else ())]
+    digest = hashlib.sha256()
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def report() -> dict[str, Any]:
+    """What this process has: `node`, `source` (path of convrec), `digest`, and the names registered in verl."""
+    import ray
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+    return {
+        "node": ray.util.get_node_ip_address(),
+        "source": str(Path(__file__).parents[1]),
+        "digest": source_digest(),
+        "adv_estimator": NAME in ADV_ESTIMATOR_REGISTRY,
+        "policy_loss": NAME in POLICY_LOSS_REGISTRY,
+    }
+
+
+def check(reports: list[dict[str, Any]], drivers: str) -> None:
+    """Raise RuntimeError when a worker lacks a registration or runs other source than the driver.
+
+    Args:
+        reports: one `report()` a worker.
+        drivers: the driver's `source_digest()`.
+    """
+    for worker in reports:
+        missing = [key for key in ("adv_estimator", "policy_loss") if not worker[key]]
+        if missing:
+            raise RuntimeError(
+                f"a worker on {worker['node']} lacks the {' and '.join(missing)} `{NAME}` "
+                f"(it imports convrec from {worker['source']}): install this version of convrec on that node"
+            )
+        if worker["digest"] != drivers:
+            raise RuntimeError(
+                f"a worker on {worker['node']} runs another convrec than the driver "
+                f"({worker['source']}, {worker['digest']} instead of {drivers}): "
+                "install the same version on every node"
+            )

@@ -1,0 +1,139 @@
+"""Trackers of a run that is stopped and resumed: one curve a run, without losing the steps that are repeated.
+
+A resumed run goes back to its newest checkpoint and repeats the steps after it. RUN/metrics/*.jsonl keeps all starts
+and is what everything here is filled from. SwanLab and W&B keep the first value of a step and drop the repeated one, so
+a resumed run gets a new SwanLab or W&B run of the same group, into which the steps up to the checkpoint are written
+before training goes on: the newest one has the whole curve. TensorBoard is told to forget what comes after the
+checkpoint, or after step 0 where there is none yet. Console and file need nothing.
+
+The validation with which a start begins repeats that of the checkpoint: SwanLab and TensorBoard keep the first one.
+
+verl gives its table of validation samples to trackers alone; RUN/samples/*.jsonl, a file a start as of the metrics, has
+the same ones: {"step", "input", "output", "score"} a line.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from convrec.runs.folder import METRICS, latest_step, read_metrics
+
+SAMPLES = "samples"
+KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
+
+
+def tracker_environment(run_folder: Path, name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where verl's trackers write and under which group: variables that are not set in `environment`.
+
+    SwanLab and W&B upload where a key is set or a login was saved, else they keep what `swanlab sync` and `wandb sync`
+    upload later.
+    """
+    wanted = {
+        "TENSORBOARD_DIR": str(run_folder / "tensorboard"),
+        "SWANLAB_LOG_DIR": str(run_folder / "swanlab"),
+        "SWANLAB_MODE": "cloud" if has_login("swanlab", environment) else "offline",
+        "SWANLAB_EXPERIMENT_GROUP": name,
+        "WANDB_DIR": str(run_folder),
+        "WANDB_MODE": "online" if has_login("wandb", environment) else "offline",
+        "WANDB_RUN_GROUP": name,
+    }
+    return {key: value for key, value in wanted.items() if key not in environment}
+
+
+def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
+    """Whether "swanlab" or "wandb" can upload: a key is set, or `swanlab login`, `wandb login` saved one."""
+    home = Path(environment.get("HOME") or "~").expanduser()
+    file, host = {"swanlab": (home / ".swanlab" / ".netrc", ""), "wandb": (home / ".netrc", "wandb")}[tracker]
+    if environment.get(f"{tracker.upper()}_API_KEY"):
+        return True
+    return file.is_file() and host in file.read_text(errors="replace")
+
+
+def install(trainer_module: Any, run_folder: Path, name: str) -> None:
+    """Make verl's trainer of this process open its trackers as `resumable` does, and choose where they write.
+
+    trainer_module: verl's, trainer_base or sft_trainer. They make their Tracking inside `fit`, and the former its
+    ValidationGenerationsLogger, so the names are replaced where they are looked up; tests pin both. name: the run's,
+    the group of its starts.
+    """
+    os.environ.update(tracker_environment(run_folder, name, os.environ))
+
+    def open_trackers(
+        project_name: str, experiment_name: str, default_backend: str | list[str] = "console", config: Any = None
+    ) -> Any:
+        return resumable(run_folder, project_name, experiment_name, default_backend, config)
+
+    trainer_module.Tracking = open_trackers
+    if hasattr(trainer_module, "ValidationGenerationsLogger"):  # SFT generates nothing
+        trainer_module.ValidationGenerationsLogger = partial(keep_samples, run_folder)
+
+
+def resumable(
+    run_folder: Path, project_name: str, experiment_name: str, default_backend: str | list[str], config: Any = None
+) -> Any:
+    """verl's Tracking for a start of the run, its curves filled up to the checkpoint that training goes on from."""
+    from verl.utils.tracking import Tracking
+
+    backends = [default_backend] if isinstance(default_backend, str) else list(default_backend)
+    done = latest_step(run_folder)
+    starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
+    name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
+    earlier = read_metrics(run_folder)
+    kept: dict[str, Any] = {}
+    # starts, not done: one that was killed before its first checkpoint has written events too
+    if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
+        _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
+        kept = next((row for row in earlier if row["step"] == done), {})
+    tracking = Tracking(project_name, name, backends, config)
+    if "tensorboard" in backends:
+        _write_at_once(tracking.logger["tensorboard"], done, kept)
+    refill = [backend for backend in backends if backend in KEEP_THE_FIRST_VALUE]
+    if done and refill:
+        for row in earlier:
+            if row["step"] <= done:
+                data = {key: value for key, value in row.items() if key != "step"}
+                tracking.log(data=data, step=row["step"], backend=refill)
+    return tracking
+
+
+def keep_samples(run_folder: Path, project_name: str, experiment_name: str) -> Any:
+    """verl's logger of validation samples, which also writes them to the run's folder."""
+    from verl.utils.tracking import ValidationGenerationsLogger
+
+    logger = ValidationGenerationsLogger(project_name, experiment_name)
+    log = logger.log
+    file = run_folder / SAMPLES / Path(os.environ["VERL_FILE_LOGGER_PATH"]).name
+
+    def log_and_keep(loggers: Sequence[str], samples: Sequence[tuple[str, str, float]], step: int) -> None:
+        rows = [{"step": step, "input": text, "output": answer, "score": score} for text, answer, score in samples]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        log(loggers, samples, step)
+
+    logger.log = log_and_keep
+    return logger
+
+
+def _write_at_once(tensorboard: Any, done: int, kept: Mapping[str, Any]) -> None:
+    """verl's writer keeps up to two minutes in memory, which a killed run would lose for good.
+
+    kept: what an earlier start has logged of step `done`; TensorBoard would show a second value beside the first.
+    """
+    log = tensorboard.log
+
+    def log_and_flush(data: dict[str, Any], step: int) -> None:
+        log({key: value for key, value in data.items() if step != done or key not in kept}, step)
+        tensorboard.writer.flush()
+
+    tensorboard.log = log_and_flush
+
+
+def _forget_after(folder: Path, step: int) -> None:
+    """TensorBoard drops what it has read of later steps when a writer says that it starts from there."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    SummaryWriter(str(folder), purge_step=step + 1).close()

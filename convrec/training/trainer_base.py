@@ -1,0 +1,290 @@
+"""What every trainer of ours adds to verl's: worker, platform, start-up checks, validation metrics. Nothing but wiring.
+
+`scalar_grpo` is verl's own GRPO with that and no more: one reward a response, verl's estimator and loss (the judges).
+"""
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from convrec.checkpoints import saving
+from convrec.cpu import platform as platform_cpu
+from convrec.rollout import agent_loop as rollout
+from convrec.rollout import queue as rollout_queue
+from convrec.training import liveness, registration
+from convrec.training.worker import ConvRecWorker
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
+SCALAR = "scalar_grpo"
+
+
+class ConvRecMixin:
+    """Over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
+
+    config: DictConfig
+    worker: type = ConvRecWorker
+
+    # ---- wiring into verl's set-up ----
+
+    def __init__(self, config: DictConfig) -> None:
+        registration.register()
+        platform_cpu.register_rollout()
+        super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_SECONDS
+        rollout.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
+        self.watch = liveness.Watch(self._actors)
+        self.settings = config.convrec
+        self.rollout_is_checked = False
+        self.run_folder = Path(config.trainer.default_local_dir)
+        self.keep = config.trainer.get("max_actor_ckpt_to_keep")
+        with open_dict(config):
+            # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
+            config.trainer.max_actor_ckpt_to_keep = None
+        self.validates_directly = True  # until a prompt needs verl's way
+        self.validation_samples: list[dict[str, Any]] | None = None
+        self.saved_step = 0
+        self.is_stopping = False
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(self.worker)
+
+    def _load_checkpoint(self) -> None:
+        registration.check(self.actor_rollout_wg.registrations(), registration.source_digest())
+        self._prepare_workers()
+        if self.settings.lr_schedule:
+            self.actor_rollout_wg.set_lr_schedule([(int(step), float(lr)) for step, lr in self.settings.lr_schedule])
+        super()._load_checkpoint()
+        rollout.retry_failed_prompts()
+
+    def _prepare_workers(self) -> None:
+        """For what a method gives its workers, once they are known to run this code."""
+
+    def _init_dataloader(self) -> None:
+        """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""
+        super()._init_dataloader()
+        epochs = -(-self.total_training_steps // max(1, self.steps_per_epoch))
+        self.config.trainer.total_epochs = max(self.config.trainer.total_epochs, epochs)
+
+    # ---- what a run needs to be alive ----
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        self.agent_loop_manager = agent_loop_manager
+        self.watch.start()
+        gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self.watch.stop()
+
+    def _actors(self) -> dict[str, Any]:
+        """Every process the run needs, by name."""
+        actors = {f"training worker {i}": worker for i, worker in enumerate(self.actor_rollout_wg.workers)}
+        for replica in self._replicas():
+            for i, server in enumerate(replica.servers):
+                actors[f"vLLM server {replica.replica_rank}.{i}"] = server
+        for i, worker in enumerate(self.agent_loop_manager.agent_loop_workers):
+            actors[f"agent-loop worker {i}"] = worker
+        for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
+            actors[f"reward worker {i}"] = worker
+        return actors | rollout_queue.actors()
+
+    def _replicas(self) -> list[Any]:
+        return self.llm_server_manager.get_replicas()
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        saving.save(self.run_folder, self.global_steps, self._write_checkpoint, self.keep)
+        self.saved_step = self.global_steps
+
+    def _write_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
+            saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")
+
+    def on_step_end(self) -> None:
+        """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""
+        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
+        if asked:
+            if self.saved_step != self.global_steps:
+                self._save_checkpoint()
+            for file in asked:
+                file.unlink(missing_ok=True)
+            self.is_stopping = True  # after the step has been logged
+        super().on_step_end()
+
+    def on_step_begin(self) -> None:
+        if self.is_stopping:
+            raise saving.StopRequested(self.global_steps - 1)
+        super().on_step_begin()
+
+    # ---- one step ----
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The first batch of a start also compares rollout and actor."""
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if not self.rollout_is_checked:
+            self._check_rollout(batch)
+            self.rollout_is_checked = True
+        return batch
+
+    def _check_rollout(self, batch: KVBatchMeta) -> None:
+        """Stop when vLLM's log-probs of its own samples are not the actor's: then the rollout is not the policy."""
+        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data = data.to_padded_tensor()
+        difference = (data["old_log_probs"] - data["rollout_log_probs"]).abs()[data["response_mask"].bool()]
+        mean, largest, bound = difference.mean().item(), difference.max().item(), self.settings.rollout_check_bound
+        logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
+        if not mean <= bound:
+            raise RuntimeError(
+                f"the rollout does not sample from the policy: mean |log p_vllm - log p_actor| of the first batch is "
+                f"{mean:.3g} (max {largest:.3g}), above convrec.rollout_check_bound={bound:g}. The weights did not "
+                "reach vLLM, or the two run in different precision (rollout.dtype, mixed_precision, quantization)."
+            )
+
+    # ---- validation ----
+
+    def _validate(self) -> dict[str, float]:
+        metrics = self._validate_directly() if self.validates_directly else None
+        if metrics is None:  # and so the next time: nothing is sent about in vain
+            self.validates_directly, self.validation_samples = False, None
+            metrics = super()._validate()
+        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
+        return metrics
+
+    def _validate_directly(self) -> dict[str, float] | None:
+        """verl's `_validate` without TransferQueue: the answers come back from the agent-loop workers.
+
+        None when a prompt needs verl's way.
+        """
+        if self.validation_samples is None:  # the same every time
+            self.validation_samples = [sample for columns in self.val_dataloader for sample in rows_of(columns)]
+        agent = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
+        samples = [{"agent_name": agent, **sample, "uid": uuid4().hex} for sample in self.validation_samples]
+        answers = self.agent_loop_manager.validate(samples, self.global_steps)
+        if answers is None:
+            return None
+        rows = [(sample, answer) for sample, own in zip(samples, answers, strict=True) for answer in own]
+        scores = [answer.score for _, answer in rows]
+        infos: dict[str, list[Any]] = {"reward": scores}
+        for name in sorted({name for _, answer in rows for name in answer.reward_extra_info}):
+            infos[name] = [answer.reward_extra_info.get(name) for _, answer in rows]
+        uids = [sample["uid"] for sample, _ in rows]
+        sources = [str(sample.get("data_source", "unknown")) for sample, _ in rows]
+        self._keep_generations(rows, infos)
+        return self._val_metrics_update(
+            sources,
+            uids,
+            infos,
+            [answer.num_turns for _, answer in rows],
+            expected_acc_counts=Counter(zip(sources, uids, strict=True)),
+        )
+
+    def _keep_generations(self, rows: list[tuple[dict[str, Any], rollout.Answer]], infos: dict[str, list[Any]]) -> None:
+        """To the trackers and to trainer.validation_data_dir, as verl does."""
+
+        def texts(ids: list[list[int]]) -> list[str]:
+            return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        folder = self.config.trainer.get("validation_data_dir", None)
+        if not folder and not self.config.trainer.log_val_generations:
+            return
+        inputs = texts([answer.prompt_ids for _, answer in rows])
+        outputs = texts([answer.response_ids for _, answer in rows])
+        self._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=infos["reward"])
+        if folder:
+            truths = [sample["reward_model"]["ground_truth"] for sample, _ in rows]
+            uids = {"uid": [sample["uid"] for sample, _ in rows]}
+            self._dump_generations(inputs, outputs, truths, infos["reward"], infos | uids, folder)
+
+    def _val_metrics_update(
+        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list], *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        """verl's metrics of the scalar keys (lists break them), and `val/<name>`: the mean over all rows."""
+        scalars = {
+            key: values
+            for key, values in reward_extra_infos_dict.items()
+            if all(isinstance(value, (int, float)) for value in values)
+        }
+        if "num_rows" in scalars:  # an answer was scored for several rows at once: it counts as often
+            copies = [(place, copy) for place, rows in enumerate(scalars.pop("num_rows")) for copy in range(int(rows))]
+            data_sources = [data_sources[place] for place, _ in copies]
+            sample_uids = [f"{sample_uids[place]}/{copy}" for place, copy in copies]
+            scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
+        means = {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
+        if len(set(sample_uids)) == len(sample_uids) and "acc" not in scalars:  # verl counts a missing `acc` as 0
+            # One answer a prompt: verl's mean of each prompt and then of all is the mean. Its loop over prompts and
+            # keys takes 1 to 3 % as long as a whole validation.
+            data_sources, scalars = mean_of_each(data_sources, scalars)
+            sample_uids = data_sources
+        return super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs) | means
+
+
+def mean_of_each(sources: Sequence[str], scalars: Mapping[str, list]) -> tuple[list[str], dict[str, list[float]]]:
+    """The sources, each once, and for each key its mean over a source's rows."""
+    places: dict[str, list[int]] = {}
+    for place, source in enumerate(sources):
+        places.setdefault(source, []).append(place)
+    means = {
+        key: [float(np.mean([values[i] for i in own])) for own in places.values()] for key, values in scalars.items()
+    }
+    return list(places), means
+
+
+def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A collated batch of verl's data loader, row by row, without tensors: a small one is dear to send, and no reward
+    and no rollout of text reads one (verl's collating wants a `dummy_tensor`)."""
+    columns = {name: values for name, values in columns.items() if not isinstance(values, torch.Tensor)}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def scalar_infos(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """What the reward function returned for each response, the numbers of it: {name: one a response}."""
+    names = [key for key, value in infos[0].items() if isinstance(value, (int, float))]
+    return {name: [float(info[name]) for info in infos] for name in names}
+
+
+@register_trainer(SCALAR)
+class ScalarGRPOTrainer(ConvRecMixin, PPOTrainerSync):
+    """verl's GRPO in its "sync" mode; logs the mean of each number the reward function returns as `reward/<name>`."""
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl branches on the mode's name; to it this is its synchronous trainer."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["uid", "extra_fields"])
+        real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        extra, uid = list(data["extra_fields"]), list(data["uid"])
+        infos = scalar_infos([extra[place]["reward_extra_info"] for place in real])
+        metrics.update({f"reward/{name}": float(np.mean(values)) for name, values in infos.items()})
+        earned: dict[Any, set[float]] = {}
+        for place, score in zip(real, infos["score"], strict=True):
+            earned.setdefault(uid[place], set()).add(score)
+        # groups whose rollouts all earn the same train nothing
+        metrics["reward/zero_std"] = float(np.mean([len(scores) == 1 for scores in earned.values()]))
+        return super()._compute_advantage(batch, metrics)

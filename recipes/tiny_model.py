@@ -1,0 +1,239 @@
+"""A Qwen2 of about a million parameters with its own tokenizer, for the demo and the tests: no download.
+
+    python -m recipes.tiny_model --data data/sample --out data/tiny_model
+
+The tokenizer is a `Qwen2Tokenizer`: byte-level BPE trained on the spot behind Qwen2's own pre-tokenizer and NFC, which
+are what loading a `qwen2` folder rebuilds. That pre-tokenizer cuts at every space and digit, so the catalog's titles
+and the years are added tokens: a line of a list is two, `The Godfather`, ` (1972)\\n`; so are the two halves of the
+instruction, the same in every prompt. Added tokens are matched before the pre-tokenizer: titles count only as whole
+words ("It" is no part of "Italian"), and the space before a title stays apart, so that the title is the same token in
+a conversation and in a list.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from convrec.data.schema import INSTRUCTION_TEMPLATE
+from convrec.errors import UserError
+from convrec.judges import prompt as judge_prompt
+
+END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+YEAR = re.compile(r" \((?:18|19|20)\d\d\)")
+MIN_PAIR_FREQUENCY = 30  # pairs rarer than this stay apart: genre words must not vanish into whole sentences
+
+
+def make_tiny_model(
+    out: str | os.PathLike,
+    texts: Sequence[str],
+    titles: Iterable[str] = (),
+    *,
+    vocab_size: int = 4096,
+    hidden_size: int = 128,
+    num_layers: int = 3,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    intermediate_size: int = 384,
+    max_positions: int = 2048,
+    tie_word_embeddings: bool = False,
+    seed: int = 3407,
+) -> Path:
+    """Train the tokenizer on `texts` with a token for each of `titles`, draw fp32 weights from `seed`, and
+    write a Hugging Face folder to `out`.
+
+    The same texts, titles and seed give the same bytes; `out` appears whole or not at all and replaces what was
+    there. Raises UserError for sizes that cannot work.
+    """
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    if hidden_size % num_heads or num_heads % num_kv_heads:
+        raise UserError(
+            f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, "
+            f"and that of num_kv_heads {num_kv_heads}"
+        )
+    head_size = hidden_size // num_heads
+    if head_size % 32:
+        raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
+    tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions)
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, top_p=1.0, top_k=0, eos_token_id=[eos, pad], pad_token_id=pad
+    )
+
+    out = Path(out)
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        tokenizer.save_pretrained(partial)
+        model.save_pretrained(partial)
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def train_tokenizer(
+    texts: Sequence[str], titles: Iterable[str] = (), vocab_size: int = 4096, max_length: int = 2048
+) -> Any:
+    """A `Qwen2Tokenizer`, exact on any NFC text, with ChatML's special tokens and one token for each title and year.
+
+    A title that its own added token would not decode to (`Amélie`: see `is_exact`) is left to the BPE.
+    """
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    years = sorted({year for text in texts for year in YEAR.findall(text)})
+    phrases = INSTRUCTION_TEMPLATE.split("{num_items}") + [year + end for year in years for end in ("\n", "")]
+    added = [AddedToken(phrase, special=False, normalized=False) for phrase in phrases]
+    added += [
+        AddedToken(title, special=False, normalized=False, single_word=True)
+        for title in dict.fromkeys(titles)
+        if is_exact(title)
+    ]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(alphabet) + len(SPECIAL_TOKENS) + len(added)
+    if vocab_size < smallest:
+        raise UserError(
+            f"vocab_size {vocab_size}: at least {smallest} "
+            f"(256 bytes, {len(SPECIAL_TOKENS)} special tokens, {len(added)} of titles, years and the instruction)"
+        )
+    blank = Qwen2Tokenizer()  # for the normalizer and pre-tokenizer that loading the folder will give
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer = blank.backend_tokenizer.normalizer, blank.backend_tokenizer.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(added),
+        min_frequency=MIN_PAIR_FREQUENCY,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    trained = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(pair) for pair in trained["merges"]],
+        unk_token=END_OF_TEXT,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def is_exact(title: str) -> bool:
+    """Whether an added token of this text decodes to itself.
+
+    The byte-level decoder reads a token of which every character stands for a byte as bytes, added or not: `é` alone
+    is the byte E9. A space, which stands for none, makes it keep the text.
+    """
+    from tokenizers import pre_tokenizers
+
+    return bool(title) and (title.isascii() or not set(pre_tokenizers.ByteLevel.alphabet()).issuperset(title))
+
+
+def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
+    """The texts of parquet files to train on: messages of `prompt` and `completion`; `title (year)` lines of a catalog.
+
+    A folder stands for the parquet files in it. Raises UserError when nothing is found.
+    """
+    import pyarrow.parquet as pq
+
+    from convrec.lists.ranks import NO_YEAR, format_item
+
+    texts: list[str] = []
+    for file in _parquet_files(paths):
+        table = pq.read_table(file)
+        for column in ("prompt", "completion"):
+            if column not in table.column_names:
+                continue
+            texts += [message["content"] for messages in table[column].to_pylist() for message in messages]
+        if {"title", "year"} <= set(table.column_names):
+            films = zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True)
+            texts.append("\n".join(format_item(title, year or NO_YEAR) for title, year in films))
+    if not texts:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: no prompt, completion or title column in any parquet file there"
+        )
+    return texts
+
+
+def read_titles(paths: Iterable[str | os.PathLike]) -> list[str]:
+    """The titles of the catalogs (parquet with title and year) among these files and folders, in their order."""
+    import pyarrow.parquet as pq
+
+    catalogs = [file for file in _parquet_files(paths) if {"title", "year"} <= set(pq.read_schema(file).names)]
+    return [title for file in catalogs for title in pq.read_table(file, columns=["title"])["title"].to_pylist()]
+
+
+def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        files += sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `python -m data_prep.sample`")
+    return files
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m recipes.tiny_model", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["data/sample"],
+        help="sample folder or parquet files; a catalog's titles become tokens",
+    )
+    parser.add_argument("--out", required=True, help="model folder to write; replaced when it is there")
+    parser.add_argument("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--num-layers", type=int, default=3)
+    parser.add_argument("--num-heads", type=int, default=4)
+    parser.add_argument("--num-kv-heads", type=int, default=2)
+    parser.add_argument("--intermediate-size", type=int, default=384)
+    parser.add_argument("--seed", type=int, default=3407)
+    given = vars(parser.parse_args(argv))
+    data, out = given.pop("data"), given.pop("out")
+    parts = judge_prompt.phrases() if given.pop("judge") else []
+    try:
+        make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)
+    except UserError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
