@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import prompt_text
 from convrec.lists.ranks import format_item
-from data_prep import metadata, reflect, remap, rows, teacher
+from data_prep.stages import metadata, reflect, remap, rows, teacher
 
 WORDS_OF_A_CONVERSATION, WORDS = 80, 20_000
 
@@ -56,7 +56,7 @@ def main() -> None:
 def measure(name: str, folder: str, given: argparse.Namespace) -> dict:
     """Run one stage here. `reflect` is the one without a judge: what reading and writing cost."""
     if name == "adjust":
-        from data_prep import adjust  # torch belongs to what its process takes before the stage
+        from data_prep.stages import adjust  # torch belongs to what its process takes before the stage
 
     base = peak_mib()
     wall, cpu = time.perf_counter(), time.process_time()

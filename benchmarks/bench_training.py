@@ -25,7 +25,7 @@ import psutil
 from omegaconf import OmegaConf
 
 from convrec.runs.folder import read_metrics
-from recipes import estimate
+from recipes.preflight import estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_SECONDS = 10.0

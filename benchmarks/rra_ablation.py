@@ -85,12 +85,12 @@ def main() -> None:
 
 
 def prepare(options: argparse.Namespace, data: Path) -> None:
-    """Data, held-out rows in one file, and a catalog with the genres of `data_prep/films.csv` where it has the film."""
+    """Data, held-out rows in one file, and a catalog with the genres of `data_prep/sample_data/films.csv` where it has the film."""
     task = ["--titles", options.titles, "--num-items", options.num_items, "--test-rows", 1200]
     make(data, "data_prep.retrieval", "--source", options.source, *task, "--out", data)
     held = [pq.read_table(data / f"{name}.parquet") for name in ("validation", "test")]
     pq.write_table(pa.concat_tables(held), data / "heldout.parquet")
-    with open(ROOT / "data_prep" / "films.csv", newline="", encoding="utf-8") as file:
+    with open(ROOT / "data_prep" / "sample_data" / "films.csv", newline="", encoding="utf-8") as file:
         genres = {(row["title"], int(row["year"])): row["genres"].replace(";", ", ") for row in csv.DictReader(file)}
     catalog = pq.read_table(data / "catalog.parquet")
     known = [genres.get((row["title"], row["year"])) for row in catalog.to_pylist()]

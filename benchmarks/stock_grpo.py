@@ -16,8 +16,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.cpu import platform as platform_cpu
 from convrec.runs import guard
-from recipes import host, rank_grpo
-from recipes.settings import compose, save_config
+from recipes import rank_grpo
+from recipes.launch.settings import compose, save_config
+from recipes.preflight import host
 
 STOCK = [
     "trainer.v1.trainer_mode=stock",

@@ -29,10 +29,10 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.llm import LLM, endpoint
-from data_prep import demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.asking import Asker
-from data_prep.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages import Stage, file_id, read_record, refuse_foreign, run_stage
+from data_prep.stages import demonstrations, metadata, reflect, remap, rows, teacher
+from data_prep.stages.asking import Asker
+from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
+from data_prep.stages.record import Stage, file_id, read_record, refuse_foreign, run_stage
 
 STAGES = {  # what each writes
     "rows": (rows.ROWS, rows.CATALOG),
@@ -92,7 +92,7 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
 
 
 def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    from data_prep import adjust  # the only stage that needs torch
+    from data_prep.stages import adjust  # the only stage that needs torch
 
     return adjust.run(folder, settings)
 
@@ -218,7 +218,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--judge",
         choices=(*MODEL_JUDGES, "cooccurrence", "none"),
         default="list",
-        help="reflect (%(default)s); see data_prep/reflect.py",
+        help="reflect (%(default)s); see data_prep/stages/reflect.py",
     )
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
     add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")

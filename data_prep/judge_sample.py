@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from data_prep.films import load_films
 from data_prep.judge import convert
+from data_prep.sample_data.films import load_films
 
 NUM_GENRES = 8  # the most frequent of the film table
 QUERIES = ("I want a {genre} film tonight.", "Please name a {genre} film.", "Any {genre} film that you like?")

@@ -31,11 +31,11 @@ from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
-from data_prep.own_catalog import read_catalog
-from data_prep.own_files import BadLine, Damage, read_records
-from data_prep.own_rows import Row, check_demonstration, read_again, read_row
+from data_prep.own_data.catalog import read_catalog
+from data_prep.own_data.files import BadLine, Damage, read_records
+from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
+from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule
 from data_prep.retrieval_teacher import conversation_of
-from data_prep.splits import Facts, SplitRule, assign, check_rule
 from data_prep.tables import (
     SampleIds,
     TableNumbers,

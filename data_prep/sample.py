@@ -2,7 +2,7 @@
 
     python -m data_prep.sample --out data/sample
 
-How a row comes about (data_prep/films.py has the utility):
+How a row comes about (data_prep/sample_data/films.py has the utility):
 - a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
 - the ground truth is 1-5 films drawn from softmax(utility / GROUND_TRUTH_TEMPERATURE) without the films named;
 - the demonstration is the list of an imperfect teacher, who never sees the ground truth: tastes count less for it, it
@@ -25,8 +25,8 @@ from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_te
 from convrec.errors import UserError
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
 from convrec.lists.ranks import format_item
-from data_prep.conversations import read_taste, write_conversation
-from data_prep.films import ERAS, FilmTable, Taste, load_films
+from data_prep.sample_data.conversations import read_taste, write_conversation
+from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 
 SPLITS = ("train", "validation", "test")
 GROUND_TRUTH_TEMPERATURE = 0.6

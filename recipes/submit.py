@@ -4,8 +4,8 @@
     RAY_ADDRESS=http://head:8265 python -m recipes.submit --follow JOB      its log and exit status; Ctrl-C leaves it
     RAY_ADDRESS=http://head:8265 python -m recipes.submit --stop JOB        ask it to save a checkpoint and end
 
-What travels: recipes/job_environment.py. Ctrl-C asks the job to save and end; a second one ends it at once; a third
-stops waiting for that.
+What travels: recipes/cluster/job_environment.py. Ctrl-C asks the job to save and end; a second one ends it at once; a
+third stops waiting for that.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
-from recipes.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
-from recipes.variables import JUDGES, RECIPES, overrides_from_environment
+from recipes.cluster.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
+from recipes.launch.variables import JUDGES, RECIPES, overrides_from_environment
 
 # the others are recipes.<recipe>
 MODULES = {recipe: ("recipes.judge.train", recipe.removeprefix("judge_")) for recipe in JUDGES}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.variables import VARIABLES
+from recipes.launch.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 SLURM = ROOT / "docs" / "examples" / "slurm.sh"

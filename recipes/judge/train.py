@@ -7,7 +7,8 @@ import sys
 from functools import partial
 
 from convrec.judges.prompt import MODES
-from recipes import checks, runner
+from recipes.launch import runner
+from recipes.preflight import checks
 from recipes.rank_grpo import PARTS, train
 
 SHOWN = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.adjust import fit, log_likelihood, pad, penalty_of
+from data_prep.stages.adjust import fit, log_likelihood, pad, penalty_of
 
 # one batch: each epoch is a step, and the optimum is reached exactly
 SETTINGS = {"learning_rate": 0.1, "batch_size": 1000, "max_epochs": 150, "patience": 20, "seed": 1}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from convrec.llm import LLM, Endpoint
-from data_prep.asking import Asker
+from data_prep.stages.asking import Asker
 
 
 @pytest.mark.parametrize(

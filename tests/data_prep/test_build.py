@@ -22,7 +22,7 @@ from convrec.data.validation import validate_sft_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import format_item, parse_items
 from data_prep.build import _asker, main, parse
-from data_prep.metadata import catalog_text
+from data_prep.stages.metadata import catalog_text
 
 from .conftest import make_rows
 

@@ -17,11 +17,11 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
 from data_prep.own import convert_own, main
-from data_prep.own_files import BadLine
-from data_prep.own_rows import KEYS, read_conversation, read_row, read_time
+from data_prep.own_data.files import BadLine
+from data_prep.own_data.rows import KEYS, read_conversation, read_row, read_time
+from data_prep.own_data.splits import SplitRule
 from data_prep.retrieval import conversation_of
-from data_prep.rows import group_of
-from data_prep.splits import SplitRule
+from data_prep.stages.rows import group_of
 from data_prep.tables import beginning
 from reward.catalog_match import compute_score
 

@@ -5,7 +5,7 @@ import pytest
 
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from data_prep.reflect import add_ratings, cooccurrence_judge, no_judge, parse_ratings, pointwise_rating
+from data_prep.stages.reflect import add_ratings, cooccurrence_judge, no_judge, parse_ratings, pointwise_rating
 
 MATCHER = Matcher(
     Catalog.from_items(

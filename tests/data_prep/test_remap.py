@@ -13,8 +13,8 @@ from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item
-from data_prep.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
-from data_prep.remap import (
+from data_prep.stages.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
+from data_prep.stages.remap import (
     fold_of,
     make_spaces,
     matched_scores,
@@ -23,7 +23,7 @@ from data_prep.remap import (
     top_candidates,
     writable_rows,
 )
-from data_prep.rows import CATALOG, ROWS, SCHEMA
+from data_prep.stages.rows import CATALOG, ROWS, SCHEMA
 from recipes.tiny_model import make_tiny_model
 
 # catalog items 0, 1, 2 and item 3, which only the teacher knows

@@ -14,9 +14,9 @@ from convrec.data.schema import split_prompt
 from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.ranks import parse_items
-from data_prep.conversations import GENRE_WORDS, read_taste, write_conversation
-from data_prep.films import ERAS, Film, FilmTable, Taste, load_films
 from data_prep.sample import check_sample, draw_taste, main, write_sample
+from data_prep.sample_data.conversations import GENRE_WORDS, read_taste, write_conversation
+from data_prep.sample_data.films import ERAS, Film, FilmTable, Taste, load_films
 
 COUNTS = {"train": 400, "validation": 200, "test": 20}
 

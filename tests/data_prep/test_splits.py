@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from data_prep.splits import Borders, Facts, SplitRule, assign, borders_at_shares, check_rule, split_by_name
+from data_prep.own_data.splits import Borders, Facts, SplitRule, assign, borders_at_shares, check_rule, split_by_name
 
 rows = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=40)  # conversation, time
 

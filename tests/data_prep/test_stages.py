@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from data_prep.stages import Stage, parquet_writer, read_blocks, read_record, run_stage
+from data_prep.stages.record import Stage, parquet_writer, read_blocks, read_record, run_stage
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

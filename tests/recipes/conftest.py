@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.sample import write_sample
-from recipes import host
-from recipes.variables import VARIABLES
+from recipes.launch.variables import VARIABLES
+from recipes.preflight import host
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ import pytest
 
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
-from recipes import checks, doctor, host, rank_grpo, settings, sft
+from recipes import doctor, rank_grpo, sft
+from recipes.launch import settings
+from recipes.preflight import checks, host
 
 ROOT = Path(__file__).resolve().parents[2]
 Refused = Callable[..., str]

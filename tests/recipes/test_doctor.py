@@ -13,9 +13,10 @@ from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.training.tracking import tracker_environment
-from recipes import doctor, estimate, host, node
-from recipes.settings import compose
-from recipes.variables import VARIABLES
+from recipes import doctor
+from recipes.launch.settings import compose
+from recipes.launch.variables import VARIABLES
+from recipes.preflight import estimate, host, node
 
 GIB = 2**30
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.13.0+cpu", "transformers": "5.10.4"}

@@ -20,7 +20,7 @@ def test_without_a_cluster_ray_calls_this_node_by_its_loopback() -> None:
 
 
 def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipes import host
+    from recipes.preflight import host
 
     names = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in names:

@@ -8,7 +8,7 @@ import pytest
 from ray._private.runtime_env.packaging import create_package
 
 from convrec.errors import UserError
-from recipes import job_environment
+from recipes.cluster import job_environment
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 pytestmark = pytest.mark.usefixtures("outside")
@@ -140,7 +140,7 @@ def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
         "convrec", "reward", "data_prep", "recipes", "conf"
     }  # fmt: skip
     assert "conf/host/cpu.yaml" in names
-    assert "data_prep/films.csv" in names
+    assert "data_prep/sample_data/films.csv" in names
     assert not [name for name in names if "big.bin" in name or "parquet" in name]
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.judges.schema import judge_schema, make_row
-from recipes import checks, evaluate, settings
+from recipes import evaluate
 from recipes.judge import train
 from recipes.judge.evaluation import format_metrics
+from recipes.launch import settings
+from recipes.preflight import checks
 
 USER = [{"role": "user", "content": "A horror film?"}]
 

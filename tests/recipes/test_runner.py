@@ -15,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.runs.folder import RUNNING, hold
-from recipes import host, runner
-from recipes.variables import VARIABLES
+from recipes.launch import runner
+from recipes.launch.variables import VARIABLES
+from recipes.preflight import host
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp
     log = tmp_path / "run.log"
     code = (
         "import atexit, os, pathlib\n"
-        "from recipes.console import output_to\n"
+        "from recipes.launch.console import output_to\n"
         "atexit.register(os.write, 2, b'the end ')\n"
         f"with output_to(pathlib.Path({str(log)!r})): os.write(2, b'the run ')\n"
         "os.write(2, b'after it ')"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipes import host
-from recipes.settings import compose
+from recipes.launch.settings import compose
+from recipes.preflight import host
 
 RL = {
     "actor_rollout_ref.actor.use_dynamic_bsz": True,

@@ -11,8 +11,8 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from recipes import host, settings
-from recipes.variables import (
+from recipes.launch import settings
+from recipes.launch.variables import (
     JUDGE_DEFAULTS,
     JUDGES,
     RECIPES,
@@ -22,6 +22,7 @@ from recipes.variables import (
     markdown_table,
     overrides_from_environment,
 )
+from recipes.preflight import host
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -251,7 +252,7 @@ def test_full_scale_judges(defaults: dict[str, DictConfig], recipe: str, epochs:
 def test_the_judges_documentation_has_the_codes_table() -> None:
     assert JUDGE_DEFAULTS.keys() <= {variable.name for variable in VARIABLES if JUDGES[0] in variable.keys}
     assert judge_table() in (ROOT / "docs" / "judges.md").read_text(encoding="utf-8"), (
-        "paste the output of: python -m recipes.variables"
+        "paste the output of: python -m recipes.launch.variables"
     )
 
 
@@ -298,7 +299,7 @@ def test_no_config_or_environment_of_a_job_holds_a_secret(
 
 def test_readme_has_the_codes_table() -> None:
     assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8"), (
-        "paste the output of: python -m recipes.variables"
+        "paste the output of: python -m recipes.launch.variables"
     )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from convrec.errors import UserError
-from data_prep.own_files import BadLine
-from data_prep.own_rows import read_time
+from data_prep.own_data.files import BadLine
+from data_prep.own_data.rows import read_time
 
 WHOLE = 1 << 64  # of 64-bit names
 

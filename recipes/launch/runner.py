@@ -14,9 +14,10 @@ from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
 from convrec.runs import guard
 from convrec.runs.folder import MODEL_KEYS, hold, is_logged, latest_step, next_metrics_file
-from recipes import doctor, host
-from recipes.console import Console, output_to, progress
-from recipes.settings import compose, finished_message, save_config
+from recipes import doctor
+from recipes.launch.console import Console, output_to, progress
+from recipes.launch.settings import compose, finished_message, save_config
+from recipes.preflight import host
 
 
 def run(

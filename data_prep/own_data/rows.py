@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
-from data_prep.own_files import BadLine
+from data_prep.own_data.files import BadLine
 from data_prep.tables import Pair
 
 KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")

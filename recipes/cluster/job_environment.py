@@ -17,9 +17,9 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 
 from convrec.errors import UserError
-from recipes.variables import VARIABLES
+from recipes.launch.variables import VARIABLES
 
-HERE = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parents[2]
 PATHS = {  # variable -> key in conf/<recipe>.yaml with its default
     "TRAIN_FILE": "data.train_files",
     "VAL_FILE": "data.val_files",

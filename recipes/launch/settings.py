@@ -12,10 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.runs.folder import MODEL_KEYS
-from recipes import host
-from recipes.variables import overrides_from_environment
+from recipes.launch.variables import overrides_from_environment
+from recipes.preflight import host
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 
 

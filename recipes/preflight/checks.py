@@ -13,7 +13,7 @@ from convrec.data.validation import TableReport, validate_rl_table, validate_sft
 from convrec.errors import UserError
 from convrec.judges.schema import validate_judge_table
 from convrec.lists.catalog import load_catalog
-from recipes import host
+from recipes.preflight import host
 
 
 def check_rank_grpo(config: DictConfig) -> list[str]:

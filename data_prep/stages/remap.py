@@ -23,9 +23,9 @@ from tqdm import tqdm
 
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
-from data_prep.embeddings import TFIDF_SVD, Embedder, make_embedder
-from data_prep.rows import ROWS, catalog_matcher, conversation_of_row
-from data_prep.stages import Summary, count_rows, parquet_writer, read_blocks
+from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
+from data_prep.stages.record import Summary, count_rows, parquet_writer, read_blocks
+from data_prep.stages.rows import ROWS, catalog_matcher, conversation_of_row
 
 FILE = "remap.parquet"
 SCHEMA = pa.schema(

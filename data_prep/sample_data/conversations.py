@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_prep.films import FilmTable, Taste
+from data_prep.sample_data.films import FilmTable, Taste
 
 GENRE_WORDS = {  # genre -> how it is asked for, before "movie(s)" or "film(s)"
     "action": ("action",),

@@ -8,8 +8,8 @@ import pyarrow as pa
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA
 from convrec.lists.metrics import evaluate_row, summarise
 from convrec.lists.ranks import Item, format_item
-from data_prep.rows import ADJUSTED, ROWS, catalog_matcher
-from data_prep.stages import Summary, parquet_writer, read_blocks
+from data_prep.stages.record import Summary, parquet_writer, read_blocks
+from data_prep.stages.rows import ADJUSTED, ROWS, catalog_matcher
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
 BLOCK = 4096

@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.lists.matching import Matcher
-from data_prep import reflect, remap
-from data_prep.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
-from data_prep.stages import Summary, parquet_writer, read_blocks, read_record
+from data_prep.stages import reflect, remap
+from data_prep.stages.record import Summary, parquet_writer, read_blocks, read_record
+from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
 
 SCHEMA = remap.SCHEMA  # candidates now in the order of s_final
 BLOCK = 4096

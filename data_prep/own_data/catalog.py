@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.titles import normalise
-from data_prep.own_files import BadLine, Damage, read_records
+from data_prep.own_data.files import BadLine, Damage, read_records
 
 
 def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
