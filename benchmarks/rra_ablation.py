@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def prepare(options: argparse.Namespace, data: Path) -> None:
-    """Data, held-out rows in one file, and a catalog with the genres of `data_prep/sample_data/films.csv` where it has the film."""
+    """Data, held-out rows in one file, and a catalog with the genres of films.csv where it has the film."""
     task = ["--titles", options.titles, "--num-items", options.num_items, "--test-rows", 1200]
     make(data, "data_prep.retrieval", "--source", options.source, *task, "--out", data)
     held = [pq.read_table(data / f"{name}.parquet") for name in ("validation", "test")]

@@ -120,7 +120,7 @@ def test_a_python_that_does_not_run_is_passed_over_or_named(tmp_path: Path) -> N
 
 
 def test_a_submitted_job_is_told_no_secret() -> None:
-    """What it uploads: tests/recipes/test_job_environment.py."""
+    """What it uploads: tests/recipes/cluster/test_job_environment.py."""
     runtime = yaml.safe_load((ROOT / "runtime_env.yaml").read_text())
     assert all(isinstance(value, str) for value in runtime["env_vars"].values())
     assert not any(re.search("KEY|TOKEN$|SECRET|PASSWORD", name) for name in runtime["env_vars"])

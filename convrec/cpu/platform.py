@@ -10,7 +10,7 @@ What a CPU host needs, and where it is given:
 | a rollout server that can take new weights   | `RolloutReplicaRegistry` (`register_rollout`, `vllm_cpu.py`)  |
 
 Two verl functions are replaced, for speed, where flash-attn is missing: `use_whole_batch_log_probs` and
-`use_length_groups`. `tests/convrec/test_platform_cpu.py` pins the source of the verl code this relies on.
+`use_length_groups`. `tests/convrec/cpu/test_platform.py` pins the source of the verl code this relies on.
 """
 
 import os

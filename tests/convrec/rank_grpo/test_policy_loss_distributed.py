@@ -100,7 +100,7 @@ def test_micro_batches_change_nothing(micro_batches):
 
 def test_two_data_parallel_processes_change_nothing(tmp_path):
     loss, metrics, grads = single(1)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     commands = [[sys.executable, __file__, str(process), "2", "2", str(tmp_path)] for process in range(2)]
     processes = [subprocess.Popen(command, env=environment) for command in commands]
     try:

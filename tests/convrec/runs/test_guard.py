@@ -16,7 +16,7 @@ import pytest
 
 from convrec.runs import guard
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM
 # is, and which holds shared memory and a file in TMPDIR.

@@ -18,7 +18,7 @@ from recipes import doctor, rank_grpo, sft
 from recipes.launch import settings
 from recipes.preflight import checks, host
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Refused = Callable[..., str]
 SetVariables = Callable[[Mapping[str, str]], None]
 

@@ -24,7 +24,7 @@ from recipes.launch.variables import (
 )
 from recipes.preflight import host
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # variable -> (a value that is not the default, what it becomes). Paths hold what Hydra's grammar gives a meaning.
 VALUES: dict[str, tuple[str, Any]] = {

@@ -110,7 +110,7 @@ def test_a_folder_is_of_one_process_until_that_has_ended(
         [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
     )
     try:
         assert other.stdout

@@ -16,7 +16,7 @@ from convrec.runs.folder import next_metrics_file
 from convrec.training import tracking
 from convrec.training.tracking import tracker_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # Start 1 logs steps 1-5 and has a checkpoint at 3. Start 2 goes on from there: it repeats 4 and 5, with other values.
 TWO_STARTS = """
 import os, sys
