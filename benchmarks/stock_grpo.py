@@ -14,11 +14,13 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from convrec.cpu import platform as platform_cpu
+from convrec.cpu.engine import register_engine
+from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.runs import guard
-from recipes import rank_grpo
+from convrec.training.registration import register_rollout
+from recipes.launch import ray_training
+from recipes.launch.environment import process_environment
 from recipes.launch.settings import compose, save_config
-from recipes.preflight import host
 
 STOCK = [
     "trainer.v1.trainer_mode=stock",
@@ -33,17 +35,17 @@ STOCK = [
 class StockWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        platform_cpu.register_engine()
-        platform_cpu.init_process_group()
+        register_engine()
+        init_process_group()
         super().init_model()
         if hasattr(self.rollout, "zmq_handle"):
-            self.rollout.zmq_handle = platform_cpu.in_run_folder(self.rollout.zmq_handle)
+            self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
 
 @register_trainer("stock")
 class StockTrainer(PPOTrainerSync):
     def __init__(self, config: Any) -> None:
-        platform_cpu.register_rollout()
+        register_rollout()
         super().__init__(config)
 
     @property
@@ -64,13 +66,13 @@ class StockTrainer(PPOTrainerSync):
 def main() -> None:
     config = compose("rank_grpo", [*STOCK, *sys.argv[1:]])
     run_folder = Path(config.trainer.default_local_dir)
-    os.environ.update(host.process_environment(has_accelerator=False))
+    os.environ.update(process_environment(has_accelerator=False))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics" / "0.jsonl")
     (run_folder / "metrics").mkdir(parents=True)
     save_config(config, run_folder)
     with guard.guarded("stock: gone"):
-        rank_grpo.train(config)
+        ray_training.train(config)
 
 
 if __name__ == "__main__":

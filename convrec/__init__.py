@@ -1,0 +1,1 @@
+"""Rank-GRPO for conversational recommenders: the library."""

@@ -35,12 +35,12 @@ from data_prep.own_data.catalog import read_catalog
 from data_prep.own_data.files import BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule
-from data_prep.retrieval_teacher import conversation_of
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
     TableWriter,
     beginning,
+    conversation_of,
     describe,
     hash64,
     message,

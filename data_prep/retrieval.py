@@ -35,7 +35,8 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
-from data_prep.retrieval_teacher import Pair, RetrievalTeacher, conversation_of, conversation_text, truth_of, with_lists
+from data_prep.retrieval_teacher import RetrievalTeacher, with_lists
+from data_prep.tables import Pair, conversation_of, conversation_text, truth_of
 
 _TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)
 

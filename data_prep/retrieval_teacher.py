@@ -12,37 +12,16 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 
-from convrec.data.schema import split_prompt
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
 from convrec.lists.ranks import NO_YEAR, format_item
+from data_prep.tables import Pair, conversation_of, conversation_text, truth_of
 
-Pair = tuple[str, str]  # title, year as text; "" where items have no years
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows
 SHRINKAGE = 5.0  # conversations that a title's co-occurrences are divided by beside its own: rare titles say little
 # weights of the three parts, each scaled to a largest value of 1 in its row
 SIMILAR, TOGETHER, POPULAR = 1.0, 0.7, 0.5
 _WORD = re.compile(r"[a-z']{2,}")
-
-
-def conversation_of(sample_id: str) -> str:
-    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
-    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
-
-
-def truth_of(row: dict) -> list[Pair]:
-    return [(title, year) for title, year in row["groundtruth_with_release_year"]]
-
-
-def catalog_pairs(catalog: Catalog) -> list[Pair]:
-    """The catalog's items, in its order, as ground truth names them; one that lacks its year is never named."""
-    years = map(str, catalog.years) if catalog.dated else [""] * len(catalog)
-    return list(zip(catalog.titles, years, strict=True))
-
-
-def conversation_text(row: dict) -> str:
-    return split_prompt(row["prompt"][0]["content"])[1]
 
 
 class Cooccurrence:

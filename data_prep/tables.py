@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import CONVERSATION_MARKER, split_prompt
+from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
 
-Pair = tuple[str, str]  # title, year as text; "" where items have no years
+Pair: TypeAlias = tuple[str, str]  # title, year as text; "" where items have no years
 GROUP_ROWS = 4096  # of a parquet row group: with posts of 4,000 characters 16 MB
 EXAMPLES = 5
 # Speakers count. Of ReDial's 1,605 conversations with 4 words 4 come apart and 109 meet another; with 2 words 0 and
@@ -191,3 +192,22 @@ def describe(name: str, numbers: Mapping[str, Any]) -> str:
     if numbers["prompts_of_another_form"]:
         parts.append(f"{numbers['prompts_of_another_form']:,} prompts of another form")
     return "; ".join(parts)
+
+
+def conversation_of(sample_id: str) -> str:
+    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
+    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
+
+
+def truth_of(row: dict) -> list[Pair]:
+    return [(title, year) for title, year in row["groundtruth_with_release_year"]]
+
+
+def catalog_pairs(catalog: Catalog) -> list[Pair]:
+    """The catalog's items, in its order, as ground truth names them; one that lacks its year is never named."""
+    years = map(str, catalog.years) if catalog.dated else [""] * len(catalog)
+    return list(zip(catalog.titles, years, strict=True))
+
+
+def conversation_text(row: dict) -> str:
+    return split_prompt(row["prompt"][0]["content"])[1]

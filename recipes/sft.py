@@ -20,8 +20,9 @@ from convrec.errors import UserError
 from convrec.runs import guard
 from convrec.runs.folder import hold, next_metrics_file
 from recipes.launch import runner
+from recipes.launch.environment import process_environment
 from recipes.launch.settings import compose
-from recipes.preflight import checks, host
+from recipes.preflight import checks
 
 SHOWN = {"train/loss": "loss", "val/loss": "val loss"}
 
@@ -31,16 +32,18 @@ def train(config: DictConfig) -> None:
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-    from convrec.cpu import platform as platform_cpu
+    from convrec.cpu.engine import register_engine
+    from convrec.cpu.process_group import init_process_group
     from convrec.training import tracking
     from convrec.training.sft_trainer import ConvRecSFTTrainer
+    from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
-    platform_cpu.use_whole_batch_log_probs()
-    platform_cpu.use_length_groups()
+    use_whole_batch_log_probs()
+    use_length_groups()
     tracking.install(sft_trainer, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     if config.trainer.device == "cpu":
-        platform_cpu.register_engine()
-        platform_cpu.init_process_group()
+        register_engine()
+        init_process_group()
     else:
         initialize_global_process_group()
     ConvRecSFTTrainer(config).fit()
@@ -77,7 +80,7 @@ def _train_as_torchrun_process(arguments: list[str]) -> int:
     try:
         config = compose("sft", arguments)
         checks.check_sft(config)
-        os.environ.update(host.process_environment(config.trainer.device != "cpu"))
+        os.environ.update(process_environment(config.trainer.device != "cpu"))
         run_folder = Path(config.trainer.default_local_dir)
         saving.check_world_size(run_folder, int(os.environ["WORLD_SIZE"]))
         with hold(run_folder) if is_first and by_user else contextlib.nullcontext():

@@ -1,102 +1,161 @@
-"""Imports point one way, and light modules stay light."""
+"""Imports point one way, folder by folder; there is no circle, and light modules stay light."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes")
-MAY_IMPORT = {"convrec": set(), "reward": {"convrec"}, "data_prep": {"convrec"}, "recipes": set(PACKAGES)}
-VERL_AND_RAY = {
-    "convrec/checkpoints/models.py",
-    "convrec/training/dataset.py",
-    "convrec/rollout/groups.py",
-    "convrec/rollout/reward_manager.py",
-    "convrec/training/judge_dataset.py",
-    "convrec/training/liveness.py",
-    "convrec/training/without_flash_attention.py",
-    "convrec/cpu/platform.py",
-    "convrec/training/registration.py",
-    "convrec/rollout/agent_loop.py",
-    "convrec/rollout/queue.py",
-    "convrec/training/sft_trainer.py",
-    "convrec/training/tracking.py",
-    "convrec/training/rank_trainer.py",
-    "convrec/training/trainer_base.py",
-    "convrec/verl_plugin.py",
-    "convrec/cpu/server.py",
-    "convrec/rollout/server.py",
-    "convrec/cpu/weight_files.py",
-    "convrec/training/worker.py",
+
+# What each folder may import of ours. `convrec.X` is a folder or a module beside them; "commands" are the modules right
+# under recipes/ and data_prep/. Every folder must stand here: a new one is a decision.
+BASE = {"convrec.errors", "convrec.files", "convrec.statistics"}
+LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
+MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints"}
+VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
+LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.report"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "convrec.errors": set(),
+    "convrec.files": {"convrec.errors"},
+    "convrec.statistics": {"convrec.errors"},
+    "convrec.data": BASE,
+    "convrec.lists": BASE,
+    "convrec.runs": BASE,
+    "convrec.llm": BASE,
+    "convrec.rank_grpo": LOW,
+    "convrec.judges": LOW,
+    "convrec.checkpoints": LOW,
+    "convrec.generation": MIDDLE,
+    "convrec.report": MIDDLE,
+    "convrec.rollout": MIDDLE,
+    "convrec.cpu": MIDDLE | {"convrec.rollout"},
+    "convrec.training": VERL,
+    "reward": LIBRARY,
+    "data_prep.sample_data": LIBRARY,
+    "data_prep.own_data": LIBRARY | {"data_prep.commands"},
+    "data_prep.stages": LIBRARY | {"data_prep.commands"},
+    "data_prep.commands": LIBRARY | {"data_prep.sample_data", "data_prep.own_data", "data_prep.stages"},
+    "recipes.preflight": LIBRARY,
+    "recipes.launch": LIBRARY | {"recipes.preflight"},
+    "recipes.cluster": LIBRARY | {"recipes.launch", "recipes.preflight"},
+    "recipes.evaluation": LIBRARY,
+    "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},
 }
-VLLM = {"convrec/generation/child.py", "convrec/cpu/server.py", "convrec/rollout/server.py"}
-LIGHT = (
-    "errors",
-    "data.schema",
-    "data.validation",
-    "runs.folder",
-    "runs.guard",
-    "checkpoints.files",
-    "checkpoints.saving",
-)
-LIGHT += ("lists.ranks", "lists.catalog", "lists.matching", "lists.rank_rewards", "lists.metrics")
-LIGHT += ("judges.verdict", "judges.prompt", "judges.schema", "judges.metrics")
+MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.commands"}
+
+# Heavy libraries and the only places of the library that may name them; recipes may name any.
+SEAMS = {
+    "verl": ("convrec/training/", "convrec/rollout/", "convrec/cpu/", "convrec/checkpoints/models.py"),
+    "ray": ("convrec/training/", "convrec/rollout/", "convrec/cpu/"),
+    "transfer_queue": ("convrec/training/", "convrec/rollout/"),
+    "vllm": ("convrec/rollout/server.py", "convrec/cpu/server.py", "convrec/generation/child.py"),
+}
+LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")
+NOT_LIGHT = {"convrec.lists.token_ranks"}  # tensors
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 
-MODULES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+# A command imports no other command, but for these.
+COMMANDS = {
+    ("recipes/demo", "recipes/report"),
+    ("recipes/demo", "recipes/tiny_model"),
+    ("recipes/report", "recipes/plot"),
+    ("recipes/matrix", "recipes/plot"),
+    ("data_prep/judge_sample", "data_prep/judge"),
+}
+
+FILES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 
 
-def imported_packages(module: str) -> set[str]:
-    """Top-level packages a module imports anywhere, inside functions too."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+def imported(file: str) -> Iterator[str]:
+    """Dotted names of what a file imports anywhere, inside functions too."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
-            names.add((node.module or "").split(".")[0])
-    return names
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module
+            is_package = (ROOT / node.module.replace(".", "/")).is_dir()
+            yield from (f"{node.module}.{alias.name}" if is_package else node.module for alias in node.names)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_one_way(module: str) -> None:
-    package = module.split("/")[0]
-    ours = imported_packages(module) & set(PACKAGES)
-    assert ours <= MAY_IMPORT[package] | {package}
+def folder_of(dotted: str) -> str:
+    """`convrec.lists.ranks` -> `convrec.lists`, `recipes.doctor` -> `recipes.commands`, `reward.x` -> `reward`."""
+    package, *rest = dotted.split(".")
+    if package == "reward" or not rest:
+        return package
+    if package == "convrec" or (ROOT / package / rest[0]).is_dir():
+        return f"{package}.{rest[0]}"
+    return f"{package}.commands"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_verl_ray_and_vllm_stay_at_their_seams(module: str) -> None:
-    imported = imported_packages(module)
-    if not module.startswith("recipes/"):
-        assert module in VERL_AND_RAY or not imported & {"verl", "ray", "transfer_queue"}
-    assert module in VLLM or "vllm" not in imported
+def own_imports(file: str) -> set[str]:
+    return {name for name in imported(file) if name.split(".")[0] in PACKAGES}
+
+
+def dotted(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_folder_imports_only_what_stands_below_it(file: str) -> None:
+    folder = folder_of(dotted(file))
+    if folder in PACKAGES and folder != "reward":
+        return  # a package's own __init__
+    assert folder in MAY_IMPORT, f"say in tests/test_layout.py what {folder} may import"
+    assert {folder_of(name) for name in own_imports(file)} <= MAY_IMPORT[folder] | {folder}
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    modules = {dotted(file) for file in FILES}
+    graph = {dotted(file): own_imports(file) & modules - {dotted(file)} for file in FILES}
+    TopologicalSorter(graph).prepare()  # CycleError names the circle
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("recipes/")])
+def test_verl_ray_and_vllm_stay_at_their_seams(file: str) -> None:
+    packages = {name.split(".")[0] for name in imported(file)}
+    for package, places in SEAMS.items():
+        assert package not in packages or file.startswith(places), f"{file} imports {package}"
+
+
+def test_a_command_imports_no_other_command() -> None:
+    commands = {file for file in FILES if file.count("/") == 1 and "\ndef main(" in (ROOT / file).read_text()}
+    for file in commands:
+        for name in own_imports(file):
+            other = name.replace(".", "/") + ".py"
+            if other in commands and other != file:
+                assert (file.removesuffix(".py"), other.removesuffix(".py")) in COMMANDS
 
 
 def test_light_modules_import_nothing_heavy() -> None:
     """All of them in one process; the rank grammar's token half is what needs torch."""
+    prefixes = tuple(f"convrec.{name}" for name in LIGHT)
+    light = [name for name in map(dotted, FILES) if name.startswith(prefixes) and name not in NOT_LIGHT]
+    assert len(light) > 20
     code = f"""
 import importlib, sys
-for name in {LIGHT!r}:
-    importlib.import_module("convrec." + name)
+for name in {light!r}:
+    importlib.import_module(name)
     heavy = [module for module in {HEAVY!r} if module in sys.modules]
     if heavy:
-        sys.exit(f"convrec.{{name}} imports {{', '.join(heavy)}}")
+        sys.exit(f"{{name}} imports {{', '.join(heavy)}}")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_module_of_the_library_has_a_docstring() -> None:
-    for module in MODULES:
-        tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-        assert not tree.body or ast.get_docstring(tree), module
+@pytest.mark.parametrize("file", FILES)
+def test_every_module_has_a_docstring(file: str) -> None:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    assert not tree.body or ast.get_docstring(tree)
 
 
 def test_the_readme_names_every_folder() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    folders = {Path(module).parent.name for module in MODULES}
+    folders = {Path(file).parent.name for file in FILES}
     assert not {name for name in folders if f"{name}/" not in readme}, "add a line to the tree in README.md"

@@ -1,0 +1,1 @@
+"""Checkpoints: saving, whole files, names of models, LoRA adapters."""

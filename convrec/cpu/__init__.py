@@ -1,0 +1,1 @@
+"""verl and vLLM on a host without an accelerator."""

@@ -15,7 +15,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from convrec.cpu.platform import in_run_folder, init_process_group
+from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica
 
 

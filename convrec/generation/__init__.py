@@ -1,0 +1,1 @@
+"""Offline batches with vLLM, in a child process; answers kept as parquet."""

@@ -1,0 +1,1 @@
+"""Judge models: columns, prompt, verdict, metrics."""

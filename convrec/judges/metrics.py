@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from convrec.judges.verdict import MAX_SCORE
-from convrec.lists.metrics import RESAMPLES, bootstrap
+from convrec.statistics import RESAMPLES, bootstrap
 
 OTHER = {"A": "B", "B": "A", None: None}
 Summary = dict[str, Any]

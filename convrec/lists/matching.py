@@ -11,21 +11,7 @@ reference  the public reference's rule: the very title and year must be in the c
 The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
 On a tie the nearest year, then the catalog's order, wins.
 
-Similarity is rapidfuzz's `fuzz.ratio` of the folded titles, with the years as evidence. A bare ratio of 90 allows one
-wrong letter only from ten letters on and finds half of the misspelt titles; so a year that agrees exactly counts as
-nine more letters that agree (SAME_YEAR): one wrong letter is then allowed from four letters on, two from eleven. Titles
-one year apart need the bare ratio; each further year counts as one more wrong letter (The Outsider (1981) is not The
-Outsiders (1983)). Measured with 1-2 random typos against the Reddit-v2 catalog this finds 88 % (bare ratio 56 %,
-Jaro-Winkler 77 %, WRatio 59 %) and matches 0.7 % of ReDial's titles that are not in it, mostly other spellings of the
-same film (bare ratio 0.9 %, Jaro-Winkler 5 %, WRatio 11 %).
-
-Where the catalog has no years (Catalog.dated is false), all years are equal and say nothing: similarity is the bare
-ratio, and a line is a title from end to end; a year written behind a title that is not found is taken off.
-
-Search is blocked, which keeps it sub-linear in the catalog: only titles with the same year and the same first or last
-letter, or a year nearby and the same first or last two letters, are compared; where that leaves more than LARGE_BLOCK
-titles (catalogs of some 100,000), letters are added. What this loses are titles with typos at both ends.
-`benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
+The index of the titles, with what counts as similar: `title_index`.
 """
 
 import re
@@ -33,19 +19,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rapidfuzz import fuzz, process
-
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
-from convrec.lists.titles import CACHE_SIZE, fold, normalise, numbers
+from convrec.lists.title_index import TitleIndex
+from convrec.lists.titles import CACHE_SIZE, fold, normalise
 
 MODES = ("fuzzy", "exact", "reference")
-SAME_YEAR = "#" * 9
-SHORTEST_MISSPELT = 4
-SIDES = ("<", ">")  # the first and the last letters
-FIRST_LETTERS = (1, 2)  # of the same year, of a year nearby
-LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
 FOLDED = "\0"  # marks a folded key among normalised ones
 
 _YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
@@ -79,7 +59,7 @@ _NOT_AN_ITEM: _Found = (-1, "\n", NO_YEAR)  # no title's key has a line break
 
 
 class Matcher:
-    """An index over one catalog, built once and then read only; safe to share between threads."""
+    """The rules of a hit over one catalog's index, built once and then read only; safe to share between threads."""
 
     def __init__(self, catalog: Catalog, mode: str = "fuzzy", year_tolerance: int = 2, fuzzy_cutoff: float = 90):
         if mode not in MODES:
@@ -92,19 +72,7 @@ class Matcher:
             raise UserError("the catalog has no years, which matching `reference` needs: use `fuzzy` or `exact`")
         self.catalog, self.mode = catalog, mode
         self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
-        # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).
-        self._by_title: dict[str, list[int]] = {}
-        self._by_folded: dict[str, list[int]] = {}
-        # (year searched for, whether theirs is another, numbers, first or last letters) -> rows, folded titles; None
-        # for a block that was too large: there is one for each of its next letters
-        self._blocks: dict[tuple, tuple[list[int], list[str]] | None] = {}
-        self._keys = [title if mode == "reference" else normalise(title) for title in catalog.titles]
-        for row, year in enumerate(catalog.years):
-            if year is not None:
-                self._by_title.setdefault(self._keys[row], []).append(row)
-                if mode == "fuzzy":
-                    self._index_folded(row, year, fold(catalog.titles[row]))
-        self._split_blocks()
+        self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
         # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
         self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
         self._read = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
@@ -178,7 +146,9 @@ class Matcher:
         found = {
             row
             for key in keys
-            for row in (self._by_folded.get(key[1:], ()) if key[:1] == FOLDED else self._by_title.get(key, ()))
+            for row in (
+                self.index.by_folded.get(key[1:], ()) if key[:1] == FOLDED else self.index.by_title.get(key, ())
+            )
         }
         return sorted(found)
 
@@ -199,108 +169,31 @@ class Matcher:
     def _identify(self, title: str, year: int) -> Identity:
         """The catalog row and the key of a title with its year."""
         if self.mode == "reference":
-            row = next((r for r in self._by_title.get(title, ()) if self.catalog.years[r] == year), -1)
+            row = next((r for r in self.index.by_title.get(title, ()) if self.catalog.years[r] == year), -1)
             return Identity(row, title)
         key = normalise(title)
-        row = self._nearest(self._by_title.get(key, ()), year)
+        row = self.index.nearest(self.index.by_title.get(key, ()), year)
         if row < 0 and self.mode == "fuzzy":
             folded = fold(title)
-            row = self._nearest(self._by_folded.get(folded, ()), year)
+            row = self.index.nearest(self.index.by_folded.get(folded, ()), year)
             if row < 0:
-                row = self._most_similar(folded, year)
+                row = self.index.most_similar(folded, year)
         if row < 0 and not self.catalog.dated and (shorter := _without_year(title)):
             return self._identify(shorter, year)
-        return Identity(row, self._keys[row] if row >= 0 else key)
-
-    def _nearest(self, rows: Sequence[int], year: int) -> int:
-        """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
-        years = self.catalog.years
-        best, best_distance = -1, self.year_tolerance + 1
-        for row in rows:
-            distance = abs(years[row] - year)  # type: ignore[operator]
-            if distance < best_distance:
-                best, best_distance = row, distance
-        return best
-
-    def _index_folded(self, row: int, year: int, folded: str) -> None:
-        if not folded:
-            return
-        self._by_folded.setdefault(folded, []).append(row)
-        if len(folded) < SHORTEST_MISSPELT:
-            return
-        guard = numbers(folded)
-        tolerance = self.year_tolerance if self.catalog.dated else 0
-        for shift in range(-tolerance, tolerance + 1):
-            near = shift != 0 or not self.catalog.dated  # equal years are evidence, absent ones are not
-            for side in SIDES:
-                end = _end(side, folded, FIRST_LETTERS[near])
-                self._add((year + shift, near, guard, end), row, folded if near else folded + SAME_YEAR)
-
-    def _add(self, key: tuple, row: int, title: str) -> None:
-        rows, titles = self._blocks.setdefault(key, ([], []))  # type: ignore[misc]  # none is split yet
-        rows.append(row)
-        titles.append(title)
-
-    def _split_blocks(self) -> None:
-        """Large blocks by one letter more, again and again: what is compared does not grow with the catalog."""
-        large = [key for key, block in self._blocks.items() if block and len(block[0]) > LARGE_BLOCK]
-        while large:
-            key = large.pop()
-            year, near, guard, end = key
-            if len(end) - 1 >= LONGEST_END:
-                continue
-            rows, titles = self._blocks[key]  # type: ignore[misc]
-            self._blocks[key] = None
-            parts = set()
-            for row, title in zip(rows, titles, strict=True):
-                part = (year, near, guard, _end(end[0], title if near else title[: -len(SAME_YEAR)], len(end)))
-                self._add(part, row, title)
-                parts.add(part)
-            large += [part for part in parts if len(self._blocks[part][0]) > LARGE_BLOCK]  # type: ignore[index]
-
-    def _most_similar(self, folded: str, year: int) -> int:
-        """The catalog row with the highest similarity of at least the cutoff; -1 for none."""
-        if len(folded) < SHORTEST_MISSPELT:
-            return -1
-        guard, years = numbers(folded), self.catalog.years
-        best = (-self.fuzzy_cutoff, self.year_tolerance + 1, -1)  # (-similarity, years apart, row): the least wins
-        for near in (False, True):
-            query = folded if near else folded + SAME_YEAR
-            for side in SIDES:
-                block = self._block(year, near, guard, side, folded)
-                if block is None:
-                    continue
-                rows, titles = block
-                for title, similarity, place in process.extract(
-                    query, titles, scorer=fuzz.ratio, score_cutoff=-best[0], limit=None
-                ):
-                    apart = abs(years[rows[place]] - year)  # type: ignore[operator]
-                    if apart > 1:
-                        similarity = fuzz.ratio(query + "#" * (apart - 1), title)
-                    best = min(best, (-similarity, apart, rows[place]))
-        return best[2]
-
-    def _block(self, year: int, near: bool, guard: tuple, side: str, folded: str) -> tuple[list[int], list[str]] | None:
-        for letters in range(FIRST_LETTERS[near], LONGEST_END + 1):
-            key = (year, near, guard, _end(side, folded, letters))
-            if (block := self._blocks.get(key)) is not None:
-                return block
-            if key not in self._blocks:
-                return None
-        return None
+        return Identity(row, self.index.keys[row] if row >= 0 else key)
 
     def _make_seen_key(self, title: str) -> str:
         """A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
         compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude `Mother`;
         folded otherwise."""
         key = normalise(title)
-        if key not in self._by_title:
+        if key not in self.index.by_title:
             if self.catalog.dated:
                 title = item.title if (item := parse_item(title)) else title
             else:
                 title = _without_year(title) or title
             key = normalise(title)
-        return key if self.mode == "exact" or key in self._by_title else FOLDED + fold(key)
+        return key if self.mode == "exact" or key in self.index.by_title else FOLDED + fold(key)
 
     def _match_reference(
         self, items: Sequence[Item | None], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
@@ -353,11 +246,6 @@ def _repeats(found: Sequence[_Found]) -> list[bool]:
         repeats.append(one is not _NOT_AN_ITEM and identity in earlier)
         earlier.add(identity)
     return repeats
-
-
-def _end(side: str, folded: str, letters: int) -> str:
-    """A block's key: so many of the first or of the last letters."""
-    return "<" + folded[:letters] if side == "<" else ">" + folded[-letters:]
 
 
 def _integer(value: object) -> int | None:

@@ -18,11 +18,10 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher, MatchResult
 from convrec.lists.rank_rewards import dcg, ideal_dcg
 from convrec.lists.ranks import Item
+from convrec.statistics import _labels, bootstrap, sign_flip
 
 PROTOCOLS = ("paper", "strict", "reference")
 KS = (5, 10, 15, 20)
-RESAMPLES = 1000
-FLIPS = 9999
 
 
 def recall_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
@@ -140,48 +139,6 @@ def paired(
     }
 
 
-def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the R rows of each of M metrics and its standard error, by resampling whole contexts with replacement.
-
-    A resample's mean is over the rows it holds, so contexts with many rows weigh what they weigh in the mean itself.
-    NaN without rows; a standard error of NaN with a single context.
-    """
-    num_rows, num_metrics = values_RM.shape
-    if not num_rows:
-        return np.full(num_metrics, math.nan), np.full(num_metrics, math.nan)
-    sums_CM, rows_C = _by_context(values_RM, contexts)
-    if len(rows_C) == 1:
-        return values_RM.mean(axis=0), np.full(num_metrics, math.nan)
-    rng = np.random.default_rng(seed)
-    times_SC = rng.multinomial(len(rows_C), np.full(len(rows_C), 1 / len(rows_C)), size=RESAMPLES)
-    means_SM = (times_SC @ sums_CM) / (times_SC @ rows_C)[:, None]
-    return values_RM.mean(axis=0), means_SM.std(axis=0, ddof=1)
-
-
-def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> np.ndarray:
-    """Two-sided p-value (M,) of a mean difference of 0, by flipping the sign of whole contexts at random.
-
-    (1 + flips with a mean as far from 0) / (1 + FLIPS): never 0; 1 where all differences are 0; NaN without rows.
-    """
-    num_rows, num_metrics = values_RM.shape
-    if not num_rows:
-        return np.full(num_metrics, math.nan)
-    sums_CM, rows_C = _by_context(values_RM, contexts)
-    rng = np.random.default_rng(seed)
-    signs_SC = 2.0 * rng.integers(0, 2, size=(FLIPS, len(rows_C)), dtype=np.int8) - 1.0
-    observed_M = np.abs(sums_CM.sum(axis=0))
-    as_far_M = (np.abs(signs_SC @ sums_CM) >= observed_M - 1e-9).sum(axis=0)
-    return (1 + as_far_M) / (1 + FLIPS)
-
-
-def _by_context(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of the values (C, M) and number of rows (C,) of each context."""
-    places: dict[Hashable, int] = {}
-    context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
-    sums_CM = np.stack([np.bincount(context_R, weights=column) for column in values_RM.T], axis=1)
-    return sums_CM, np.bincount(context_R)
-
-
 def popularity_baseline(train_rows: Iterable[Mapping], catalog: Catalog, n: int = 20) -> list[Item]:
     """The n catalog items that are ground truth most often in the training rows; ties in the catalog's order.
 
@@ -216,13 +173,6 @@ def _closed_up_relevance(
                 relevance[place] = 1  # by the first such item; two equal ground truths make one hit
                 break
     return relevance
-
-
-def _labels(rows: Sequence[Mapping], contexts: Sequence[Hashable] | None) -> Sequence[Hashable]:
-    labels = range(len(rows)) if contexts is None else contexts
-    if len(labels) != len(rows):
-        raise ValueError(f"{len(labels)} contexts for {len(rows)} rows")
-    return labels
 
 
 def _metric_names(ks: Sequence[int]) -> list[str]:

@@ -1,0 +1,1 @@
+"""The method: advantages by rank, the policy loss, what a step logs."""

@@ -1,0 +1,1 @@
+"""Curves, charts and the HTML page of a run."""

@@ -9,7 +9,6 @@ Neither verl registry sees ranks, so the trainer reads responses and rank return
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,68 +24,19 @@ from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.metric import Metric
-from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
+from verl.workers.utils.padding import response_to_nested
 
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import Aggregation, finish_policy_metrics, metric_aggregation, rank_policy_loss
+from convrec.rank_grpo.policy_loss import finish_policy_metrics
 from convrec.rank_grpo.step_metrics import rank_metrics
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
+from convrec.training.loss import RankLossSettings, rank_grpo_loss
 from convrec.training.trainer_base import ConvRecMixin, scalar_infos
 from convrec.training.worker import ConvRecDetachWorker
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RankLossSettings:
-    """What the loss needs to know; it travels to the actor workers."""
-
-    num_ranks: int
-    clip_ratio_low: float
-    clip_ratio_high: float
-    kl_coef: float
-    aggregation: Aggregation  # "rank-mean" (paper) or "token-mean" (reference)
-
-
-def rank_grpo_loss(
-    model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None, *, settings: RankLossSettings
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's loss-function form of `rank_policy_loss`: nested tensors in, (loss of the micro-batch, metrics) out."""
-    log_prob = no_padding_2_padding(model_output["log_probs"], data)
-    optional = [
-        key for key in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights") if key in data
-    ]
-    counts = {key: data[key] for key in ("global_batch_size", "batch_num_tokens", "dp_size")}
-    batch = data.select("response_mask", "advantages", "policy_units", *optional).to_padded_tensor()
-    mask = batch["response_mask"].bool()
-    loss, metrics = rank_policy_loss(
-        log_prob,
-        batch["advantages"],
-        batch["policy_units"].long() - 1,
-        num_ranks=settings.num_ranks,
-        clip_ratio_low=settings.clip_ratio_low,
-        clip_ratio_high=settings.clip_ratio_high,
-        old_log_prob_BT=batch.get("old_log_probs"),
-        ref_log_prob_BT=batch.get("ref_log_prob"),
-        kl_coef=settings.kl_coef,
-        rollout_is_weights=batch.get("rollout_is_weights"),
-        aggregation=settings.aggregation,
-        **counts,
-    )
-    verl_metrics = {key: Metric(metric_aggregation(key), value) for key, value in metrics.items()}
-    # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is
-    policy_log_prob = batch.get("old_log_probs", log_prob).detach()
-    per_token = counts["dp_size"] / counts["batch_num_tokens"]
-    # temperature 1 and no truncation: the mean surprisal of the samples estimates the entropy without bias
-    verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * mask).sum() * per_token)
-    if "rollout_log_probs" in batch:
-        difference = (policy_log_prob - batch["rollout_log_probs"]).abs() * mask
-        verl_metrics["rollout_diff_mean"] = Metric("sum", difference.sum() * per_token)
-        verl_metrics["rollout_diff_max"] = Metric("max", difference.max())
-    return loss, verl_metrics
 
 
 class RankGRPOMixin(ConvRecMixin):

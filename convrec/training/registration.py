@@ -1,4 +1,4 @@
-"""The names `rank_grpo` in verl's registries, and the check that every process of a run has the same ones.
+"""Our names in verl's registries, and the check that every process of a run has the same ones.
 
 verl's registries see neither ranks nor rank returns: a registered estimator gets token rewards, a registered loss gets
 log-probs and advantages. The rank-level method therefore runs in `convrec.training.rank_trainer.RankGRPOTrainer`, and
@@ -77,3 +77,21 @@ def check(reports: list[dict[str, Any]], drivers: str) -> None:
                 f"({worker['source']}, {worker['digest']} instead of {drivers}): "
                 "install the same version on every node"
             )
+
+
+def register_rollout() -> None:
+    """Make rollout `vllm` start our server, on CPU the one whose workers can take new weights."""
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from convrec.cpu.platform import is_cpu_host
+
+    def load() -> type:
+        if is_cpu_host():
+            from convrec.cpu.server import CPUReplica
+
+            return CPUReplica
+        from convrec.rollout.server import ConvRecReplica
+
+        return ConvRecReplica
+
+    RolloutReplicaRegistry.register("vllm", load)

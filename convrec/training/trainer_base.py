@@ -18,20 +18,17 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from convrec.checkpoints import saving
-from convrec.cpu import platform as platform_cpu
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
 from convrec.training import liveness, registration
+from convrec.training.registration import register_rollout
 from convrec.training.worker import ConvRecWorker
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
-SCALAR = "scalar_grpo"
 
 
 class ConvRecMixin:
@@ -44,7 +41,7 @@ class ConvRecMixin:
 
     def __init__(self, config: DictConfig) -> None:
         registration.register()
-        platform_cpu.register_rollout()
+        register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
         rollout.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
@@ -262,29 +259,3 @@ def scalar_infos(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """What the reward function returned for each response, the numbers of it: {name: one a response}."""
     names = [key for key, value in infos[0].items() if isinstance(value, (int, float))]
     return {name: [float(info[name]) for info in infos] for name in names}
-
-
-@register_trainer(SCALAR)
-class ScalarGRPOTrainer(ConvRecMixin, PPOTrainerSync):
-    """verl's GRPO in its "sync" mode; logs the mean of each number the reward function returns as `reward/<name>`."""
-
-    @property
-    def trainer_mode(self) -> str:
-        """verl branches on the mode's name; to it this is its synchronous trainer."""
-        return "sync"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
-
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["uid", "extra_fields"])
-        real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        extra, uid = list(data["extra_fields"]), list(data["uid"])
-        infos = scalar_infos([extra[place]["reward_extra_info"] for place in real])
-        metrics.update({f"reward/{name}": float(np.mean(values)) for name, values in infos.items()})
-        earned: dict[Any, set[float]] = {}
-        for place, score in zip(real, infos["score"], strict=True):
-            earned.setdefault(uid[place], set()).add(score)
-        # groups whose rollouts all earn the same train nothing
-        metrics["reward/zero_std"] = float(np.mean([len(scores) == 1 for scores in earned.values()]))
-        return super()._compute_advantage(batch, metrics)

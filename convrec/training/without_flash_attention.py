@@ -1,10 +1,11 @@
-"""Micro-batches of rows of like length, for attention that pads.
+"""What changes where flash-attn is missing: micro-batches of rows of similar length, log-probs in one call.
 
 Without flash-attn verl pads a micro-batch to its longest row, and it balances micro-batches by putting long and short
 rows together. What that costs depends on the longest prompt: docs/performance.md has it for the demo's steps.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -53,3 +54,32 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
         torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX, group=dp_group)
         groups = group_by_length(lengths, limit, int(count))
     return [tensordict_utils.index_select_tensor_dict(data, rows) for rows in groups], groups
+
+
+def log_probs_of_labels(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
+    """log softmax(logits)[label] for logits (..., V) and labels (...), in float32 at least; verl's signature."""
+    vocab_size = logits.shape[-1]
+    flat = logits.reshape(-1, vocab_size)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    loss = torch.nn.functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
+    return -loss.view(labels.shape)
+
+
+def use_whole_batch_log_probs() -> None:
+    """Where flash-attn is missing, verl takes log-probs in a Python loop over tokens; take them in one call.
+
+    The loop was about 70 % of an update of the demo's model. One call needs a second tensor the size of the logits.
+    """
+    if find_spec("flash_attn") is not None:
+        return
+    from verl.workers.engine.fsdp import transformer_impl
+
+    transformer_impl.logprobs_from_logits = log_probs_of_labels
+
+
+def use_length_groups() -> None:
+    """Have verl's FSDP engine make its micro-batches by our rule. Calling it again does nothing."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    transformer_impl.prepare_micro_batches = prepare_micro_batches

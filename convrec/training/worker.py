@@ -8,8 +8,11 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from convrec.cpu import platform as platform_cpu
+from convrec.cpu.engine import register_engine
+from convrec.cpu.platform import is_cpu_host
+from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.training import registration
+from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
 
 class ConvRecWorker(ActorRolloutRefWorker):
@@ -28,14 +31,14 @@ class ConvRecWorker(ActorRolloutRefWorker):
         # before the model is built; a worker whose version does not look here is found by the driver later
         if registration.DRIVERS_DIGEST in os.environ:
             registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
-        platform_cpu.use_whole_batch_log_probs()
-        platform_cpu.use_length_groups()
-        if platform_cpu.is_cpu_host():
-            platform_cpu.register_engine()
-            platform_cpu.init_process_group()
+        use_whole_batch_log_probs()
+        use_length_groups()
+        if is_cpu_host():
+            register_engine()
+            init_process_group()
         super().init_model()
-        if platform_cpu.is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
-            self.rollout.zmq_handle = platform_cpu.in_run_folder(self.rollout.zmq_handle)
+        if is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
+            self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_lr_schedule(self, schedule: list[tuple[int, float]]) -> None:

@@ -1,0 +1,1 @@
+"""A user's own conversations and catalog: files, rows, catalog, splits."""

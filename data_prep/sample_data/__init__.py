@@ -1,0 +1,1 @@
+"""The sample data: made-up conversations about real films."""

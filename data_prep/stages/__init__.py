@@ -1,0 +1,1 @@
+"""The stages of Remap-Reflect-Adjust, each a file and its record."""

@@ -24,11 +24,12 @@ from convrec.judges.verdict import score_verdict
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, parse_item, split_lines
 from convrec.lists.titles import fold
-from data_prep.retrieval_teacher import Cooccurrence, catalog_pairs
+from data_prep.retrieval_teacher import Cooccurrence
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary, count_rows, parquet_writer, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher, conversation_of_row, train_file
+from data_prep.tables import catalog_pairs
 
 FILE = "reflect.parquet"
 SCHEMA = pa.schema(

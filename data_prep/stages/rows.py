@@ -15,8 +15,8 @@ from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, format_item
-from data_prep.retrieval_teacher import conversation_of
 from data_prep.stages.record import Summary, file_id, parquet_writer, read_blocks, read_record, written_whole
+from data_prep.tables import conversation_of
 
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
 ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch

@@ -11,10 +11,11 @@ from convrec.data.schema import RL_SCHEMA
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, parse_items
-from data_prep.retrieval_teacher import RetrievalTeacher, catalog_pairs, list_text
+from data_prep.retrieval_teacher import RetrievalTeacher, list_text
 from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary, count_rows, parquet_writer, read_blocks, written_whole
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
+from data_prep.tables import catalog_pairs
 
 FILE, ITEMS = "teacher.parquet", "items.parquet"
 SCHEMA = pa.schema(

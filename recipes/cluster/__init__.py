@@ -1,0 +1,1 @@
+"""Ray jobs: what travels, how a job is followed and stopped."""

@@ -29,7 +29,7 @@ from convrec.judges.metrics import Summary, pairwise_summary, pointwise_summary
 from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table
 from convrec.judges.verdict import preference_verdict, score_verdict
-from convrec.lists.metrics import bootstrap
+from convrec.statistics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
 from recipes.evaluation.scoring import write_json
 from reward.judge_pointwise import pointwise_reward

@@ -8,8 +8,8 @@ from functools import partial
 
 from convrec.judges.prompt import MODES
 from recipes.launch import runner
+from recipes.launch.ray_training import PARTS, train
 from recipes.preflight import checks
-from recipes.rank_grpo import PARTS, train
 
 SHOWN = {
     "pointwise": {"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},

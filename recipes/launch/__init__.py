@@ -1,0 +1,1 @@
+"""A run from settings to its end: variables, config, console, Ray."""

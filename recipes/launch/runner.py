@@ -14,10 +14,10 @@ from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
 from convrec.runs import guard
 from convrec.runs.folder import MODEL_KEYS, hold, is_logged, latest_step, next_metrics_file
-from recipes import doctor
 from recipes.launch.console import Console, output_to, progress
+from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
 from recipes.launch.settings import compose, finished_message, save_config
-from recipes.preflight import host
+from recipes.preflight import findings, host
 
 
 def run(
@@ -37,8 +37,8 @@ def run(
         train: runs with stdout and stderr in RUN/run.log.
         shown: metric name -> short name beside the progress bar.
     """
-    host.set_thread_policy()
-    host.keep_to_loopback()
+    set_thread_policy()
+    keep_to_loopback()
     console = Console()
     start = time.monotonic()
     try:
@@ -78,7 +78,7 @@ def _run(
     if config.trainer.resume_mode == "auto":
         saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     if recipe == "sft" or not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
-        warnings += doctor.stop_on_failure(doctor.examine(recipe, config, on_cluster=False))
+        warnings += findings.stop_on_failure(findings.examine(recipe, config, on_cluster=False))
     if config.trainer.device != "cpu" and not host.has_flash_attention():
         warnings.append("flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower")
     if recipe != "sft":
@@ -86,7 +86,7 @@ def _run(
     for warning in warnings:
         console.say(f"warning: {warning}")
 
-    os.environ.update(host.process_environment(config.trainer.device != "cpu"))
+    os.environ.update(process_environment(config.trainer.device != "cpu"))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
     save_config(config, run_folder)
     log_file = run_folder / "run.log"

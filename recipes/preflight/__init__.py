@@ -1,0 +1,1 @@
+"""What is checked before anything expensive starts: settings, data, machine, cluster."""

@@ -19,8 +19,7 @@ from convrec.lists.catalog import load_catalog
 from data_prep import reddit_v2
 from data_prep.reddit_v2 import TARGETS, clean_row, convert, main
 from data_prep.released import find_split, read_split
-from data_prep.retrieval_teacher import conversation_of
-from data_prep.tables import SampleIds
+from data_prep.tables import SampleIds, conversation_of
 
 TRUTH = "groundtruth_with_release_year"
 CATALOG = [("Heat", 1995), ("Rififi", "1955"), ("The Wall", 201), ("M", 1931)]

@@ -17,7 +17,7 @@ from data_prep.retrieval import (
     title_prompts,
     write_reduced,
 )
-from data_prep.retrieval_teacher import conversation_of
+from data_prep.tables import conversation_of
 
 from .conftest import make_rows, row
 

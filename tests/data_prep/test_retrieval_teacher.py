@@ -5,7 +5,8 @@ import tracemalloc
 import numpy as np
 
 from data_prep import retrieval_teacher
-from data_prep.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher, conversation_of
+from data_prep.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher
+from data_prep.tables import conversation_of
 
 from .conftest import COMEDY, HORROR, make_rows, row
 

@@ -16,7 +16,7 @@ from convrec.training.tracking import tracker_environment
 from recipes import doctor
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
-from recipes.preflight import estimate, host, node
+from recipes.preflight import estimate, findings, host, node
 
 GIB = 2**30
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.13.0+cpu", "transformers": "5.10.4"}
@@ -72,7 +72,7 @@ def machine(**changes: Any) -> dict[str, Any]:
     return good | changes
 
 
-def only(findings: list[doctor.Finding], status: str) -> doctor.Finding:
+def only(findings: list[findings.Finding], status: str) -> findings.Finding:
     (found,) = [finding for finding in findings if finding.status == status]
     assert found.mend
     return found
@@ -81,23 +81,23 @@ def only(findings: list[doctor.Finding], status: str) -> doctor.Finding:
 def test_versions_that_do_not_fit_are_named_with_what_needs_them() -> None:
     needed = {"verl": ["ray>=2.41", "transformers<5.11", "pytest; extra == 'test'"], "vllm": ["torch==2.13.0"]}
     there = {"ray": "2.60.0", "transformers": "5.12.0", "torch": "2.13.0+cpu"}
-    found = doctor.version_findings(lambda name: needed.get(name, []), there.get, "driver")
+    found = findings.version_findings(lambda name: needed.get(name, []), there.get, "driver")
     assert only(found, "failure").what == "transformers 5.12.0, verl needs <5.11"
     fitting = there | {"transformers": "5.10.4"}
-    assert doctor.version_findings(lambda name: needed.get(name, []), fitting.get, "driver")[0].status == "ok"
+    assert findings.version_findings(lambda name: needed.get(name, []), fitting.get, "driver")[0].status == "ok"
     missing = {key: value for key, value in fitting.items() if key != "torch"}
-    found = doctor.version_findings(lambda name: needed.get(name, []), missing.get, "driver")
+    found = findings.version_findings(lambda name: needed.get(name, []), missing.get, "driver")
     assert "torch missing" in only(found, "failure").what
 
 
 def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path: Path) -> None:
     tracked, home = config(logger=["console", "swanlab"]), {"HOME": str(tmp_path)}
-    found = only(doctor.key_findings(tracked, home), "failure")
+    found = only(findings.key_findings(tracked, home), "failure")
     assert "SWANLAB_API_KEY is not set" in found.what
-    secret = doctor.key_findings(tracked, {"SWANLAB_API_KEY": "a-secret"})
+    secret = findings.key_findings(tracked, {"SWANLAB_API_KEY": "a-secret"})
     assert [finding.status for finding in secret] == ["ok"]
     assert "a-secret" not in str(secret)
-    assert doctor.key_findings(tracked, {"SWANLAB_MODE": "offline"}) == []
+    assert findings.key_findings(tracked, {"SWANLAB_MODE": "offline"}) == []
 
 
 @pytest.mark.parametrize(("tracker", "file"), [("swanlab", ".swanlab/.netrc"), ("wandb", ".netrc")])
@@ -105,7 +105,7 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
     saved, home = tmp_path / file, {"HOME": str(tmp_path)}
     saved.parent.mkdir(exist_ok=True)
     saved.write_text(f"machine api.{tracker}.ai login user password a-secret")
-    (found,) = doctor.key_findings(config(logger=[tracker]), home)
+    (found,) = findings.key_findings(config(logger=[tracker]), home)
     assert (found.status, found.what) == ("ok", f"`{tracker} login` was called here")
     modes = tracker_environment(tmp_path, "run", home)
     assert modes[f"{tracker.upper()}_MODE"] in ("cloud", "online")
@@ -125,15 +125,15 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
 )
 def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], where: str, what: str) -> None:
     own = machine()
-    found = only(doctor.node_findings(config(), own, [own, machine(where="node-b", **change)]), "failure")
+    found = only(findings.node_findings(config(), own, [own, machine(where="node-b", **change)]), "failure")
     assert found.where == where
     assert what in found.what
 
 
 def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     own = machine()
-    assert "1024" in only(doctor.node_findings(config(), own, [machine(open_files=1024)]), "warning").what
-    assert [finding.status for finding in doctor.node_findings(config(), own, [own])] == ["ok"]
+    assert "1024" in only(findings.node_findings(config(), own, [machine(open_files=1024)]), "warning").what
+    assert [finding.status for finding in findings.node_findings(config(), own, [own])] == ["ok"]
 
 
 def slots(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
@@ -142,32 +142,32 @@ def slots(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
 
 def test_devices_that_are_not_there_and_those_another_job_holds() -> None:
     wanted = config(nnodes=2, n_gpus_per_node=4)
-    assert [f.status for f in doctor.slot_findings(wanted, slots((4, 4), (0, 0), (8, 5)))] == ["ok"]
-    found = only(doctor.slot_findings(wanted, slots((8, 8), (2, 2))), "failure")
+    assert [f.status for f in findings.slot_findings(wanted, slots((4, 4), (0, 0), (8, 5)))] == ["ok"]
+    found = only(findings.slot_findings(wanted, slots((8, 8), (2, 2))), "failure")
     assert "N_NODES=2 with N_GPUS_PER_NODE=4" in found.what
-    assert "another job holds them" in only(doctor.slot_findings(wanted, slots((4, 4), (4, 1))), "failure").what
-    assert "no node" in only(doctor.slot_findings(wanted, []), "failure").what
+    assert "another job holds them" in only(findings.slot_findings(wanted, slots((4, 4), (4, 1))), "failure").what
+    assert "no node" in only(findings.slot_findings(wanted, []), "failure").what
 
 
 def test_a_rollout_on_devices_of_its_own_needs_slots_beside_those_that_train() -> None:
     wanted = config(nnodes=2, n_gpus_per_node=4, v1={"trainer_mode": "rank_grpo_separate_async"})
     wanted.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": 8})
-    found = only(doctor.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
+    found = only(findings.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
     assert "N_GPUS_PER_NODE=4, and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8, are asked for" in found.what
-    assert [f.status for f in doctor.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
-    assert [f.status for f in doctor.slot_findings(wanted, slots((12, 12), (4, 4)))] == ["ok"]  # a node may have both
-    busy = doctor.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
+    assert [f.status for f in findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
+    assert [f.status for f in findings.slot_findings(wanted, slots((12, 12), (4, 4)))] == ["ok"]  # a node may have both
+    busy = findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
     assert "another job holds them" in only(busy, "failure").what
     wanted.trainer.v1.trainer_mode = "rank_grpo"  # then rollout and training take turns
-    assert [f.status for f in doctor.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
+    assert [f.status for f in findings.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
 
 
-def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[doctor.Finding]:
+def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[findings.Finding]:
     """Findings about a head with this much device memory and a node-b with so many slots of 4 wanted ones."""
     own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there)
     slots_of = [{"where": "node-a", "total": 0, "free": 0}, {"where": "node-b", "total": slots, "free": slots}]
     wanted = config(device=device, n_gpus_per_node=4)
-    return doctor.device_findings(wanted, own, [own, other], slots_of, environment)
+    return findings.device_findings(wanted, own, [own, other], slots_of, environment)
 
 
 def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
@@ -205,7 +205,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two."""
     monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
     found = [
-        f for f in doctor.size_findings(config(), "rank_grpo", [machine(disk_free=free * GIB)]) if f.check == "disk"
+        f for f in findings.size_findings(config(), "rank_grpo", [machine(disk_free=free * GIB)]) if f.check == "disk"
     ]
     assert [f.status for f in found] == [status]
     assert "7.45 GiB" in found[0].what
@@ -217,7 +217,7 @@ def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
 ) -> None:
     monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
     asked = {"rank_grpo": config, "sft": sft_config}[recipe](total_training_steps=1000, max_actor_ckpt_to_keep=2)
-    found = doctor.size_findings(asked, recipe, [machine(disk_free=10 * GIB)])
+    found = findings.size_findings(asked, recipe, [machine(disk_free=10 * GIB)])
     assert f"{kept} are asked for" in next(f for f in found if f.check == "disk").what
 
 
@@ -228,12 +228,12 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     needs = estimate.needs(config(), half_b)
     assert needs.training / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
     assert needs.checkpoint == 8_000_000_000
-    assert [f.status for f in doctor.memory_findings(config(), needs, [machine()])] == ["ok"]
-    tight = doctor.memory_findings(config(), needs, [machine(device_memory=60 * GIB)])
+    assert [f.status for f in findings.memory_findings(config(), needs, [machine()])] == ["ok"]
+    tight = findings.memory_findings(config(), needs, [machine(device_memory=60 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").mend
     assert (
         "59.0 GiB needed"
-        in only(doctor.memory_findings(config(), needs, [machine(device_memory=24 * GIB)]), "failure").what
+        in only(findings.memory_findings(config(), needs, [machine(device_memory=24 * GIB)]), "failure").what
     )
 
     lora = config()
@@ -246,7 +246,7 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
 
     seventy_b = estimate.needs(config(n_gpus_per_node=64), estimate.ModelSize(70_000_000_000, 80, 8192, 151_936))
     assert seventy_b.rollout_weights == 140_000_000_000
-    found = doctor.memory_findings(config(), seventy_b, [machine()])
+    found = findings.memory_findings(config(), seventy_b, [machine()])
     assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.mend for f in found)
 
 
@@ -256,7 +256,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
     half_b = estimate.ModelSize(500_000_000, 24, 896, 151_936)
     needs = estimate.sft_needs(sft_config(), half_b)
     assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
-    tight = doctor.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
+    tight = findings.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").mend
 
     small = sft_config()
@@ -266,7 +266,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:
     needs = estimate.needs(config(device="cpu"), estimate.ModelSize(500_000_000, 24, 896, 151_936))
-    found = doctor.memory_findings(config(device="cpu"), needs, [machine(memory_available=16 * GIB)])
+    found = findings.memory_findings(config(device="cpu"), needs, [machine(memory_available=16 * GIB)])
     assert only(found, "failure").where == "node-a"
 
 
@@ -348,12 +348,12 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     monkeypatch.setattr(host, "num_accelerators", lambda: 0)
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     config = compose("rank_grpo", [])
-    own = node.report(*doctor.paths_of(config, "rank_grpo"))
+    own = node.report(*findings.paths_of(config, "rank_grpo"))
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
-    found = [f for f in doctor.examine("rank_grpo", config, on_cluster=True) if f.check == "devices"]
+    found = [f for f in findings.examine("rank_grpo", config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 
@@ -414,16 +414,16 @@ def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
     closed.server.close()
     unreachable = here.unreachable(addresses)
     assert list(unreachable) == ["node-c"]
-    found = only(doctor.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
+    found = only(findings.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
     assert (found.check, found.where) == ("ports", "node-a")
     assert found.what == f"cannot connect to node-c: 127.0.0.1:{addresses['node-c'][1]} Connection refused"
-    (fine,) = doctor.port_findings({"node-a": {}, "node-b": {}})
+    (fine,) = findings.port_findings({"node-a": {}, "node-b": {}})
     assert (fine.status, fine.where) == ("ok", "node-a, node-b")
 
 
 def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:
-    warning = doctor.Finding("memory", "warning", "node-a", "tight", "more GPUs")
-    assert doctor.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
-    failure = doctor.Finding("disk", "failure", "node-b", "full", "make room")
+    warning = findings.Finding("memory", "warning", "node-a", "tight", "more GPUs")
+    assert findings.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
+    failure = findings.Finding("disk", "failure", "node-b", "full", "make room")
     with pytest.raises(UserError, match=r"node-b: full\. Mend: make room"):
-        doctor.stop_on_failure([warning, failure])
+        findings.stop_on_failure([warning, failure])

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
-from convrec.lists.token_ranks import build_vocab_table, token_bytes, token_rank_ids
+from convrec.lists.token_bytes import token_bytes
+from convrec.lists.token_ranks import build_vocab_table, token_rank_ids
 from data_prep.sample import write_sample
 from data_prep.sample_data.films import load_films
 from recipes.tiny_model import is_exact, main, make_tiny_model, read_texts, read_titles, train_tokenizer

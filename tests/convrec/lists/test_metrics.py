@@ -12,19 +12,18 @@ from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import (
-    bootstrap,
     catalog_hit_ratio,
     evaluate_row,
     ndcg_at_k,
     paired,
     popularity_baseline,
     recall_at_k,
-    sign_flip,
     summarise,
 )
 from convrec.lists.rank_rewards import ideal_dcg
 from convrec.lists.ranks import NO_YEAR, Item, parse_items
 from convrec.lists.reference import parse_items_reference
+from convrec.statistics import bootstrap, sign_flip
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
 EXACT = Matcher(Catalog.from_items(FILMS), "exact")

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
-from convrec.lists import matching, titles
+from convrec.lists import matching, title_index, titles
 from convrec.lists.catalog import Catalog
-from convrec.lists.matching import SAME_YEAR, SHORTEST_MISSPELT, Matcher
+from convrec.lists.matching import Matcher
 from convrec.lists.ranks import parse_item
+from convrec.lists.title_index import SAME_YEAR, SHORTEST_MISSPELT
 from convrec.lists.titles import fold, normalise, numbers
 
 FILMS = [
@@ -81,9 +82,9 @@ def test_the_index_finds_what_comparing_with_every_title_finds():
         place = rng.randrange(len(title))
         title = title[:place] + rng.choice("abcdeo ") + title[place + rng.randint(0, 1) :]
         year += rng.randint(-2, 2)
-        if matcher._nearest(matcher._by_title.get(normalise(title), ()), year) >= 0:
+        if matcher.index.nearest(matcher.index.by_title.get(normalise(title), ()), year) >= 0:
             continue
-        if matcher._nearest(matcher._by_folded.get(fold(title), ()), year) >= 0:
+        if matcher.index.nearest(matcher.index.by_folded.get(fold(title), ()), year) >= 0:
             continue
         assert matcher.identify(title, year).index == brute_force(matcher, title, year), (title, year)
         found += matcher.identify(title, year).index >= 0
@@ -96,10 +97,10 @@ def test_large_blocks_are_split_and_one_typo_is_still_found(monkeypatch):
     titles = sorted({"".join(rng.choices("abcd", k=rng.randint(10, 16))) for _ in range(300)})
     catalog = Catalog.from_items([(title, 2001) for title in titles])
     whole = Matcher(catalog)
-    monkeypatch.setattr(matching, "LARGE_BLOCK", 8)
+    monkeypatch.setattr(title_index, "LARGE_BLOCK", 8)
     split = Matcher(catalog)
-    largest = max(len(block[0]) for block in split._blocks.values() if block)
-    assert largest <= 8 < max(len(block[0]) for block in whole._blocks.values() if block)
+    largest = max(len(block[0]) for block in split.index._blocks.values() if block)
+    assert largest <= 8 < max(len(block[0]) for block in whole.index._blocks.values() if block)
     for title in titles:
         place = rng.randrange(len(title))
         written = title[:place] + "e" + title[place + 1 :]

@@ -13,13 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 from convrec.errors import UserError
 from convrec.lists.ranks import split_lines
+from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import (
     _not_utf8,
     build_vocab_table,
     reference_rank_ids,
     stop_token_mask,
     table_from_bytes,
-    token_bytes,
     token_rank_ids,
 )
 

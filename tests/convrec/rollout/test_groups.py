@@ -262,7 +262,7 @@ def driver(world: World, tokenizer: Any, folder: Path, monkeypatch: pytest.Monke
     from transfer_queue import KVBatchMeta
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from convrec.training.trainer_base import ScalarGRPOTrainer
+    from convrec.training.scalar_trainer import ScalarGRPOTrainer
 
     def sample(**_: Any) -> tuple[KVBatchMeta, None]:
         keys = [key.removeprefix("val/") for key, (_, fields) in world.rows.items() if fields]

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
-from convrec.cpu import platform as platform_cpu
 from convrec.training import without_flash_attention as micro_batches
-from convrec.training.without_flash_attention import SHORTEST, group_by_length
+from convrec.training.without_flash_attention import SHORTEST, group_by_length, log_probs_of_labels, use_length_groups
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -73,7 +72,21 @@ def test_verls_engine_calls_it() -> None:
 
     before = transformer_impl.prepare_micro_batches
     try:
-        platform_cpu.use_length_groups()
+        use_length_groups()
         assert transformer_impl.prepare_micro_batches is micro_batches.prepare_micro_batches
     finally:
         transformer_impl.prepare_micro_batches = before
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_log_probs_of_labels_are_verls(dtype: torch.dtype, tolerance: float) -> None:
+    from verl.utils.torch_functional import logprobs_from_logits_v2
+
+    logits = (30 * torch.randn(7, 50, generator=torch.Generator().manual_seed(0), dtype=dtype)).requires_grad_()
+    labels = torch.arange(7)
+    ours, theirs = log_probs_of_labels(logits, labels), logprobs_from_logits_v2(logits, labels)
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
+    weights = torch.arange(7, dtype=dtype)
+    (ours_grad,) = torch.autograd.grad((ours * weights).sum(), logits)
+    (theirs_grad,) = torch.autograd.grad((theirs * weights).sum(), logits)
+    torch.testing.assert_close(ours_grad, theirs_grad, atol=tolerance, rtol=0)

@@ -148,4 +148,4 @@ def test_the_job_knows_what_a_worker_needs() -> None:
     runtime_env = job_environment.runtime_environment("rank_grpo", {"LR": "2e-6"})
     assert runtime_env["working_dir"] == str(job_environment.HERE)
     assert runtime_env["env_vars"]["LR"] == "2e-6"
-    assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.verl_plugin"
+    assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"

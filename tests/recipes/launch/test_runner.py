@@ -185,7 +185,7 @@ def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
         stop.touch()
         return []
 
-    monkeypatch.setattr(runner.doctor, "examine", examine)
+    monkeypatch.setattr(runner.findings, "examine", examine)
     seen = []
     assert run(lambda config: seen.append(stop.exists()))[0] == 0
     assert seen == [True]

@@ -14,9 +14,9 @@ import pytest
 
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
-from recipes import doctor, rank_grpo, sft
+from recipes import rank_grpo, sft
 from recipes.launch import settings
-from recipes.preflight import checks, host
+from recipes.preflight import checks, findings, host
 
 ROOT = Path(__file__).resolve().parents[3]
 Refused = Callable[..., str]
@@ -259,7 +259,9 @@ def test_sft_trains_where_it_is_started_on_a_cluster_too(
         checks.check_sft(config)
 
     asked = []
-    monkeypatch.setattr(doctor, "examine", lambda recipe, config, on_cluster: asked.append((recipe, on_cluster)) or [])
+    monkeypatch.setattr(
+        findings, "examine", lambda recipe, config, on_cluster: asked.append((recipe, on_cluster)) or []
+    )
     monkeypatch.setattr(sft, "train", lambda config: None)
     monkeypatch.setenv("N_GPUS_PER_NODE", "1")
     monkeypatch.setattr(host, "num_accelerators", lambda: 0)

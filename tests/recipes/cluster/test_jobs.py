@@ -14,6 +14,7 @@ from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
 from recipes import submit
+from recipes.cluster import jobs as cluster_jobs
 
 pytestmark = pytest.mark.usefixtures("outside")
 
@@ -45,7 +46,7 @@ def answer_of_cluster(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes)
     monkeypatch.setenv("RAY_ADDRESS", address)  # wins over the argument in Ray's client
     try:
         with pytest.raises(UserError) as error:
-            submit.connect(address)
+            cluster_jobs.connect(address)
     finally:
         server.shutdown()
         server.server_close()
@@ -62,7 +63,7 @@ def test_another_error_is_not_called_a_missing_token(monkeypatch: pytest.MonkeyP
     address = "http://token401.invalid:8265"
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match="no answer"):
-        submit.connect(address)
+        cluster_jobs.connect(address)
 
 
 def test_a_wrong_value_stops_before_the_cluster_is_asked(
@@ -75,7 +76,7 @@ def test_a_wrong_value_stops_before_the_cluster_is_asked(
 
 
 def test_a_judges_job_runs_its_module() -> None:
-    assert submit.MODULES == {
+    assert cluster_jobs.MODULES == {
         "judge_pointwise": ("recipes.judge.train", "pointwise"),
         "judge_pairwise": ("recipes.judge.train", "pairwise"),
     }
@@ -137,8 +138,8 @@ def jobs(tmp_path: Path) -> Jobs:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, jobs: Jobs, *arguments: str) -> int:
-    monkeypatch.setattr(submit, "connect", lambda address: jobs)
-    monkeypatch.setattr(submit, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
+    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(sys, "argv", ["submit", *arguments])
     return submit.main()
 
@@ -189,8 +190,8 @@ def test_ctrl_c_ends_the_following_alone(
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> int:
-    monkeypatch.setattr(submit, "POLL_SECONDS", 0.01)
-    return submit.follow(jobs, "job-1")
+    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
+    return cluster_jobs.follow(jobs, "job-1")
 
 
 def test_ctrl_c_asks_for_a_checkpoint_in_a_run_folder_that_is_not_there_yet(
@@ -200,7 +201,7 @@ def test_ctrl_c_asks_for_a_checkpoint_in_a_run_folder_that_is_not_there_yet(
     assert follow(monkeypatch, jobs) == 130
     assert jobs.stop_file.exists()
     assert jobs.info.status == JobStatus.FAILED  # by itself
-    assert submit.ASKED in capsys.readouterr().err
+    assert cluster_jobs.ASKED in capsys.readouterr().err
 
 
 def test_a_second_ctrl_c_while_the_job_is_being_asked_ends_it(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> None:
@@ -223,12 +224,12 @@ def test_a_stop_file_that_cannot_be_made_is_said_and_the_next_ctrl_c_ends_the_jo
 ) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     told: list[str] = []
-    monkeypatch.setattr(submit, "say", told.append)
+    monkeypatch.setattr(cluster_jobs, "say", told.append)
     first, second = interrupt_at("info"), interrupt_at("info")
     jobs.on = lambda name: (second if told else first)(name)
     assert follow(monkeypatch, jobs) == 130
     assert "could not be asked" in told[0]
-    assert submit.ASKED not in told
+    assert cluster_jobs.ASKED not in told
     assert jobs.info.status == JobStatus.STOPPED
 
 
@@ -281,7 +282,7 @@ def test_a_cluster_that_stays_away_leaves_the_job_alone_and_says_how_to_come_bac
         raise ConnectionError("reset by peer")
 
     jobs.on = break_down
-    monkeypatch.setattr(submit, "NETWORK_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_jobs, "NETWORK_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"reset by peer.*goes on without us.*--follow job-1"):
         follow(monkeypatch, jobs)
 
@@ -310,15 +311,15 @@ def diagnose(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> SimpleNamespace:
         jobs.others[submission_id].status = JobStatus.RUNNING
 
     jobs.submit_job = start  # type: ignore[method-assign]
-    monkeypatch.setattr(submit, "connect", lambda address: jobs)
-    monkeypatch.setattr(submit, "POLL_SECONDS", 0.01)
-    status = submit.diagnose_there("rank_grpo", [], as_json=False)
+    monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
+    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
+    status = cluster_jobs.diagnose_there("rank_grpo", [], as_json=False)
     (info,) = jobs.others.values()
     return SimpleNamespace(returned=status, job=info.status)
 
 
 def test_a_doctor_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> None:
-    monkeypatch.setattr(submit, "DOCTOR_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_jobs, "DOCTOR_SECONDS", 0.05)
     with pytest.raises(UserError, match="the doctor has not ended"):
         diagnose(monkeypatch, jobs)
     (info,) = jobs.others.values()

@@ -6,7 +6,16 @@ import sys
 
 import pytest
 
-ASK_RAY = "from recipes import host; host.keep_to_loopback(); import ray; print(ray.util.get_node_ip_address())"
+from recipes.launch.environment import keep_to_loopback
+
+ASK_RAY = """
+from recipes.launch.environment import keep_to_loopback
+
+keep_to_loopback()
+import ray
+
+print(ray.util.get_node_ip_address())
+"""
 
 
 def test_without_a_cluster_ray_calls_this_node_by_its_loopback() -> None:
@@ -20,11 +29,9 @@ def test_without_a_cluster_ray_calls_this_node_by_its_loopback() -> None:
 
 
 def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipes.preflight import host
-
     names = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in names:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    host.keep_to_loopback()
+    keep_to_loopback()
     assert not [name for name in names if name in os.environ]

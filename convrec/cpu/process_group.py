@@ -1,0 +1,25 @@
+"""Processes of one machine: gloo's group and verl's sockets, in the run's folder."""
+
+import os
+
+from convrec.runs import guard
+
+
+def init_process_group() -> None:
+    """Start gloo before verl does: verl names the backend "cpu:gloo,cpu:gloo" here, which torch refuses.
+
+    verl's own initialisation skips a group that exists. On one machine its processes meet in a file of the run's
+    folder: torch's server for that listens on every address.
+    """
+    from verl.utils.distributed import initialize_global_process_group_ray
+
+    folder = os.environ.get(guard.FOLDER_VARIABLE)
+    if folder and os.environ.get("MASTER_ADDR") == "127.0.0.1":
+        os.environ["DIST_INIT_METHOD"] = f"file://{folder}/process-group-{os.environ['MASTER_PORT']}"  # verl's variable
+    initialize_global_process_group_ray(backend="gloo")
+
+
+def in_run_folder(address: str) -> str:
+    """A socket that verl puts into /tmp, in the run's folder: two runs on one machine have the same Ray job id."""
+    folder = os.environ.get(guard.FOLDER_VARIABLE)
+    return address.replace("ipc:///tmp/", f"ipc://{folder}/") if folder else address

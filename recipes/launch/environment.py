@@ -1,0 +1,51 @@
+"""What verl, Ray and vLLM must be told about this machine, in environment variables."""
+
+import os
+
+from recipes.preflight.host import usable_cores
+
+
+def set_thread_policy() -> None:
+    """Let waiting OpenMP threads sleep instead of spin. Must run before torch is imported, which reads it once.
+
+    Training, rollout and Ray's processes share the cores: with two spinning pools on two busy cores a step took twice
+    as long. Ray's workers inherit it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU's OpenMP: torch
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's: vLLM
+
+
+def keep_to_loopback() -> None:
+    """Without a cluster, let nothing of a run listen beyond 127.0.0.1; RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it.
+
+    Servers of Ray, verl, vLLM and TransferQueue bind to what Ray calls this node's address, and Ray's own switch for
+    "this node is the only one" makes that the loopback. Must run before Ray is imported; verl imports it.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def process_environment(has_accelerator: bool) -> dict[str, str]:
+    """Variables every process of a run needs, the driver included. What the user has set is kept."""
+    wanted = {
+        # its value picks code paths when verl is imported
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # metrics agents of Ray: noise in the log of a local run
+        "RAY_DEDUP_LOGS": "0",
+    }
+    if not has_accelerator:
+        wanted |= {
+            "VERL_PLATFORM": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
+            "OMP_NUM_THREADS": str(usable_cores()),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # vLLM compiles a count over log-probs: 7 s at every start (PyTorch keeps the header in the run's TMPDIR)
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}

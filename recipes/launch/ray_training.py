@@ -1,0 +1,93 @@
+"""Ray and verl's trainer, started in the driver's process: what every RL recipe trains with."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from convrec.runs import guard
+from convrec.training import registration
+from recipes.launch.environment import process_environment
+from recipes.preflight import findings
+
+PARTS = "Ray, the FSDP actor and the vLLM rollout server"
+
+
+RAY_STARTS = 3
+
+
+LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
+
+
+def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
+    import ray
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    if os.environ.get("RAY_ADDRESS"):
+        options = {key: value for key, value in options.items() if key not in LOCAL_RAY_ONLY}
+    else:
+        # "local": never another cluster that happens to run here
+        ray_folder = Path(os.environ[guard.FOLDER_VARIABLE]) / "ray"
+        options = {"address": "local", "_temp_dir": str(ray_folder)} | options
+    runtime_env = get_ppo_ray_runtime_env(config)
+    asked_for = options.pop("runtime_env", None) or {}
+    runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
+    runtime_env["worker_process_setup_hook"] = "convrec.runs.guard.join"
+    runtime_env |= asked_for
+    runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
+    # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
+    os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
+    for attempt in range(1, RAY_STARTS + 1):
+        try:
+            ray.init(runtime_env=runtime_env, **options)
+            return
+        except Exception as error:
+            # Ray gives its agent 15 s to start, which is little on busy cores; the next time its imports are cached
+            if attempt == RAY_STARTS or "timed out during startup" not in str(error):
+                raise
+            print(f"Ray did not start ({error}); once more", file=sys.stderr)
+            ray.shutdown()
+
+
+def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
+    """Run verl's task in this process (its remote form costs one more process and its imports).
+
+    Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
+    """
+    import ray
+
+    from convrec.rollout import queue as rollout_queue
+
+    environment = process_environment(config.trainer.device != "cpu")
+    environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
+    start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            for warning in findings.stop_on_failure(findings.examine(recipe, config, on_cluster=True)):
+                print(f"warning: {warning}", file=sys.stderr)
+        with ThreadPoolExecutor(1) as beside:
+            queue = beside.submit(rollout_queue.start, config.transfer_queue)
+            task = _task(config)
+            queue.result()
+        task.run(config)
+    finally:
+        ray.shutdown()
+
+
+def _task(config: DictConfig) -> Any:
+    """verl's, once the config is valid; imports all of verl's trainer."""
+    from verl.trainer.main_ppo import TaskRunnerV1
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.trainer.ppo.v1 import trainer_base
+    from verl.utils.config import validate_config
+
+    import convrec.training.rank_trainer  # noqa: F401  registers trainer, estimator and loss
+    from convrec.training import tracking
+
+    tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    return TaskRunnerV1.__ray_metadata__.modified_class()
