@@ -92,9 +92,10 @@ def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Pat
 
 
 HOLDER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from convrec.runs.folder import hold
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script inherits it ignored
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
