@@ -6,9 +6,9 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo test lint format resolve pytest lock bench clean
+.PHONY: help setup demo test test-gpu-pins lint format resolve pytest lock bench clean
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
 setup: ## make or renew .venv (at once when nothing changed)
 	@scripts/setup_env.sh
@@ -29,6 +29,8 @@ format: setup ## ruff's fixes and format
 
 resolve: setup ## both dependency sets still resolve and match their lock files
 	@scripts/lock.sh --check
+
+test-gpu-pins: test ## the same: CPU and GPU have one set of versions (tests/test_packaging.py holds that)
 
 pytest: setup ## the test suite; PYTEST_ARGS="-k name" narrows it
 	@$(PY) -m pytest $(PYTEST_ARGS)

