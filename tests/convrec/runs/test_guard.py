@@ -120,7 +120,7 @@ def test_end_ends_everything_but_the_driver_and_says_nothing(start: Callable[...
 
 
 def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Callable[..., Run]) -> None:
-    join = f"sys.path.insert(0, {str(ROOT)!r}); from convrec import guard; guard.join()"
+    join = f"sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
     run = start(join=join)
     run.child.kill()
     run.wait(lambda: run.is_gone(run.grandchild))
@@ -135,7 +135,7 @@ def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone(
     start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = guard.new_folder()
-    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec import guard; guard.join()"
+    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
     environment = {**os.environ, **guard.environment(folder)}
     worker = subprocess.Popen([sys.executable, "-c", join + "; import time; time.sleep(600)"], env=environment)
     try:
