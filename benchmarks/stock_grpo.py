@@ -20,6 +20,7 @@ from convrec.runs import guard
 from convrec.training.registration import register_rollout
 from recipes.launch import ray_training
 from recipes.launch.environment import process_environment
+from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose, save_config
 
 STOCK = [
@@ -72,7 +73,7 @@ def main() -> None:
     (run_folder / "metrics").mkdir(parents=True)
     save_config(config, run_folder)
     with guard.guarded("stock: gone"):
-        ray_training.train(config)
+        ray_training.train(RECIPES["rank_grpo"], config, [])
 
 
 if __name__ == "__main__":

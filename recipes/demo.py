@@ -38,6 +38,7 @@ from convrec.report.page import table_row, text_table
 from convrec.runs.folder import latest_step
 from recipes.evaluation.single import evaluate
 from recipes.launch.console import repeating
+from recipes.launch.recipe import RECIPES
 from recipes.report import report as write_report
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
@@ -170,13 +171,14 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
                 variables = (
                     SFT | schedule(sft_steps, 2) | demonstrations | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)}
                 )
-                run_script("run_sft.sh", variables)
+                run_script(RECIPES["sft"].script, variables)
         if latest_step(rl) < rl_steps:
             with progress.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
                 variables = RANK_GRPO | schedule(rl_steps, 6) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
-                run_script("run_rank_grpo.sh", variables, "data.val_max_samples=128")
+                run_script(RECIPES["rank_grpo"].script, variables, "data.val_max_samples=128")
         with progress.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-            scored = {name: _evaluate(out, name, folder) for name, folder in (("sft", sft), ("rank_grpo", rl))}
+            scored = {"sft": _evaluate(out, "sft", sft)}
+            scored["rank_grpo"] = _evaluate(out, "rank_grpo", rl, against=out / "evaluation" / "sft")
     with progress.phase("report", "tables, curves, conversations"):
         settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
         summary = _summarise(scored, settings, progress)
@@ -197,7 +199,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     return out / "summary.json"
 
 
-def _evaluate(out: Path, name: str, model: Path) -> dict[str, Any]:
+def _evaluate(out: Path, name: str, model: Path, against: Path | None = None) -> dict[str, Any]:
     return evaluate(
         model=model,
         data=out / "data" / "test.parquet",
@@ -207,7 +209,7 @@ def _evaluate(out: Path, name: str, model: Path) -> dict[str, Any]:
         ks=KS,
         max_prompt_length=int(RANK_GRPO["MAX_PROMPT_LENGTH"]),
         max_response_length=int(RANK_GRPO["MAX_RESPONSE_LENGTH"]),
-        against=out / "evaluation" / "sft" if name == "rank_grpo" else None,
+        against=against,
     )
 
 

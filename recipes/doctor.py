@@ -9,36 +9,27 @@ is wrong, else 1. The recipes ask the same before anything expensive, on every n
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
-
-from omegaconf import DictConfig
 
 from convrec.errors import UserError
+from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose
-from recipes.launch.variables import JUDGES, RECIPES
-from recipes.preflight import checks, node
+from recipes.preflight import node
 from recipes.preflight.findings import Finding, examine
 
-CHECKERS: dict[str, Callable[[DictConfig], list[str]]] = {
-    "sft": checks.check_sft,
-    "rank_grpo": checks.check_rank_grpo,
-    **{recipe: partial(checks.check_judge, mode=recipe.removeprefix("judge_")) for recipe in JUDGES},
-}
 
-
-def diagnose(recipe: str, arguments: list[str]) -> list[Finding]:
+def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     try:
-        config = compose(recipe, arguments)
-        warnings = CHECKERS[recipe](config)
+        config = compose(recipe.name, arguments)
+        warnings = recipe.check(config)
     except UserError as error:
-        return [Finding("settings and data", "failure", recipe, str(error), "see the message")]
-    found = [Finding("settings and data", "warning", recipe, warning, "see the message") for warning in warnings]
-    found = found or [Finding("settings and data", "ok", recipe, "read and checked")]
+        return [Finding("settings and data", "failure", recipe.name, str(error), "see the message")]
+    found = [Finding("settings and data", "warning", recipe.name, warning, "see the message") for warning in warnings]
+    found = found or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect(config)
-        return found + examine(recipe, config, on_cluster, registrations=True)
+        return found + examine(recipe.requirements, config, on_cluster, registrations=True)
     except UserError as error:
         return [*found, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 
@@ -57,7 +48,7 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
 def main() -> int:
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     as_json = "--json" in sys.argv
-    recipe = arguments.pop(0) if arguments and arguments[0] in RECIPES else "rank_grpo"
+    recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
         from recipes.cluster import jobs
 

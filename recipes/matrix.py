@@ -31,11 +31,12 @@ from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
 from recipes.evaluation.single import evaluate
+from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = {"sft": "run_sft.sh", "rank_grpo": "run_rank_grpo.sh"}
+SCRIPTS = {recipe.name: recipe.script for recipe in RECIPES.values() if recipe.answers == "lists"}
 SECTIONS = {"out", "prepare", "variables", "seeds", "runs", "evaluate"}
 COMPARABLE = ("data", "catalog", "num_items", "ks", "protocols", "matching", "limit", "max_tokens", "max_prompt_tokens")
 

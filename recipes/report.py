@@ -18,8 +18,9 @@ from convrec.errors import UserError
 from convrec.report.charts import Chart
 from convrec.report.curves import ERROR, PANELS, RunCurves, return_per_rank
 from convrec.report.page import table_row, write_report
-from convrec.runs.folder import MODEL_KEYS, read_config, setting
+from convrec.runs.folder import RL_MODEL, SFT_MODEL, read_config, setting
 from recipes.evaluation.examples import examples
+from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs
 
 EXAMPLES = 4
@@ -35,7 +36,7 @@ _RL = {
     "seed": "data.seed",
 }
 _JUDGE = {
-    "start": MODEL_KEYS["judge_pairwise"],
+    "start": RL_MODEL,
     "training data": "data.train_files",
     "judge's reward": "reward.custom_reward_function.path",
     **_RL,
@@ -43,7 +44,7 @@ _JUDGE = {
 # setting in the report -> key of the run's config
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "sft": {
-        "start": MODEL_KEYS["sft"],
+        "start": SFT_MODEL,
         "training data": "data.train_files",
         "batch": "data.train_batch_size",
         "learning rate": "optim.lr",
@@ -51,7 +52,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
         "seed": "trainer.seed",
     },
     "rank_grpo": {
-        "start": MODEL_KEYS["rank_grpo"],
+        "start": RL_MODEL,
         "training data": "data.train_files",
         "algorithm": "algorithm.adv_estimator",
         "policy loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
@@ -76,7 +77,8 @@ def report(
     metrics = {name: _metrics(folder) for name, folder in chosen.items()}
     is_judge = any("judge" in one["settings"] for one in metrics.values())
     table, about = _judge_table(metrics) if is_judge else _table(metrics)
-    hint = "--judge MODE, then --evaluations NAME=OUT," if any("judge" in run.recipe for run in runs) else "--sweep"
+    has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
+    hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
     return write_report(
         out,
         title=", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",

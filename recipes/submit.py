@@ -12,7 +12,7 @@ import sys
 
 from convrec.errors import UserError
 from recipes.cluster.jobs import client_of, follow, say, stop, submit
-from recipes.launch.variables import RECIPES
+from recipes.launch.recipe import RECIPES
 
 
 def main() -> int:
@@ -23,11 +23,11 @@ def main() -> int:
         if len(arguments) == 2 and arguments[0] == "--stop":
             return stop(client_of(arguments[1]), arguments[1])
         if not arguments or arguments[0] not in RECIPES:
-            recipe = f"{{{','.join(RECIPES)}}} [--detach] [hydra overrides]"
-            say(f"usage: python -m recipes.submit {recipe} | --follow JOB | --stop JOB")
+            training = f"{{{','.join(RECIPES)}}} [--detach] [hydra overrides]"
+            say(f"usage: python -m recipes.submit {training} | --follow JOB | --stop JOB")
             return 2
         overrides = [argument for argument in arguments[1:] if argument != "--detach"]
-        return submit(arguments[0], overrides, detach="--detach" in arguments)
+        return submit(RECIPES[arguments[0]], overrides, detach="--detach" in arguments)
     except UserError as error:
         say(f"error: {error}")
         return 2

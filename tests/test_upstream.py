@@ -231,7 +231,12 @@ PINS = (
         "actor/kl: its kl_loss is without the coefficient",
     ),
     # SFT
-    Pin("verl.trainer.sft_trainer:run_sft", "5c028a6a2bc8c667", ("recipes.sft:train",), "which does its steps"),
+    Pin(
+        "verl.trainer.sft_trainer:run_sft",
+        "5c028a6a2bc8c667",
+        ("recipes.launch.sft_training:train",),
+        "which does its steps",
+    ),
     Pin(
         "verl.trainer.sft_trainer:SFTTrainer.fit",
         "88292f0424ff619b",

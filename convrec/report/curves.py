@@ -146,12 +146,15 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None) ->
                 f"{run}: its sweep of {chosen} ends at step {max(steps)}, without the newest checkpoint, step {newest};"
                 " sweep again"
             )
-    recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _guess(found)
+    recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _most_likely_recipe(found)
+    if recipe not in PANELS:
+        raise UserError(f"{run}: no curves are known for its recipe, {recipe}; known are {', '.join(PANELS)}")
     return RunCurves(name or run.name, recipe, found, largest, chosen, settings, warnings)
 
 
-def _guess(found: Mapping[str, Series]) -> str:
-    return "rank_grpo" if any(key.startswith("rank_grpo/") for key in found) else "sft"
+def _most_likely_recipe(found: Mapping[str, Series]) -> str:
+    """The one of which the most curves are there."""
+    return max(PANELS, key=lambda recipe: sum(panel.metric in found for panel in PANELS[recipe]))
 
 
 def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:

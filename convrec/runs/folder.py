@@ -3,7 +3,7 @@
 RUN/global_step_N/      checkpoints (verl's layout), the newest complete one named in latest_checkpointed_iteration.txt
 RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line
 RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
-RUN/config.yaml         the composed settings
+RUN/config.yaml         the composed settings; `run` in it names the recipe and the algorithm
 RUN/run.log             everything verl, Ray and vLLM print
 RUN/running             locked by the process that trains into the folder, which it names; gone when that has ended
 """
@@ -25,9 +25,9 @@ RUNNING = "running"
 SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 METRICS = "metrics"
 LATEST = "latest_checkpointed_iteration.txt"
-MODEL_KEYS = {"sft": "model.path"} | dict.fromkeys(
-    ("rank_grpo", "judge_pointwise", "judge_pairwise"), "actor_rollout_ref.model.path"
-)
+# in a run's config: the model it starts from
+RL_MODEL = "actor_rollout_ref.model.path"
+SFT_MODEL = "model.path"
 _MODEL_FILES = ("model_world_size_*.pt", "*.safetensors", "pytorch_model*.bin")
 _STEP = re.compile(r"global_step_(\d+)")
 
@@ -161,14 +161,19 @@ def setting(config: dict[str, Any], key: str) -> Any:
 
 
 def recipe_of(config: dict[str, Any]) -> str:
-    """Which recipe wrote this config: a key of MODEL_KEYS. Judges are known by their reward function."""
+    """The name of the recipe that wrote this config.
+
+    Version 0.1 did not note it. SFT is then known by having no rollout, a judge by its reward function.
+    """
+    if name := setting(config, "run.recipe"):
+        return name
     if "actor_rollout_ref" not in config:
         return "sft"
     reward = str(setting(config, "reward.custom_reward_function.path")).rpartition(".")[2]
-    return reward if reward in MODEL_KEYS else "rank_grpo"
+    return reward if reward in ("judge_pointwise", "judge_pairwise") else "rank_grpo"
 
 
 def start_model(run_folder: Path) -> str | None:
     """The model that the run started from, step 0 of its curves; None when the run has no config.yaml."""
     config = read_config(run_folder)
-    return setting(config, MODEL_KEYS[recipe_of(config)])
+    return setting(config, RL_MODEL) or setting(config, SFT_MODEL)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
-from hydra.errors import HydraException
 
 from convrec.errors import UserError
+from recipes.launch import settings
+from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
 
 HERE = Path(__file__).resolve().parents[2]
@@ -38,24 +37,24 @@ NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VL
 HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 
 
-def job_environment(recipe: str, environment: Mapping[str, str]) -> dict[str, str]:
+def job_environment(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables as the job must see them: relative paths, defaults too, would point into the unpacked copy.
 
     Raises UserError for a path of a user that is not known here.
     """
-    defaults = yaml.safe_load((HERE / "conf" / f"{recipe}.yaml").read_text())
+    defaults = yaml.safe_load((settings.CONF / f"{recipe.name}.yaml").read_text())
     values = {name: value for name, value in environment.items() if name in {variable.name for variable in VARIABLES}}
     for name, value in environment.items():
         if _is_setting(name) and not PASSWORD_IN_URL.search(value):
             is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
             values[name] = _absolute(name, value) if is_path else value
-    known = {variable.name for variable in VARIABLES if recipe in variable.keys}
+    known = {variable.name for variable in VARIABLES if variable.keys_of(recipe)}
     for name, key in PATHS.items():
         section, entry = key.split(".")
         default = defaults.get(section, {}).get(entry)
         if name == "SAVE_PATH":
             model = values.get("MODEL_PATH") or _variable_default("MODEL_PATH")
-            default = f"checkpoints/{recipe}/{Path(model).name}"
+            default = f"checkpoints/{recipe.name}/{Path(model).name}"
         if name in known and (values.get(name) or default):
             values[name] = _absolute(name, values.get(name) or default)
     if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):
@@ -88,16 +87,16 @@ def _variable_default(name: str) -> str:
     return next(variable.default for variable in VARIABLES if variable.name == name)
 
 
-def refuse_relative_paths(recipe: str, arguments: list[str]) -> None:
+def refuse_relative_paths(recipe: Recipe, arguments: list[str]) -> None:
     """Raise UserError for an override that names a file relative to a folder that the job does not have.
 
     And for one of the run folder: stop files are put where SAVE_PATH says.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     path_keys = {
-        key
-        for variable in VARIABLES
-        if variable.name in (*PATHS, "MODEL_PATH")
-        for key in variable.keys.get(recipe, ())
+        key for variable in VARIABLES if variable.name in (*PATHS, "MODEL_PATH") for key in variable.keys_of(recipe)
     }
     parser = OverridesParser.create()
     for argument in arguments:
@@ -118,6 +117,8 @@ def refuse_relative_paths(recipe: str, arguments: list[str]) -> None:
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of everything an override sets."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner)
@@ -128,7 +129,7 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def runtime_environment(recipe: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def runtime_environment(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
     """runtime_env.yaml with this folder as what is uploaded, and the caller's variables."""
     runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
     runtime_env["working_dir"] = str(HERE)

@@ -15,11 +15,8 @@ from typing import Any, TypeVar
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
 from recipes.cluster.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
-from recipes.launch.variables import JUDGES, overrides_from_environment
-
-# the others are recipes.<recipe>
-MODULES = {recipe: ("recipes.judge.train", recipe.removeprefix("judge_")) for recipe in JUDGES}
-
+from recipes.launch.recipe import RECIPES, Recipe
+from recipes.launch.variables import overrides_from_environment
 
 POLL_SECONDS = 1.0
 
@@ -73,20 +70,20 @@ def connect(address: str) -> Any:
     return client
 
 
-def submit(recipe: str, arguments: list[str], detach: bool = False) -> int:
+def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     """Submit, print the job's log as it comes, and return its exit status (1 when it has none)."""
     overrides_from_environment(recipe, os.environ)  # a wrong value stops here, not on the cluster
     refuse_relative_paths(recipe, arguments)
     address = os.environ["RAY_ADDRESS"]
     client = connect(address)
     runtime_env = runtime_environment(recipe, os.environ)
-    job = f"{recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+    job = f"{recipe.name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
     runtime_env["env_vars"][SUBMISSION_VARIABLE] = job
     save_path = runtime_env["env_vars"]["SAVE_PATH"]
     for name in withheld(os.environ):
         say(f"warning: {name} holds a password and stays here; set it where `ray start` is called, if the job needs it")
-    entrypoint = shlex.join(["python", "-m", *MODULES.get(recipe, (f"recipes.{recipe}",)), *arguments])
-    metadata = {"recipe": recipe, "save_path": save_path}
+    entrypoint = shlex.join(["python", "-m", *recipe.command, *arguments])
+    metadata = {"recipe": recipe.name, "save_path": save_path}
     try:
         _submit_job(client, entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job, metadata=metadata)
     except KeyboardInterrupt:
@@ -139,14 +136,14 @@ def persist(ask: Callable[[], Answer], job: str) -> Answer:
             time.sleep(POLL_SECONDS)
 
 
-def diagnose_there(recipe: str, arguments: list[str], as_json: bool) -> int:
+def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
     """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status.
 
     Raises UserError when it has not ended after DOCTOR_SECONDS; then, and on Ctrl-C, the job is stopped.
     """
     refuse_relative_paths(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
-    command = ["python", "-m", "recipes.doctor", recipe, *(["--json"] if as_json else []), *arguments]
+    command = ["python", "-m", "recipes.doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
     runtime_env = runtime_environment(recipe, os.environ)
     try:
@@ -252,8 +249,9 @@ def ask_to_stop(client: Any, job: str) -> bool:
     Raises UserError when it cannot be made.
     """
     metadata = persist(lambda: client.get_job_info(job), job).metadata or {}
-    if metadata.get("recipe") == "sft":
-        return False  # verl's SFT trainer has no such seam: its last checkpoint counts
+    recipe = RECIPES.get(metadata.get("recipe", ""))
+    if recipe and not recipe.saves_when_asked:
+        return False
     folder, file = (shlex.quote(path) for path in (metadata["save_path"], f"{metadata['save_path']}/{STOP}.{job}"))
     request = f"stop-{job}-{uuid.uuid4().hex[:4]}"
     # a run that is still starting has no folder yet

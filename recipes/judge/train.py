@@ -4,29 +4,21 @@ python -m recipes.judge.train {pointwise|pairwise} [hydra overrides]
 """
 
 import sys
-from functools import partial
 
-from convrec.judges.prompt import MODES
 from recipes.launch import runner
-from recipes.launch.ray_training import PARTS, train
-from recipes.preflight import checks
+from recipes.launch.recipe import RECIPES
 
-SHOWN = {
-    "pointwise": {"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
-    "pairwise": {"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
-}
+MODULE = "recipes.judge.train"
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] not in MODES:
-        print(f"usage: python -m recipes.judge.train {{{','.join(MODES)}}} [hydra overrides]", file=sys.stderr)
+    judges = {recipe.command[1]: recipe for recipe in RECIPES.values() if recipe.command[0] == MODULE}
+    if not arguments or arguments[0] not in judges:
+        print(f"usage: python -m {MODULE} {{{','.join(judges)}}} [hydra overrides]", file=sys.stderr)
         return 2
     mode, *overrides = arguments
-    title = f"GRPO of a {mode} judge"
-    recipe = f"judge_{mode}"
-    check, run = partial(checks.check_judge, mode=mode), partial(train, recipe=recipe)
-    return runner.run(recipe, title, PARTS, overrides, check, run, SHOWN[mode])
+    return runner.run(judges[mode], overrides)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.runs import guard
 from convrec.training import registration
 from recipes.launch.environment import process_environment
+from recipes.launch.recipe import Recipe
 from recipes.preflight import findings
 
-PARTS = "Ray, the FSDP actor and the vLLM rollout server"
-
-
 RAY_STARTS = 3
-
-
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
 
@@ -53,7 +49,7 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
             ray.shutdown()
 
 
-def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
+def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports).
 
     Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
@@ -67,7 +63,7 @@ def train(config: DictConfig, recipe: str = "rank_grpo") -> None:
     start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):
-            for warning in findings.stop_on_failure(findings.examine(recipe, config, on_cluster=True)):
+            for warning in findings.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         with ThreadPoolExecutor(1) as beside:
             queue = beside.submit(rollout_queue.start, config.transfer_queue)

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,56 +12,40 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
 from convrec.runs import guard
-from convrec.runs.folder import MODEL_KEYS, hold, is_logged, latest_step, next_metrics_file
+from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, finished_message, save_config
-from recipes.preflight import findings, host
+from recipes.preflight import host
 
 
-def run(
-    recipe: str,
-    title: str,
-    parts: str,
-    arguments: list[str],
-    check: Callable[[DictConfig], list[str]],
-    train: Callable[[DictConfig], None],
-    shown: Mapping[str, str],
-) -> int:
+def run(recipe: Recipe, arguments: list[str]) -> int:
     """Compose, check and train. Exit status: 0 trained, 1 failed (the log says why), 2 bad input, 130 stopped.
 
-    Args:
-        parts: what takes a while to start, for the line that says so.
-        check: raises UserError for what cannot train, returns warnings.
-        train: runs with stdout and stderr in RUN/run.log.
-        shown: metric name -> short name beside the progress bar.
+    arguments: overrides of the command line. Training has stdout and stderr in RUN/run.log.
     """
     set_thread_policy()
     keep_to_loopback()
     console = Console()
     start = time.monotonic()
     try:
-        config = compose(recipe, arguments)
-        warnings = check(config)
+        config = compose(recipe.name, arguments)
+        warnings = recipe.check(config)
         with hold(Path(config.trainer.default_local_dir)) as more:
-            return _run(console, start, recipe, title, parts, config, [*warnings, *more], train, shown)
+            return _run(console, start, recipe, arguments, config, [*warnings, *more])
     except UserError as error:
         console.say(f"error: {error}")
         return 2
 
 
 def _run(
-    console: Console,
-    start: float,
-    recipe: str,
-    title: str,
-    parts: str,
-    config: DictConfig,
-    warnings: list[str],
-    train: Callable[[DictConfig], None],
-    shown: Mapping[str, str],
+    console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
+    from recipes.preflight import findings  # late: a wrong variable is refused before these imports
+
+    title = recipe.title_of(config)
     run_folder = Path(config.trainer.default_local_dir)
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
@@ -77,11 +60,11 @@ def _run(
         return 0
     if config.trainer.resume_mode == "auto":
         saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
-    if recipe == "sft" or not os.environ.get("RAY_ADDRESS"):  # on a cluster its nodes are asked, when Ray is there
-        warnings += findings.stop_on_failure(findings.examine(recipe, config, on_cluster=False))
+    if not (recipe.uses_ray and os.environ.get("RAY_ADDRESS")):  # a cluster's nodes are asked once Ray is there
+        warnings += findings.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if config.trainer.device != "cpu" and not host.has_flash_attention():
         warnings.append("flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower")
-    if recipe != "sft":
+    if recipe.requirements.keeps_best:
         warnings += _frequency_warnings(config)
     for warning in warnings:
         console.say(f"warning: {warning}")
@@ -90,11 +73,11 @@ def _run(
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
     save_config(config, run_folder)
     log_file = run_folder / "run.log"
-    model = OmegaConf.select(config, MODEL_KEYS[recipe])
+    model = OmegaConf.select(config, recipe.requirements.model_key)
     console.say(f"{title} of {model} into {run_folder}, full log in {log_file}")
     if done:
         console.say(f"resuming after step {done}")
-    console.say(f"starting {parts} ...")
+    console.say(f"starting {recipe.parts} ...")
     stop = run_folder / saving.STOP
     signal.signal(signal.SIGUSR1, lambda number, frame: stop.touch())  # a scheduler's warning: save, then stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
@@ -103,8 +86,8 @@ def _run(
         f"The log, {log_file}, may say why; the same command resumes."
     )
     try:
-        with guard.guarded(gone), output_to(log_file), progress(console, run_folder, steps, title, shown):
-            train(config)
+        with guard.guarded(gone), output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
+            recipe.train(recipe, config, arguments)
     except (KeyboardInterrupt, SystemExit):
         console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
         return 130

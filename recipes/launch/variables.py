@@ -5,13 +5,12 @@ A variable becomes a Hydra override; overrides on the command line come after it
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from convrec.errors import UserError
-
-JUDGES = ("judge_pointwise", "judge_pairwise")
-RECIPES = ("sft", "rank_grpo", *JUDGES)
+from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
 
 
 def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> Callable[[str], str]:
@@ -43,7 +42,7 @@ def _absolute(text: str) -> str:
     return _path(os.path.abspath(os.path.expanduser(text)))
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
+def _one_of(choices: Collection[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError("one of " + ", ".join(choices))
@@ -64,13 +63,21 @@ def _some_of(*choices: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: the Hydra key it sets in each recipe, and how its text becomes a value."""
+    """One environment variable: the Hydra keys it sets, and how its text becomes a value.
+
+    keys: by group of variables: "sft", "rl" (every RL recipe) or "lists" (RL whose answers are lists). A recipe names
+    the groups it reads (`Recipe.variables`).
+    """
 
     name: str
     keys: Mapping[str, tuple[str, ...]]
     parse: Callable[[str], str]
     default: str
     help: str
+
+    def keys_of(self, recipe: Recipe) -> tuple[str, ...]:
+        """The Hydra keys it sets in this recipe; none where the recipe does not read it."""
+        return tuple(key for group in recipe.variables for key in self.keys.get(group, ()))
 
 
 def _both(key_sft: str | tuple[str, ...], key_rl: str | tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -81,11 +88,11 @@ def _both(key_sft: str | tuple[str, ...], key_rl: str | tuple[str, ...]) -> dict
 
 
 def _rl(*keys: str) -> dict[str, tuple[str, ...]]:
-    return {"rank_grpo": keys} | dict.fromkeys(JUDGES, keys)
+    return {"rl": keys}
 
 
-def _ranks(*keys: str) -> dict[str, tuple[str, ...]]:
-    return {"rank_grpo": keys}
+def _lists(*keys: str) -> dict[str, tuple[str, ...]]:
+    return {"lists": keys}
 
 
 def _sft(*keys: str) -> dict[str, tuple[str, ...]]:
@@ -93,7 +100,6 @@ def _sft(*keys: str) -> dict[str, tuple[str, ...]]:
 
 
 REWARDS = ("exp_inf", "log_decay", "exp_gamma")
-ALGORITHMS = ("rank_grpo", "grpo", "gspo")
 TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")  # verl's, of use here
 
 VARIABLES: tuple[Variable, ...] = (
@@ -111,7 +117,7 @@ VARIABLES: tuple[Variable, ...] = (
         "VAL_FILE", _both("data.val_files", "data.val_files"), _absolute, "data/reddit_v2/...", "validation parquet"
     ),
     Variable(
-        "CATALOG_FILE", _ranks("convrec.catalog_file"), _absolute, "data/reddit_v2/catalog.parquet", "the catalog"
+        "CATALOG_FILE", _lists("convrec.catalog_file"), _absolute, "data/reddit_v2/catalog.parquet", "the catalog"
     ),
     Variable(
         "SAVE_PATH",
@@ -170,22 +176,22 @@ VARIABLES: tuple[Variable, ...] = (
         "KL_LOSS_COEF", _rl("actor_rollout_ref.actor.kl_loss_coef"), _non_negative_float, "0.001", "KL to the start"
     ),
     Variable("MU", _rl("actor_rollout_ref.actor.ppo_epochs"), _positive_int, "1", "updates of a rollout batch"),
-    Variable("REWARD", _ranks("convrec.reward"), _one_of(*REWARDS), "exp_inf", "rank return: " + ", ".join(REWARDS)),
+    Variable("REWARD", _lists("convrec.reward"), _one_of(REWARDS), "exp_inf", "rank return: " + ", ".join(REWARDS)),
     Variable(
         "ALGORITHM",
-        _ranks("algorithm_preset"),
-        _one_of(*ALGORITHMS),
+        _lists("algorithm_preset"),
+        _one_of(ALGORITHMS),
         "rank_grpo",
         "the method or a baseline: " + ", ".join(ALGORITHMS),
     ),
     Variable(
         "PRESET",
-        _ranks("convrec.preset"),
-        _one_of("paper", "reference"),
+        _lists("convrec.preset"),
+        _one_of(("paper", "reference")),
         "paper",
         "eq. 6, or the public code's behaviour",
     ),
-    Variable("NUM_ITEMS", _ranks("convrec.num_items"), _positive_int, "20", "items of a list = ranks (N)"),
+    Variable("NUM_ITEMS", _lists("convrec.num_items"), _positive_int, "20", "items of a list = ranks (N)"),
     Variable("TOTAL_EPOCHS", _both("trainer.total_epochs", "trainer.total_epochs"), _positive_int, "10 / 2", "epochs"),
     Variable(
         "TOTAL_STEPS",
@@ -231,7 +237,7 @@ JUDGE_DEFAULTS = {
 }
 
 
-def overrides_from_environment(recipe: str, environment: Mapping[str, str]) -> list[str]:
+def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -> list[str]:
     """Hydra overrides for every variable that is set, in the table's order.
 
     Raises UserError naming the variable, its value and what it takes.
@@ -239,21 +245,22 @@ def overrides_from_environment(recipe: str, environment: Mapping[str, str]) -> l
     overrides = []
     for variable in VARIABLES:
         text = environment.get(variable.name, "").strip()
-        if not text or recipe not in variable.keys:
+        keys = variable.keys_of(recipe)
+        if not text or not keys:
             continue
         try:
             value = variable.parse(text)
         except ValueError as error:
             raise UserError(f"{variable.name}={text}: expected {error}") from None
-        overrides += [f"{key}={value}" for key in variable.keys[recipe]]
+        overrides += [f"{key}={value}" for key in keys]
     return overrides
 
 
 def markdown_table() -> str:
-    """The table of README.md: a row a variable, with the recipes it has a meaning for."""
+    """The table of README.md: a row a variable, and whether it has a meaning for SFT and for Rank-GRPO."""
     rows = ["| variable | SFT | RL | default (SFT / RL) | what |", "|---|---|---|---|---|"]
     for variable in VARIABLES:
-        marks = " | ".join("yes" if recipe in variable.keys else "" for recipe in ("sft", "rank_grpo"))
+        marks = " | ".join("yes" if variable.keys_of(recipe) else "" for recipe in (SFT, RANK_GRPO))
         rows.append(f"| `{variable.name}` | {marks} | {variable.default} | {variable.help} |")
     return "\n".join(rows)
 
@@ -262,7 +269,7 @@ def judge_table() -> str:
     """The table of docs/judges.md: the variables of the judges' recipes."""
     rows = ["| variable | default (pointwise / pairwise) | what |", "|---|---|---|"]
     for variable in VARIABLES:
-        if JUDGES[0] in variable.keys:
+        if variable.keys_of(POINTWISE_JUDGE):
             default = JUDGE_DEFAULTS.get(variable.name, variable.default)
             rows.append(f"| `{variable.name}` | {default} | {variable.help} |")
     return "\n".join(rows)

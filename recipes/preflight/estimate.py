@@ -9,6 +9,7 @@ P parameters over D devices, T tokens of a micro-batch, V words, L layers, H hid
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,21 @@ class Needs:
     rollout_weights: int
     checkpoint: int  # of the whole run's one checkpoint
     host: int  # of a CPU-only host, all processes together
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Where a recipe's config says what its runs need of every machine.
+
+    model_key: of the model it starts from. file_keys: of the files every node reads.
+    needs: bytes that a model of this size needs with this config.
+    keeps_best: the best checkpoint by validation is kept beside the newest.
+    """
+
+    model_key: str
+    file_keys: tuple[str, ...]
+    needs: Callable[[DictConfig, ModelSize], Needs]
+    keeps_best: bool
 
 
 def model_size(model_path: str) -> ModelSize:

@@ -12,9 +12,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.errors import UserError
-from convrec.runs.folder import MODEL_KEYS
 from convrec.training.tracking import has_login
 from recipes.preflight import checks, estimate, node
+from recipes.preflight.estimate import Requirements
 
 GIB = 2**30
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
@@ -99,9 +99,9 @@ def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Fin
     return found
 
 
-def size_findings(config: DictConfig, recipe: str, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """Disk and memory against what the model and the batch need."""
-    model = OmegaConf.select(config, MODEL_KEYS[recipe])
+    model = OmegaConf.select(config, requirements.model_key)
     try:
         size = estimate.model_size(model)
     except (OSError, ValueError) as error:
@@ -112,8 +112,8 @@ def size_findings(config: DictConfig, recipe: str, nodes: Sequence[dict[str, Any
     config_steps = config.trainer.total_training_steps
     asked_for = max(1, config_steps // config.trainer.save_freq) if config_steps and config.trainer.save_freq > 0 else 2
     keep = config.trainer.get("max_actor_ckpt_to_keep") or config.trainer.get("max_ckpt_to_keep")
-    # besides: the one being written, and of an RL run the best
-    kept = min(asked_for, keep + (1 if recipe == "sft" else 2)) if keep else asked_for
+    # besides: the one being written, and the best
+    kept = min(asked_for, keep + 1 + requirements.keeps_best) if keep else asked_for
     disk = min(nodes, key=lambda report: report["disk_free"])
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
     if disk["disk_free"] < checkpoint:
@@ -123,8 +123,7 @@ def size_findings(config: DictConfig, recipe: str, nodes: Sequence[dict[str, Any
         found.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", mend))
     else:
         found.append(Finding("disk", "ok", disk["where"], text))
-    needs = estimate.sft_needs if recipe == "sft" else estimate.needs
-    return found + memory_findings(config, needs(config, size), nodes)
+    return found + memory_findings(config, requirements.needs(config, size), nodes)
 
 
 def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
@@ -277,15 +276,17 @@ def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]
     return found or [Finding("ports", "ok", ", ".join(unreachable), "free ports can be connected to")]
 
 
-def examine(recipe: str, config: DictConfig, on_cluster: bool, registrations: bool = False) -> list[Finding]:
+def examine(
+    requirements: Requirements, config: DictConfig, on_cluster: bool, registrations: bool = False
+) -> list[Finding]:
     """Everything. On a cluster Ray is connected already, and every node looks for itself.
 
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
     found = version_findings(_requires, _installed_version, "driver") + key_findings(config, os.environ)
-    own = node.report(*paths_of(config, recipe))
+    own = node.report(*paths_of(config, requirements))
     if on_cluster:
-        nodes = node.reports_of_cluster(*paths_of(config, recipe), registrations=registrations)
+        nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
         slots = node.slots_of_cluster()
         found += slot_findings(config, slots) + device_findings(config, own, nodes, slots, os.environ)
         found += port_findings(node.reach_of_cluster())
@@ -293,17 +294,16 @@ def examine(recipe: str, config: DictConfig, on_cluster: bool, registrations: bo
         nodes = [own]
         loopback = node.Reach("127.0.0.1")
         found += port_findings({own["where"]: loopback.unreachable({"the loopback": loopback.address()})})
-    return found + node_findings(config, own, nodes) + size_findings(config, recipe, nodes)
+    return found + node_findings(config, own, nodes) + size_findings(config, requirements, nodes)
 
 
-def paths_of(config: DictConfig, recipe: str) -> tuple[list[str], str, str]:
+def paths_of(config: DictConfig, requirements: Requirements) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
     files: list[str] = []
-    for value in (config.data.train_files, config.data.val_files):
+    for key in requirements.file_keys:
+        value = OmegaConf.select(config, key)
         files += [value] if isinstance(value, str) else list(value or ())
-    if recipe == "rank_grpo":
-        files.append(config.convrec.catalog_file)
-    return files, OmegaConf.select(config, MODEL_KEYS[recipe]), config.trainer.default_local_dir
+    return files, OmegaConf.select(config, requirements.model_key), config.trainer.default_local_dir
 
 
 def stop_on_failure(findings: Sequence[Finding]) -> list[str]:

@@ -14,6 +14,7 @@ from transformers import Qwen2Config
 from convrec.errors import UserError
 from convrec.training.tracking import tracker_environment
 from recipes import doctor
+from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
 from recipes.preflight import estimate, findings, host, node
@@ -211,20 +212,19 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
 def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two."""
     monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
-    found = [
-        f for f in findings.size_findings(config(), "rank_grpo", [machine(disk_free=free * GIB)]) if f.check == "disk"
-    ]
-    assert [f.status for f in found] == [status]
-    assert "7.45 GiB" in found[0].what
+    found = findings.size_findings(config(), RANK_GRPO.requirements, [machine(disk_free=free * GIB)])
+    (disk,) = [finding for finding in found if finding.check == "disk"]
+    assert disk.status == status
+    assert "7.45 GiB" in disk.what
 
 
-@pytest.mark.parametrize(("recipe", "kept"), [("rank_grpo", 4), ("sft", 3)])
+@pytest.mark.parametrize(("recipe", "kept"), [(RANK_GRPO, 4), (SFT, 3)])
 def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
-    monkeypatch: pytest.MonkeyPatch, recipe: str, kept: int
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, kept: int
 ) -> None:
     monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
-    asked = {"rank_grpo": config, "sft": sft_config}[recipe](total_training_steps=1000, max_actor_ckpt_to_keep=2)
-    found = findings.size_findings(asked, recipe, [machine(disk_free=10 * GIB)])
+    asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, max_actor_ckpt_to_keep=2)
+    found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=10 * GIB)])
     assert f"{kept} are asked for" in next(f for f in found if f.check == "disk").what
 
 
@@ -355,12 +355,12 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     monkeypatch.setattr(host, "num_accelerators", lambda: 0)
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     config = compose("rank_grpo", [])
-    own = node.report(*findings.paths_of(config, "rank_grpo"))
+    own = node.report(*findings.paths_of(config, RANK_GRPO.requirements))
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
-    found = [f for f in findings.examine("rank_grpo", config, on_cluster=True) if f.check == "devices"]
+    found = [f for f in findings.examine(RANK_GRPO.requirements, config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 

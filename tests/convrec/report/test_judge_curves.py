@@ -9,7 +9,8 @@ import yaml
 from convrec.errors import UserError
 from convrec.judges.metrics import pairwise_summary
 from convrec.report.curves import PANELS, read_curves
-from convrec.runs.folder import MODEL_KEYS, recipe_of, start_model
+from convrec.runs.folder import recipe_of, start_model
+from recipes.launch.recipe import RECIPES
 from recipes.report import SETTINGS, report
 
 CONFIG = {
@@ -28,14 +29,23 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_recipe_has_panels_settings_and_a_model_key() -> None:
-    assert set(PANELS) == set(SETTINGS) == set(MODEL_KEYS)
+def test_every_recipe_has_panels_and_settings() -> None:
+    assert set(PANELS) == set(SETTINGS) == set(RECIPES)
 
 
 def test_a_judges_run_is_known_by_its_reward(run: Path) -> None:
     assert recipe_of(CONFIG) == "judge_pairwise"
     assert recipe_of({"actor_rollout_ref": {}}) == "rank_grpo"
+    assert recipe_of({"actor_rollout_ref": {}, "run": {"recipe": "one_of_mine"}}) == "one_of_mine"
     assert start_model(run) == "models/start"
+
+
+def test_a_run_without_a_config_is_known_by_its_curves_and_an_unknown_recipe_is_refused(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    assert read_curves(run).recipe == "judge_pairwise"
+    (run / "config.yaml").write_text("run: {recipe: one_of_mine}")
+    with pytest.raises(UserError, match="no curves are known for its recipe, one_of_mine; known are sft, rank_grpo"):
+        read_curves(run)
 
 
 def test_its_curves_are_in_the_report(run: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from ray._private.runtime_env.packaging import create_package
 
 from convrec.errors import UserError
 from recipes.cluster import job_environment
+from recipes.launch.recipe import RANK_GRPO, SFT
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 pytestmark = pytest.mark.usefixtures("outside")
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("outside")
 def test_paths_are_made_absolute_where_they_are_given_and_so_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     given = {"TRAIN_FILE": "data/a.parquet", "SAVE_PATH": "~/run", "MODEL_PATH": "runs"}
-    assert job_environment.job_environment("rank_grpo", given) == {
+    assert job_environment.job_environment(RANK_GRPO, given) == {
         "TRAIN_FILE": str(tmp_path / "data" / "a.parquet"),
         "VAL_FILE": str(tmp_path / "data" / "reddit_v2" / "validation.parquet"),
         "CATALOG_FILE": str(tmp_path / "data" / "reddit_v2" / "catalog.parquet"),
@@ -27,7 +28,7 @@ def test_paths_are_made_absolute_where_they_are_given_and_so_are_the_defaults(tm
 
 
 def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) -> None:
-    values = job_environment.job_environment("sft", {"MODEL_PATH": "Qwen/Qwen2.5-0.5B-Instruct"})
+    values = job_environment.job_environment(SFT, {"MODEL_PATH": "Qwen/Qwen2.5-0.5B-Instruct"})
     assert values["MODEL_PATH"] == "Qwen/Qwen2.5-0.5B-Instruct"
     assert values["SAVE_PATH"] == str(tmp_path / "checkpoints" / "sft" / "Qwen2.5-0.5B-Instruct")
     assert "CATALOG_FILE" not in values  # SFT has none
@@ -36,7 +37,7 @@ def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) 
 def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     settings = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
-    values = job_environment.job_environment("rank_grpo", {**settings, **others, **dict.fromkeys(SECRETS, "a-secret")})
+    values = job_environment.job_environment(RANK_GRPO, {**settings, **others, **dict.fromkeys(SECRETS, "a-secret")})
     assert settings.items() <= values.items()
     assert not values.keys() & others.keys()
     assert "a-secret" not in values.values()
@@ -47,7 +48,7 @@ def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() ->
     settings |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
     settings |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
-    values = job_environment.job_environment("rank_grpo", settings | holds_password)
+    values = job_environment.job_environment(RANK_GRPO, settings | holds_password)
     assert settings.items() <= values.items()
     assert not values.keys() & holds_password.keys()
     assert job_environment.withheld(settings | holds_password) == ["http_proxy", "HTTPS_PROXY"]
@@ -56,7 +57,7 @@ def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() ->
 def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:
     relative = {"HF_HOME": "./hf", "SWANLAB_LOG_DIR": "logs", "HF_HUB_CACHE": "hub", "MLFLOW_TRACKING_URI": "mlruns"}
     values = job_environment.job_environment(
-        "rank_grpo", relative | {"VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_SOME_PATH": "1"}
+        RANK_GRPO, relative | {"VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_SOME_PATH": "1"}
     )
     folders = ("hf", "logs", "hub", "mlruns")
     assert [values[name] for name in relative] == [str(tmp_path / folder) for folder in folders]
@@ -66,7 +67,7 @@ def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(t
 @pytest.mark.parametrize("name", ["MODEL_PATH", "SAVE_PATH", "HF_HOME"])
 def test_a_home_that_nobody_has_is_an_error_of_the_user(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}=~nobody-of-this-name/x: there is no such user"):
-        job_environment.job_environment("rank_grpo", {name: "~nobody-of-this-name/x"})
+        job_environment.job_environment(RANK_GRPO, {name: "~nobody-of-this-name/x"})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_home_that_nobody_has_is_an_error_of_the_user(name: str) -> None:
 def test_an_override_with_a_relative_path_is_refused(argument: str, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()  # so that here/model is no Hub id
     with pytest.raises(UserError, match="give an absolute one"):
-        job_environment.refuse_relative_paths("rank_grpo", [argument])
+        job_environment.refuse_relative_paths(RANK_GRPO, [argument])
 
 
 @pytest.mark.parametrize(
@@ -97,12 +98,12 @@ def test_an_override_with_a_relative_path_is_refused(argument: str, tmp_path: Pa
 )
 def test_the_run_folder_is_given_by_its_variable_alone(argument: str) -> None:
     with pytest.raises(UserError, match="set SAVE_PATH instead"):
-        job_environment.refuse_relative_paths("rank_grpo", [argument])
+        job_environment.refuse_relative_paths(RANK_GRPO, [argument])
 
 
 def test_an_override_that_hydra_cannot_read_stops_here() -> None:
     with pytest.raises(UserError, match=r"data\.train_files=~/a\.parquet: "):
-        job_environment.refuse_relative_paths("rank_grpo", ["data.train_files=~/a.parquet"])
+        job_environment.refuse_relative_paths(RANK_GRPO, ["data.train_files=~/a.parquet"])
 
 
 def test_absolute_paths_ids_and_other_overrides_pass() -> None:
@@ -114,7 +115,7 @@ def test_absolute_paths_ids_and_other_overrides_pass() -> None:
     ]
     arguments += ["actor_rollout_ref.model.tokenizer_path=Qwen/Qwen2.5-0.5B", "+scale=lora"]
     arguments += ["reward.custom_reward_function.path=/x.py", "data.train_files='/d/a b.parquet'"]
-    job_environment.refuse_relative_paths("rank_grpo", arguments)
+    job_environment.refuse_relative_paths(RANK_GRPO, arguments)
 
 
 def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
         (folder / name / "big.bin").write_bytes(os.urandom(3 * 2**20))
     (folder / "notes.parquet").write_bytes(b"x")
     (folder / ".env").write_text("OPENAI_API_KEY=a-secret")
-    excludes = job_environment.runtime_environment("rank_grpo", {})["excludes"]
+    excludes = job_environment.runtime_environment(RANK_GRPO, {})["excludes"]
     create_package(str(folder), target, include_gitignore=True, excludes=excludes)
     names = zipfile.ZipFile(target).namelist()
     assert target.stat().st_size < 2 * 2**20
@@ -145,7 +146,7 @@ def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
 
 
 def test_the_job_knows_what_a_worker_needs() -> None:
-    runtime_env = job_environment.runtime_environment("rank_grpo", {"LR": "2e-6"})
+    runtime_env = job_environment.runtime_environment(RANK_GRPO, {"LR": "2e-6"})
     assert runtime_env["working_dir"] == str(job_environment.HERE)
     assert runtime_env["env_vars"]["LR"] == "2e-6"
     assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"

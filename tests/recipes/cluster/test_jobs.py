@@ -15,6 +15,7 @@ from ray.job_submission import JobStatus
 from convrec.errors import UserError
 from recipes import submit
 from recipes.cluster import jobs as cluster_jobs
+from recipes.launch.recipe import RANK_GRPO
 
 pytestmark = pytest.mark.usefixtures("outside")
 
@@ -73,13 +74,6 @@ def test_a_wrong_value_stops_before_the_cluster_is_asked(
     monkeypatch.setattr(sys, "argv", ["submit", "rank_grpo", "--detach"])
     assert submit.main() == 2
     assert "LR=fast" in capsys.readouterr().err
-
-
-def test_a_judges_job_runs_its_module() -> None:
-    assert cluster_jobs.MODULES == {
-        "judge_pointwise": ("recipes.judge.train", "pointwise"),
-        "judge_pairwise": ("recipes.judge.train", "pairwise"),
-    }
 
 
 class Jobs:
@@ -313,7 +307,7 @@ def diagnose(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> SimpleNamespace:
     jobs.submit_job = start  # type: ignore[method-assign]
     monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
     monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
-    status = cluster_jobs.diagnose_there("rank_grpo", [], as_json=False)
+    status = cluster_jobs.diagnose_there(RANK_GRPO, [], as_json=False)
     (info,) = jobs.others.values()
     return SimpleNamespace(returned=status, job=info.status)
 

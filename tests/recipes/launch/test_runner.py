@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,8 +17,9 @@ from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.runs.folder import RUNNING, hold
 from recipes.launch import runner
+from recipes.launch.recipe import SFT
 from recipes.launch.variables import VARIABLES
-from recipes.preflight import host
+from recipes.preflight import findings, host
 
 
 @pytest.fixture
@@ -35,7 +37,10 @@ def run(
         for name, value in ({"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9"} | files | variables).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
-        status = runner.run("sft", "Training", "the parts", [], check, train, {"loss": "loss"})
+        made_up = replace(
+            SFT, title="Training", parts="the parts", check=check, train=lambda recipe, config, overrides: train(config)
+        )
+        status = runner.run(made_up, [])
         out, err = capfd.readouterr()
         assert out == ""
         return status, err
@@ -185,7 +190,7 @@ def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
         stop.touch()
         return []
 
-    monkeypatch.setattr(runner.findings, "examine", examine)
+    monkeypatch.setattr(findings, "examine", examine)
     seen = []
     assert run(lambda config: seen.append(stop.exists()))[0] == 0
     assert seen == [True]

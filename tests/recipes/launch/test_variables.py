@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from recipes.launch import settings
+from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, RECIPES, SFT
 from recipes.launch.variables import (
     JUDGE_DEFAULTS,
-    JUDGES,
-    RECIPES,
     TRACKERS,
     VARIABLES,
     judge_table,
@@ -57,6 +57,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "LOGGER": ("console, tensorboard", ["console", "tensorboard", "file"]),
     "SEED": ("42", 42),
 }
+JUDGES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "verdicts"]
 GROUPS = {"algorithm_preset": "actor_rollout_ref.actor.policy_loss.loss_mode"}  # a group is seen by what it sets
 
 
@@ -89,10 +90,10 @@ def test_every_variable_has_a_value_here() -> None:
 @pytest.mark.parametrize(
     ("name", "recipe", "key"),
     [
-        (variable.name, recipe, key)
+        (variable.name, recipe.name, key)
         for variable in VARIABLES
-        for recipe, keys in variable.keys.items()
-        for key in keys
+        for recipe in RECIPES.values()
+        for key in variable.keys_of(recipe)
     ],
 )  # fmt: skip
 def test_variable_reaches_the_config(
@@ -130,13 +131,13 @@ def test_command_line_wins_over_the_variable(
 )
 def test_wrong_value_names_variable_value_and_mend(name: str, text: str, told: str) -> None:
     with pytest.raises(UserError) as error:
-        overrides_from_environment("rank_grpo", {name: text})
+        overrides_from_environment(RANK_GRPO, {name: text})
     assert str(error.value).startswith(f"{name}={text}: expected ")
     assert told in str(error.value)
 
 
 def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> None:
-    assert overrides_from_environment("sft", {"LR": " ", "MU": "2"}) == []
+    assert overrides_from_environment(SFT, {"LR": " ", "MU": "2"}) == []
 
 
 def test_wrong_override_on_the_command_line_is_the_users_error(clean_environment: pytest.MonkeyPatch) -> None:
@@ -151,7 +152,7 @@ def test_trackers_are_verls() -> None:
 
 
 @pytest.mark.parametrize("on", ["cpu", "gpu"])
-@pytest.mark.parametrize("algorithm", ["rank_grpo", "grpo", "gspo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rank_grpo_config_composes(on: str, algorithm: str) -> None:
     config = _shipped("rank_grpo", f"host={on}", f"algorithm_preset={algorithm}")
     OmegaConf.resolve(config)
@@ -177,7 +178,7 @@ def test_sft_config_composes(on: str) -> None:
 def test_every_config_file_is_composed_by_these_tests() -> None:
     shipped = {path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
     hosts = {f"{group}/{on}.yaml" for group in ("host", "sft_host") for on in ("cpu", "gpu")}
-    algorithms = {f"algorithm_preset/{name}.yaml" for name in ("rank_grpo", "grpo", "gspo")}
+    algorithms = {f"algorithm_preset/{name}.yaml" for name in ALGORITHMS}
     judges = {"judge.yaml", *(f"{recipe}.yaml" for recipe in JUDGES)}
     scales = {f"scale/{name}.yaml" for name in ("lora", "tensor_parallel", "separate_async", "separate_async_cpu")}
     assert shipped == {"rank_grpo.yaml", "sft.yaml", "rl.yaml"} | judges | hosts | algorithms | scales
@@ -250,7 +251,7 @@ def test_full_scale_judges(defaults: dict[str, DictConfig], recipe: str, epochs:
 
 
 def test_the_judges_documentation_has_the_codes_table() -> None:
-    assert JUDGE_DEFAULTS.keys() <= {variable.name for variable in VARIABLES if JUDGES[0] in variable.keys}
+    assert JUDGE_DEFAULTS.keys() <= {variable.name for variable in VARIABLES if variable.keys_of(POINTWISE_JUDGE)}
     assert judge_table() in (ROOT / "docs" / "judges.md").read_text(encoding="utf-8"), (
         "paste the output of: python -m recipes.launch.variables"
     )

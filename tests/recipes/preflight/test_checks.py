@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from recipes import rank_grpo, sft
 from recipes.launch import settings
+from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks, findings, host
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,7 +66,8 @@ def refused(
         def must_not_train(*args: Any) -> None:
             raise AssertionError("training began")
 
-        monkeypatch.setattr(recipe, "train", must_not_train)
+        for name, record in RECIPES.items():
+            monkeypatch.setitem(RECIPES, name, replace(record, train=must_not_train))
         status = recipe.main(list(overrides))
         out, err = capfd.readouterr()
         assert status == 2, err
@@ -260,14 +263,14 @@ def test_sft_trains_where_it_is_started_on_a_cluster_too(
 
     asked = []
     monkeypatch.setattr(
-        findings, "examine", lambda recipe, config, on_cluster: asked.append((recipe, on_cluster)) or []
+        findings, "examine", lambda requirements, config, on_cluster: asked.append((requirements, on_cluster)) or []
     )
-    monkeypatch.setattr(sft, "train", lambda config: None)
+    monkeypatch.setitem(RECIPES, "sft", replace(RECIPES["sft"], train=lambda *args: None))
     monkeypatch.setenv("N_GPUS_PER_NODE", "1")
     monkeypatch.setattr(host, "num_accelerators", lambda: 0)
     with mock.patch.dict(os.environ):
         assert sft.main([]) == 0
-    assert asked == [("sft", False)]
+    assert asked == [(RECIPES["sft"].requirements, False)]
 
 
 @pytest.mark.parametrize("started", [4, 16])

@@ -1,0 +1,116 @@
+"""What a recipe is: one record each, in the table RECIPES, from which everything else reads what differs.
+
+To add one: an entry in RECIPES, conf/<name>.yaml, its curves in convrec/report/curves.py (PANELS) and its settings in
+recipes/report.py (SETTINGS); a module that calls `runner.run`, and a script that starts it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pkgutil import resolve_name
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+
+from convrec.runs.folder import RL_MODEL, SFT_MODEL
+from recipes.launch.algorithms import ALGORITHMS
+from recipes.preflight import estimate
+from recipes.preflight.estimate import Requirements
+
+DATA_FILES = ("data.train_files", "data.val_files")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A kind of training. Its settings are conf/<name>.yaml."""
+
+    name: str
+    title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
+    command: tuple[str, ...]  # python -m <command> starts it
+    script: str  # the same with RAY_ADDRESS=http://... understood
+    host_group: str  # the Hydra group of conf/ with the settings of hosts with and without GPUs
+    variables: tuple[Literal["sft", "rl", "lists"], ...]  # groups of environment variables that it reads
+    answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
+    parts: str  # what takes a while to start
+    check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
+    train: Callable[["Recipe", DictConfig, list[str]], None]  # the list: overrides of the command line
+    shown: Mapping[str, str]  # metric -> short name beside the progress bar
+    requirements: Requirements
+    uses_ray: bool  # trains on the nodes of RAY_ADDRESS, else in the processes it starts
+    saves_when_asked: bool  # a stop file makes it save a checkpoint and end
+
+    def title_of(self, config: DictConfig) -> str:
+        """What a run with this config calls itself."""
+        algorithm = config.run.algorithm
+        return self.title.format(algorithm=ALGORITHMS[algorithm].title if algorithm else "")
+
+
+def when_called(target: str, **keywords: Any) -> Callable[..., Any]:
+    """The function "module:name" with these keywords; its module, which may take seconds, is imported by the call."""
+
+    def call(*arguments: Any) -> Any:
+        return resolve_name(target)(*arguments, **keywords)
+
+    return call
+
+
+SFT = Recipe(
+    name="sft",
+    title="SFT",
+    command=("recipes.sft",),
+    script="run_sft.sh",
+    host_group="sft_host",
+    variables=("sft",),
+    answers="lists",
+    parts="verl's SFT trainer",
+    check=when_called("recipes.preflight.checks:check_sft"),
+    train=when_called("recipes.launch.sft_training:train_on_all_devices"),
+    shown={"train/loss": "loss", "val/loss": "val loss"},
+    requirements=Requirements(SFT_MODEL, DATA_FILES, estimate.sft_needs, keeps_best=False),
+    uses_ray=False,
+    saves_when_asked=False,  # verl's SFT trainer has no such seam: its last checkpoint counts
+)
+RANK_GRPO = Recipe(
+    name="rank_grpo",
+    title="{algorithm}",
+    command=("recipes.rank_grpo",),
+    script="run_rank_grpo.sh",
+    host_group="host",
+    variables=("rl", "lists"),
+    answers="lists",
+    parts="Ray, the FSDP actor and the vLLM rollout server",
+    check=when_called("recipes.preflight.checks:check_rank_grpo"),
+    train=when_called("recipes.launch.ray_training:train"),
+    shown={
+        "val/ndcg": "val NDCG",
+        "rank_grpo/return@1": "return@1",
+        "rank_grpo/dcg": "DCG",
+        "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
+        "actor/kl": "KL",
+    },
+    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file"), estimate.needs, keeps_best=True),
+    uses_ray=True,
+    saves_when_asked=True,
+)
+POINTWISE_JUDGE = replace(
+    RANK_GRPO,
+    name="judge_pointwise",
+    title="GRPO of a pointwise judge",
+    command=("recipes.judge.train", "pointwise"),
+    script="recipes/judge/run_pointwise.sh",
+    variables=("rl",),
+    answers="verdicts",
+    check=when_called("recipes.preflight.checks:check_judge", mode="pointwise"),
+    shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
+    requirements=replace(RANK_GRPO.requirements, file_keys=DATA_FILES),
+)
+PAIRWISE_JUDGE = replace(
+    POINTWISE_JUDGE,
+    name="judge_pairwise",
+    title="GRPO of a pairwise judge",
+    command=("recipes.judge.train", "pairwise"),
+    script="recipes/judge/run_pairwise.sh",
+    check=when_called("recipes.preflight.checks:check_judge", mode="pairwise"),
+    shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
+)
+
+RECIPES = {recipe.name: recipe for recipe in (SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE)}

@@ -1,0 +1,156 @@
+"""A recipe and an algorithm are entries of their tables: nothing else knows their names."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.runs.folder import read_config, recipe_of, start_model
+from recipes import doctor
+from recipes.cluster.job_environment import job_environment
+from recipes.launch import runner, settings
+from recipes.launch.algorithms import ALGORITHMS, Algorithm
+from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
+from recipes.preflight import findings
+
+ROOT = Path(__file__).resolve().parents[3]
+SetVariables = Callable[[Mapping[str, str]], None]
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_the_script_starts_the_command_and_submits_the_recipe(recipe: Recipe) -> None:
+    script = (ROOT / recipe.script).read_text()
+    assert f'"$PYTHON" -m {" ".join(recipe.command)} "$@"' in script
+    assert f'"$PYTHON" -m recipes.submit {recipe.name} "$@"' in script
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_wrong_variable_is_refused_before_torch_is_imported(recipe: Recipe, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"PYTHON": sys.executable, "LR": "abc", "SAVE_PATH": str(tmp_path / "run")}
+    command = ["bash", str(ROOT / recipe.script)]
+    imports = {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(command, env=environment | imports, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "recipes.launch.variables" in imported
+    assert not imported & {"torch", "verl", "ray", "transformers", "pyarrow", "hydra"}
+
+    seconds = []
+    for _ in range(3):  # the first may compile; busy cores make a process slower
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert (done.returncode, done.stderr) == (2, "error: LR=abc: expected a positive number\n")
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if seconds[-1] < 2:
+            break
+    assert min(seconds) < 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recipe:
+    """A recipe `short_lists` of five items and an algorithm `wide_grpo`: files of conf/, and entries of the tables."""
+    conf = Path(shutil.copytree(ROOT / "conf", tmp_path / "conf"))
+    text = (conf / "rank_grpo.yaml").read_text()
+    assert "num_items: 20\n" in text
+    (conf / "short_lists.yaml").write_text(text.replace("num_items: 20\n", "num_items: 5\n"))
+    preset = (conf / "algorithm_preset" / "grpo.yaml").read_text()
+    assert "clip_ratio_high: 0.26\n" in preset
+    (conf / "algorithm_preset" / "wide_grpo.yaml").write_text(preset.replace("0.26", "0.5"))
+    monkeypatch.setattr(settings, "CONF", conf)
+
+    recipe = replace(RANK_GRPO, name="short_lists", title="{algorithm} of short lists")
+    monkeypatch.setitem(RECIPES, recipe.name, recipe)
+    monkeypatch.setitem(ALGORITHMS, "wide_grpo", Algorithm("wide_grpo", "Wide GRPO"))
+    return recipe
+
+
+@pytest.fixture
+def variables(sample: Path, model: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a run that would start."""
+    return {
+        "MODEL_PATH": str(model),
+        "TRAIN_FILE": str(sample / "train.parquet"),
+        "VAL_FILE": str(sample / "validation.parquet"),
+        "CATALOG_FILE": str(sample / "catalog.parquet"),
+        "SAVE_PATH": str(tmp_path / "run"),
+        "TRAIN_BATCH_SIZE": "4",
+        "MAX_PROMPT_LENGTH": "256",
+        "MAX_RESPONSE_LENGTH": "128",
+        "ALGORITHM": "wide_grpo",
+    }
+
+
+def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
+    added: Recipe,
+    variables: dict[str, str],
+    set_variables: SetVariables,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    set_variables(variables)
+    config = settings.compose("short_lists", ["convrec.gamma=2"])
+    assert (config.run.recipe, config.run.algorithm) == ("short_lists", "wide_grpo")
+    assert (config.convrec.num_items, config.convrec.gamma, config.convrec.matching) == (5, 2, "fuzzy")
+    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.clip_ratio_high) == ("grpo", 0.5)
+    assert config.trainer.experiment_name == "short_lists-run"
+
+    first, *_ = doctor.diagnose(added, [])
+    assert (first.check, first.status, first.where) == ("settings and data", "ok", "short_lists")
+    monkeypatch.setenv("ROLLOUT_N", "1")
+    (refusal,) = doctor.diagnose(added, [])
+    assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
+    monkeypatch.delenv("ROLLOUT_N")
+    assert job_environment(added, {})["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")
+
+    trained: list[Any] = []
+    monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused
+    with mock.patch.dict(os.environ):  # `run` sets some
+        assert runner.run(replace(added, train=lambda *args: trained.append(args)), ["convrec.gamma=2"]) == 0
+    assert trained[0][2] == ["convrec.gamma=2"]
+    said = capfd.readouterr().err
+    assert f"Wide GRPO of short lists of {variables['MODEL_PATH']} into {tmp_path / 'run'}" in said
+    assert "Wide GRPO of short lists finished" in said
+    assert recipe_of(read_config(tmp_path / "run")) == "short_lists"
+    assert start_model(tmp_path / "run") == variables["MODEL_PATH"]
+
+
+def test_an_algorithm_that_is_no_entry_is_refused(
+    added: Recipe, variables: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables(variables)
+    monkeypatch.delitem(ALGORITHMS, "wide_grpo")
+    with pytest.raises(UserError, match="ALGORITHM=wide_grpo: expected one of rank_grpo, grpo, gspo"):
+        settings.compose("short_lists", [])
+    monkeypatch.delenv("ALGORITHM")
+    with pytest.raises(UserError, match="algorithm_preset=wide_grpo: one of rank_grpo, grpo, gspo"):
+        settings.compose("short_lists", ["algorithm_preset=wide_grpo"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "title"),
+    [
+        ("sft", [], "SFT"),
+        ("rank_grpo", [], "Rank-GRPO"),
+        ("rank_grpo", ["algorithm_preset=grpo"], "GRPO"),
+        ("rank_grpo", ["algorithm_preset=gspo"], "GSPO"),
+        ("judge_pairwise", [], "GRPO of a pairwise judge"),
+    ],
+)
+def test_a_run_calls_itself_by_what_it_does(
+    recipe: str, overrides: list[str], title: str, set_variables: SetVariables
+) -> None:
+    set_variables({})
+    assert RECIPES[recipe].title_of(settings.compose(recipe, overrides)) == title
