@@ -16,7 +16,8 @@ from convrec.errors import UserError
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose
 from recipes.preflight import node
-from recipes.preflight.findings import Finding, examine
+from recipes.preflight.finding import Finding
+from recipes.preflight.findings import examine
 
 
 def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:

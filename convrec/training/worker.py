@@ -11,7 +11,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from convrec.cpu.engine import register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.cpu.process_group import in_run_folder, init_process_group
-from convrec.training import registration
+from convrec.training import packed_attention, registration
 from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
 
@@ -31,6 +31,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         # before the model is built; a worker whose version does not look here is found by the driver later
         if registration.DRIVERS_DIGEST in os.environ:
             registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
+        packed_attention.register()
         use_whole_batch_log_probs()
         use_length_groups()
         if is_cpu_host():

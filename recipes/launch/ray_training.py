@@ -12,7 +12,7 @@ from convrec.runs import guard
 from convrec.training import registration
 from recipes.launch.environment import process_environment
 from recipes.launch.recipe import Recipe
-from recipes.preflight import findings
+from recipes.preflight import finding, findings
 
 RAY_STARTS = 3
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
@@ -63,7 +63,7 @@ def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
     start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):
-            for warning in findings.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=True)):
+            for warning in finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         with ThreadPoolExecutor(1) as beside:
             queue = beside.submit(rollout_queue.start, config.transfer_queue)

@@ -17,7 +17,6 @@ from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, finished_message, save_config
-from recipes.preflight import host
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
@@ -43,7 +42,10 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
-    from recipes.preflight import findings  # late: a wrong variable is refused before these imports
+    from recipes.preflight import (
+        finding,
+        findings,  # late: a wrong variable is refused before these imports
+    )
 
     title = recipe.title_of(config)
     run_folder = Path(config.trainer.default_local_dir)
@@ -61,9 +63,7 @@ def _run(
     if config.trainer.resume_mode == "auto":
         saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     if not (recipe.uses_ray and os.environ.get("RAY_ADDRESS")):  # a cluster's nodes are asked once Ray is there
-        warnings += findings.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
-    if config.trainer.device != "cpu" and not host.has_flash_attention():
-        warnings.append("flash-attn is not installed: attention by PyTorch, without sequence packing, which is slower")
+        warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if recipe.requirements.keeps_best:
         warnings += _frequency_warnings(config)
     for warning in warnings:

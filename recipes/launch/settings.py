@@ -12,6 +12,7 @@ from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight import host
+from recipes.preflight.cores import needed_cpu_slots
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
@@ -61,12 +62,17 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     OmegaConf.update(config, model_key, resolve_model(model))
     if config.trainer.device != "cpu" and not host.has_flash_attention():
         model_config = OmegaConf.select(config, model_key.removesuffix(".path"))
-        model_config.use_remove_padding = False  # packing needs flash attention
-        model_config.override_config.setdefault("attn_implementation", "sdpa")
+        attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.training.packed_attention
+        model_config.override_config.setdefault("attn_implementation", attention)
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe.name}/{Path(model).name}")
     if config.data.train_batch_size is None:
         config.data.train_batch_size = SFT_SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if recipe.uses_ray and not os.environ.get("RAY_ADDRESS"):
+        # logical slots: verl would wait for ever for those that a small host lacks
+        ray_init = config.ray_kwargs.ray_init
+        needed = needed_cpu_slots(config).total
+        ray_init.num_cpus = max(ray_init.num_cpus or host.usable_cores(), needed)
     ours = config.get("convrec", {})
     if "matching" in ours and ours.matching is None:
         ours.matching = "reference" if ours.preset == "reference" else "fuzzy"

@@ -18,10 +18,11 @@ def train(config: DictConfig) -> None:
 
     from convrec.cpu.engine import register_engine
     from convrec.cpu.process_group import init_process_group
-    from convrec.training import tracking
+    from convrec.training import packed_attention, tracking
     from convrec.training.sft_trainer import ConvRecSFTTrainer
     from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
+    packed_attention.register()
     use_whole_batch_log_probs()
     use_length_groups()
     tracking.install(sft_trainer, Path(config.trainer.default_local_dir), config.trainer.experiment_name)

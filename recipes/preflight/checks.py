@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
@@ -14,6 +14,7 @@ from convrec.errors import UserError
 from convrec.judges.schema import validate_judge_table
 from convrec.lists.catalog import load_catalog
 from recipes.preflight import host
+from recipes.preflight.cores import rollout_devices
 
 
 def check_rank_grpo(config: DictConfig) -> list[str]:
@@ -122,14 +123,6 @@ def _check_devices(config: DictConfig, on_cluster: bool) -> int:
                 "set RAY_ADDRESS to train on a cluster"
             )
     return wanted * config.trainer.nnodes
-
-
-def rollout_devices(config: DictConfig) -> tuple[int, int]:
-    """(nodes, devices of each) that sample and do not train; (0, 0) where rollout and training share theirs."""
-    if not str(OmegaConf.select(config, "trainer.v1.trainer_mode")).endswith("separate_async"):
-        return 0, 0
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.nnodes, rollout.n_gpus_per_node
 
 
 def _check_model(model_path: str, lengths: dict[str, int]) -> None:

@@ -27,11 +27,12 @@ class CpuSlots(NamedTuple):
         return sum(nodes * slots for nodes, slots in self.groups) + self.anywhere
 
 
-def needed_cpu_slots(config: DictConfig, rollout_devices: tuple[int, int] = (0, 0)) -> CpuSlots:
-    """What an RL run asks for. rollout_devices: (nodes, devices of each) that sample and do not train."""
+def needed_cpu_slots(config: DictConfig) -> CpuSlots:
+    """What an RL run asks for."""
+    rollout_nodes, rollout_each = rollout_devices(config)
     groups = [(config.trainer.nnodes, CPUS_PER_GPU * config.trainer.n_gpus_per_node)]
-    if rollout_devices[0]:
-        groups.append((rollout_devices[0], CPUS_PER_ROLLOUT_GPU * rollout_devices[1]))
+    if rollout_nodes:
+        groups.append((rollout_nodes, CPUS_PER_ROLLOUT_GPU * rollout_each))
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 1
     return CpuSlots(tuple(groups), CONTROLLER + units + PLACING)
 
@@ -58,3 +59,11 @@ def missing_cpu_slots(needed: CpuSlots, nodes: Sequence[Mapping[str, Any]], key:
         have = sum(entry[key] for entry in nodes)
         return f"the nodes have {have:g} CPU slots together, {needed.total} are needed"
     return ""
+
+
+def rollout_devices(config: DictConfig) -> tuple[int, int]:
+    """(nodes, devices of each) that sample and do not train; (0, 0) where rollout and training share theirs."""
+    if not str(OmegaConf.select(config, "trainer.v1.trainer_mode")).endswith("separate_async"):
+        return 0, 0
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.nnodes, rollout.n_gpus_per_node

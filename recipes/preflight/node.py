@@ -193,7 +193,7 @@ def reach_of_cluster() -> dict[str, dict[str, str]]:
 
 
 def slots_of_cluster() -> list[dict[str, Any]]:
-    """GPU slots of each node: {"where", "total", "free"}."""
+    """Ray's slots of each node: {"where", "total", "free"} of GPUs, and "cpus_total", "cpus_free"."""
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
@@ -202,6 +202,8 @@ def slots_of_cluster() -> list[dict[str, Any]]:
             "where": name_of(entry),
             "total": entry["Resources"].get("GPU", 0),
             "free": free.get(entry["NodeID"], {}).get("GPU", 0),
+            "cpus_total": entry["Resources"].get("CPU", 0),
+            "cpus_free": free.get(entry["NodeID"], {}).get("CPU", 0),
         }
         for entry in _alive_nodes()
     ]

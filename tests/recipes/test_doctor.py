@@ -17,7 +17,7 @@ from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
-from recipes.preflight import estimate, findings, host, node
+from recipes.preflight import cluster_findings, estimate, finding, findings, host, node
 
 GIB = 2**30
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.11.0+cpu", "transformers": "5.9.0"}
@@ -73,7 +73,7 @@ def machine(**changes: Any) -> dict[str, Any]:
     return good | changes
 
 
-def only(findings: list[findings.Finding], status: str) -> findings.Finding:
+def only(findings: list[finding.Finding], status: str) -> finding.Finding:
     (found,) = [finding for finding in findings if finding.status == status]
     assert found.mend
     return found
@@ -133,49 +133,55 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
 )
 def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], where: str, what: str) -> None:
     own = machine()
-    found = only(findings.node_findings(config(), own, [own, machine(where="node-b", **change)]), "failure")
+    found = only(cluster_findings.node_findings(config(), own, [own, machine(where="node-b", **change)]), "failure")
     assert found.where == where
     assert what in found.what
 
 
 def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     own = machine()
-    assert "1024" in only(findings.node_findings(config(), own, [machine(open_files=1024)]), "warning").what
-    assert [finding.status for finding in findings.node_findings(config(), own, [own])] == ["ok"]
+    assert "1024" in only(cluster_findings.node_findings(config(), own, [machine(open_files=1024)]), "warning").what
+    assert [finding.status for finding in cluster_findings.node_findings(config(), own, [own])] == ["ok"]
 
 
 def slots(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
-    return [{"where": f"node-{i}", "total": total, "free": free} for i, (total, free) in enumerate(pairs)]
+    """GPU slots of each node; of CPU slots there are enough."""
+    cpus = {"cpus_total": 64, "cpus_free": 64}
+    return [{"where": f"node-{i}", "total": total, "free": free, **cpus} for i, (total, free) in enumerate(pairs)]
 
 
 def test_devices_that_are_not_there_and_those_another_job_holds() -> None:
     wanted = config(nnodes=2, n_gpus_per_node=4)
-    assert [f.status for f in findings.slot_findings(wanted, slots((4, 4), (0, 0), (8, 5)))] == ["ok"]
-    found = only(findings.slot_findings(wanted, slots((8, 8), (2, 2))), "failure")
+    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (0, 0), (8, 5)))] == ["ok"]
+    found = only(cluster_findings.slot_findings(wanted, slots((8, 8), (2, 2))), "failure")
     assert "N_NODES=2 with N_GPUS_PER_NODE=4" in found.what
-    assert "another job holds them" in only(findings.slot_findings(wanted, slots((4, 4), (4, 1))), "failure").what
-    assert "no node" in only(findings.slot_findings(wanted, []), "failure").what
+    assert (
+        "another job holds them" in only(cluster_findings.slot_findings(wanted, slots((4, 4), (4, 1))), "failure").what
+    )
+    assert "no node" in only(cluster_findings.slot_findings(wanted, []), "failure").what
 
 
 def test_a_rollout_on_devices_of_its_own_needs_slots_beside_those_that_train() -> None:
     wanted = config(nnodes=2, n_gpus_per_node=4, v1={"trainer_mode": "rank_grpo_separate_async"})
     wanted.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": 8})
-    found = only(findings.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
+    found = only(cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
     assert "N_GPUS_PER_NODE=4, and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8, are asked for" in found.what
-    assert [f.status for f in findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
-    assert [f.status for f in findings.slot_findings(wanted, slots((12, 12), (4, 4)))] == ["ok"]  # a node may have both
-    busy = findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
+    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
+    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((12, 12), (4, 4)))] == [
+        "ok"
+    ]  # a node may have both
+    busy = cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
     assert "another job holds them" in only(busy, "failure").what
     wanted.trainer.v1.trainer_mode = "rank_grpo"  # then rollout and training take turns
-    assert [f.status for f in findings.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
+    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
 
 
-def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[findings.Finding]:
+def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[finding.Finding]:
     """Findings about a head with this much device memory and a node-b with so many slots of 4 wanted ones."""
     own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there)
     slots_of = [{"where": "node-a", "total": 0, "free": 0}, {"where": "node-b", "total": slots, "free": slots}]
     wanted = config(device=device, n_gpus_per_node=4)
-    return findings.device_findings(wanted, own, [own, other], slots_of, environment)
+    return cluster_findings.device_findings(wanted, own, [own, other], slots_of, environment)
 
 
 def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
@@ -421,16 +427,16 @@ def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
     closed.server.close()
     unreachable = here.unreachable(addresses)
     assert list(unreachable) == ["node-c"]
-    found = only(findings.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
+    found = only(cluster_findings.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
     assert (found.check, found.where) == ("ports", "node-a")
     assert found.what == f"cannot connect to node-c: 127.0.0.1:{addresses['node-c'][1]} Connection refused"
-    (fine,) = findings.port_findings({"node-a": {}, "node-b": {}})
+    (fine,) = cluster_findings.port_findings({"node-a": {}, "node-b": {}})
     assert (fine.status, fine.where) == ("ok", "node-a, node-b")
 
 
 def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:
-    warning = findings.Finding("memory", "warning", "node-a", "tight", "more GPUs")
-    assert findings.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
-    failure = findings.Finding("disk", "failure", "node-b", "full", "make room")
+    warning = finding.Finding("memory", "warning", "node-a", "tight", "more GPUs")
+    assert finding.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
+    failure = finding.Finding("disk", "failure", "node-b", "full", "make room")
     with pytest.raises(UserError, match=r"node-b: full\. Mend: make room"):
-        findings.stop_on_failure([warning, failure])
+        finding.stop_on_failure([warning, failure])

@@ -39,9 +39,8 @@ def test_fast_settings_of_a_gpu_node(
     monkeypatch.setattr(host, "has_flash_attention", lambda: flash_attention)
     monkeypatch.setenv("MODEL_PATH", model)
     config = compose(recipe, [])
-    expected = dict(RECIPES[recipe])
-    for name in expected:
-        if name.endswith("use_remove_padding"):
-            expected[name] = flash_attention  # packing needs it
+    expected = RECIPES[recipe]
     assert {name: OmegaConf.select(config, name) for name in expected} == expected
+    model_config = config.model if "model" in config else config.actor_rollout_ref.model
+    assert model_config.override_config.get("attn_implementation") == (None if flash_attention else "varlen")
     assert config.trainer.n_gpus_per_node == 8

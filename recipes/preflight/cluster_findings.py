@@ -1,0 +1,147 @@
+"""What the nodes of a cluster, or this machine, have against what a run asks for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipes.preflight import node
+from recipes.preflight.cores import missing_cpu_slots, needed_cpu_slots, rollout_devices
+from recipes.preflight.finding import GIB, Finding
+
+
+def node_findings(config: DictConfig, own: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+    """What the nodes report against what the driver has and the run asks for."""
+    found = []
+    for report in nodes:
+        where = report["where"]
+        for path, problem in report["unreadable"].items():
+            mend = "put it on storage that every node sees under this path, or copy it there"
+            found.append(Finding("files", "failure", where, f"{path}: {problem}", mend))
+        if report["model_problem"]:
+            mend = "let the node reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model), or give a folder"
+            found.append(Finding("model", "failure", where, report["model_problem"], mend))
+        if report["save_problem"]:
+            mend = "choose a SAVE_PATH that every node can write to, on storage they share"
+            found.append(Finding("files", "failure", where, report["save_problem"], mend))
+        if report["digest"] != own["digest"]:
+            what = (
+                f"convrec {report['digest']} from {report['source']}, the driver has {own['digest']}, {own['source']}"
+            )
+            found.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
+        for name, version in own["versions"].items():
+            if report["versions"].get(name) != version:
+                what = f"{name} {report['versions'].get(name)}, the driver has {version}"
+                found.append(Finding("versions", "failure", where, what, "install the same set on every node"))
+        if report["missing_registrations"]:
+            what = f"verl there lacks {', '.join(report['missing_registrations'])}"
+            found.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
+        if report["shm_free"] < node.SHM_BYTES:
+            what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
+            mend = "mount it larger (docker: --shm-size=8g), or end what fills it"
+            found.append(Finding("shared memory", "failure", where, what, mend))
+        if report["open_files"] < node.OPEN_FILES:
+            what = f"at most {report['open_files']} open files"
+            found.append(
+                Finding("limits", "warning", where, what, f"ulimit -n {node.OPEN_FILES}, before Ray is started")
+            )
+    return found or [
+        Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions and limits are fine")
+    ]
+
+
+def slot_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+    """Are there N_NODES nodes with N_GPUS_PER_NODE free slots, and beside them those of a rollout of its own?
+
+    Args: nodes as `node.slots_of_cluster` gives them.
+    """
+    wanted_nodes, wanted = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    groups = [(wanted_nodes, wanted)]
+    asked = f"N_NODES={wanted_nodes} with N_GPUS_PER_NODE={wanted}"
+    rollout_nodes, rollout_each = rollout_devices(config)
+    if rollout_nodes:
+        groups.append((rollout_nodes, rollout_each))
+        asked += f", and {rollout_nodes} with actor_rollout_ref.rollout.n_gpus_per_node={rollout_each},"
+    text = ", ".join(f"{n['where']}: {n['free']:g} of {n['total']:g} GPU slots free" for n in nodes) or "no node"
+    if not _have_room(groups, [n["total"] for n in nodes]):
+        mend = "lower N_NODES or N_GPUS_PER_NODE, or add nodes; on hosts without a GPU: ray start --num-gpus=1"
+        return [Finding("devices", "failure", "cluster", f"{asked} are asked for; {text}", mend)]
+    if not _have_room(groups, [n["free"] for n in nodes]):
+        what = f"another job holds them; {text}"
+        return [Finding("devices", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
+    return [Finding("devices", "ok", "cluster", text)]
+
+
+def core_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+    """Are there the CPU slots that verl and TransferQueue would wait for without a limit?
+
+    Args: nodes as `node.slots_of_cluster` gives them.
+    """
+    if "actor_rollout_ref" not in config:
+        return []
+    needed = needed_cpu_slots(config)
+    mend = f"start Ray with more of them (ray start --num-cpus=N; {needed.total} in all), or ask for fewer GPUs"
+    if missing := missing_cpu_slots(needed, nodes, "cpus_total"):
+        return [Finding("cores", "failure", "cluster", missing, mend)]
+    if missing := missing_cpu_slots(needed, nodes, "cpus_free"):
+        what = f"another job holds them; {missing}"
+        return [Finding("cores", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
+    return [Finding("cores", "ok", "cluster", f"{needed.total} CPU slots are needed, and free")]
+
+
+def _have_room(groups: Sequence[tuple[int, int]], slots: Sequence[float]) -> bool:
+    """Whether each group of (nodes, slots of each) finds that many different nodes; groups may share a node."""
+    left = list(slots)
+    for number, each in sorted(groups, key=lambda group: -group[1]):
+        left.sort(reverse=True)
+        if number > len(left) or any(free < each for free in left[:number]):
+            return False
+        left[:number] = [free - each for free in left[:number]]
+    return True
+
+
+def device_findings(
+    config: DictConfig,
+    own: dict[str, Any],
+    nodes: Sequence[dict[str, Any]],
+    slots: Sequence[dict[str, Any]],
+    environment: Mapping[str, str],
+) -> list[Finding]:
+    """Has a cluster what the driver chose by looking at its own node, GPUs or none?
+
+    Args: own and nodes as `node.report`, slots as `slots_of_cluster` gives them.
+    """
+    wanted = config.trainer.n_gpus_per_node
+    counted = {entry["where"] for entry in slots if entry["total"] >= wanted}
+    found = []
+    if config.trainer.device == "cpu":
+        if own["device_memory"]:
+            return []  # the driver sees GPUs too: host=cpu was asked for
+        for report in nodes:
+            if report["device_memory"]:
+                what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
+                mend = "start Ray's head on a node with GPUs"
+                if "actor_rollout_ref" in config:  # SFT trains on the driver's node
+                    mend += ", or add host=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
+                found.append(Finding("devices", "failure", report["where"], what, mend))
+        return found
+    if not own["device_memory"] and not environment.get("VERL_PLATFORM"):
+        what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
+        found.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
+    for report in nodes:
+        if report["where"] in counted and not report["device_memory"]:
+            what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
+            mend = "mend its driver or environment, or start Ray there with --num-gpus=0"
+            found.append(Finding("devices", "failure", report["where"], what, mend))
+    return found
+
+
+def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Args: node -> {another it cannot connect to: why}."""
+    mend = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they share"
+    found = [
+        Finding("ports", "failure", where, f"cannot connect to {other}: {why}", mend)
+        for where, others in unreachable.items()
+        for other, why in others.items()
+    ]
+    return found or [Finding("ports", "ok", ", ".join(unreachable), "free ports can be connected to")]

@@ -1,0 +1,28 @@
+"""One thing that the doctor and the recipes have found out, and what follows from a failure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from convrec.errors import UserError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something looked at. `where` is a node or a setting; `mend` says what to do, empty when all is well."""
+
+    check: str
+    status: Literal["ok", "warning", "failure"]
+    where: str
+    what: str
+    mend: str = ""
+
+
+def stop_on_failure(findings: Sequence[Finding]) -> list[str]:
+    """Raise UserError with every failure; return the warnings as text. For the recipes."""
+    failures = [f"{f.where}: {f.what}. Mend: {f.mend}" for f in findings if f.status == "failure"]
+    if failures:
+        raise UserError("\n       ".join(failures))
+    return [f"{f.where}: {f.what} ({f.mend})" for f in findings if f.status == "warning"]

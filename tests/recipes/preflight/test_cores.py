@@ -1,0 +1,76 @@
+"""The CPU slots of a run are counted before verl and TransferQueue wait for them without a limit."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from recipes.launch.settings import compose
+from recipes.preflight import cluster_findings
+from recipes.preflight.cores import CpuSlots, missing_cpu_slots, needed_cpu_slots
+
+
+def config(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0)) -> DictConfig:
+    mode = "rank_grpo_separate_async" if rollout[0] else "rank_grpo"
+    return OmegaConf.create(
+        {
+            "trainer": {"nnodes": nodes, "n_gpus_per_node": gpus, "v1": {"trainer_mode": mode}},
+            "actor_rollout_ref": {"rollout": {"nnodes": rollout[0], "n_gpus_per_node": rollout[1]}},
+            "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": units}}},
+        }
+    )
+
+
+def nodes(*cpus: tuple[int, int]) -> list[dict[str, Any]]:
+    return [{"where": f"n{i}", "cpus_total": total, "cpus_free": free} for i, (total, free) in enumerate(cpus)]
+
+
+@pytest.mark.parametrize(("gpus", "cores"), [(1, 13), (4, 22), (8, 34)])
+def test_cores_with_verls_own_eight_storage_units(gpus: int, cores: int) -> None:
+    """3 a GPU, TransferQueue's 1 + 8, and 1 to place actors: counted in the field for 1, 4 and 8 GPUs."""
+    assert needed_cpu_slots(config(1, gpus, units=8)).total == cores
+
+
+def test_a_rollout_with_gpus_of_its_own_needs_two_for_each_of_them() -> None:
+    assert needed_cpu_slots(config(2, 8, units=2, rollout=(1, 4))) == CpuSlots(((2, 24), (1, 8)), 4)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "missing"),
+    [
+        ([(16, 16)], ""),
+        ([(14, 14)], "the nodes have 14 CPU slots together, 15 are needed"),
+        ([(11, 11)], "n0 has 11 CPU slots, 12 are needed there for its GPUs"),
+        ([(12, 12), (2, 2)], "the nodes have 14 CPU slots together, 15 are needed"),
+        ([(12, 12), (3, 3)], ""),
+    ],
+)
+def test_what_lacks_is_said_with_its_number(cpus: list[tuple[int, int]], missing: str) -> None:
+    assert missing_cpu_slots(needed_cpu_slots(config(1, 4, units=1)), nodes(*cpus), "cpus_total") == missing
+
+
+def test_two_nodes_each_need_those_of_their_gpus() -> None:
+    needed = needed_cpu_slots(config(2, 8, units=2))
+    assert "n1 has 16 CPU slots, 24 are needed" in missing_cpu_slots(needed, nodes((64, 64), (16, 16)), "cpus_total")
+    assert "2 nodes" in missing_cpu_slots(needed, nodes((128, 128)), "cpus_total")
+
+
+def test_cores_that_another_job_holds_are_told_from_cores_that_are_not_there() -> None:
+    def status(*cpus: tuple[int, int]) -> tuple[str, str]:
+        (found,) = cluster_findings.core_findings(config(1, 1, units=1), nodes(*cpus))
+        return found.status, found.what
+
+    assert status((8, 8))[0] == "ok"
+    assert status((5, 5)) == ("failure", "the nodes have 5 CPU slots together, 6 are needed")
+    assert status((8, 2))[1].startswith("another job holds them")
+
+
+@pytest.mark.parametrize(("devices", "slots"), [("1", 16), ("6", 21)])
+def test_a_local_ray_has_the_slots_whatever_the_host_has(
+    devices: str, slots: int, model: Path, set_variables: Callable[[Mapping[str, str]], None]
+) -> None:
+    (model / "model.safetensors").touch()
+    set_variables({"MODEL_PATH": str(model), "N_GPUS_PER_NODE": devices})
+    assert compose("rank_grpo", []).ray_kwargs.ray_init.num_cpus == slots
