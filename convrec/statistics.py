@@ -33,7 +33,7 @@ def error_of_mean(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> np.nda
     """Standard error (M,) of the mean over the R rows of each of M metrics, which come in C contexts; NaN for C = 1.
 
     sqrt(C / (C - 1) * sum over contexts of (sum of its values - its number of rows * mean)^2) / R: the error of a ratio
-    of sums (Cochran, Sampling Techniques, chapter 6). `bootstrap` estimates the same by drawing, at 1000 times the cost.
+    of sums (Cochran, Sampling Techniques, chapter 6). `bootstrap` estimates the same by drawing.
     """
     sums_CM, rows_C = _by_context(values_RM, contexts)
     num_contexts = len(rows_C)
