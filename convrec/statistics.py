@@ -29,6 +29,21 @@ def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
     return values_RM.mean(axis=0), means_SM.std(axis=0, ddof=1)
 
 
+def error_of_mean(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> np.ndarray:
+    """Standard error (M,) of the mean over the R rows of each of M metrics, which come in C contexts; NaN for C = 1.
+
+    sqrt(C / (C - 1) * sum over contexts of (sum of its values - its number of rows * mean)^2) / R: the error of a ratio
+    of sums (Cochran, Sampling Techniques, chapter 6). `bootstrap` estimates the same by drawing.
+    """
+    sums_CM, rows_C = _by_context(values_RM, contexts)
+    num_contexts = len(rows_C)
+    if num_contexts == 1:
+        return np.full(values_RM.shape[1], math.nan)
+    residuals_CM = sums_CM - rows_C[:, None] * values_RM.mean(axis=0)
+    variance_M = num_contexts / (num_contexts - 1) * (residuals_CM**2).sum(axis=0)
+    return np.sqrt(variance_M) / len(values_RM)
+
+
 def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> np.ndarray:
     """Two-sided p-value (M,) of a mean difference of 0, by flipping the sign of whole contexts at random.
 

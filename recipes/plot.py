@@ -12,8 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from convrec.errors import UserError
-from convrec.report.curves import PANELS, RunCurves, long_rows, read_curves, write_csv, write_png
+from convrec.report.charts import charts_of
+from convrec.report.curves import PANELS, RunCurves, long_rows, read_curves, write_csv
+from convrec.runs.folder import read_config, recipe_of, setting
+from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch.recipe import RECIPES
+from recipes.launch.settings import CONF
+
+_CHOSEN_BY_ALGORITHM = ("algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode")
 
 
 def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:
@@ -25,12 +34,35 @@ def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurv
     depth = next(
         (n for n in range(1, 5) if len({path.parts[-n:] for path in paths}) == len(set(paths))), len(paths[0].parts)
     )
-    runs = [read_curves(path, "/".join(path.parts[-depth:]), split) for path in dict.fromkeys(paths)]
+    runs = [
+        read_curves(path, "/".join(path.parts[-depth:]), split, method_of(read_config(path)))
+        for path in dict.fromkeys(paths)
+    ]
     for run in runs:
         for warning in run.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     _check_sweeps([run for run in runs if run.split])
     return runs
+
+
+def method_of(config: dict[str, Any]) -> str | None:
+    """What a run with this config calls itself; None without a config.
+
+    Version 0.1 did not note the algorithm: it is the one whose settings in conf/algorithm_preset the run has, and else
+    called by verl's names.
+    """
+    recipe = RECIPES.get(recipe_of(config)) if config else None
+    if recipe is None:
+        return None
+    algorithm = setting(config, "run.algorithm")
+    if algorithm in ALGORITHMS:
+        return recipe.title.format(algorithm=ALGORITHMS[algorithm].title)
+    ours = [setting(config, key) for key in _CHOSEN_BY_ALGORITHM]
+    for name in ALGORITHMS:
+        preset = yaml.safe_load((CONF / "algorithm_preset" / f"{name}.yaml").read_text(encoding="utf-8"))
+        if ours == [setting(preset, key) for key in _CHOSEN_BY_ALGORITHM]:
+            return recipe.title.format(algorithm=ALGORITHMS[name].title)
+    return recipe.title.format(algorithm=" with ".join(str(name) for name in ours if name) or recipe.name)
 
 
 def _check_sweeps(runs: Sequence[RunCurves]) -> None:
@@ -50,12 +82,14 @@ def _check_sweeps(runs: Sequence[RunCurves]) -> None:
 
 def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
     """Write the figures and the table; returns their paths. Raises UserError when no run has logged anything yet."""
+    from convrec.report.drawing import write_png  # matplotlib, after what can be refused
+
     runs = read_runs(folders, split)
     written = []
-    for recipe, panels in PANELS.items():
-        alike = [run for run in runs if run.recipe == recipe]
-        if some := [run for run in alike if any(run.series.get(panel.metric) for panel in panels)]:
-            write_png(out / f"{recipe}.png", some)
+    for recipe in PANELS:
+        of_recipe = [run for run in runs if run.recipe == recipe]
+        if of_recipe and (charts := charts_of(of_recipe)):
+            write_png(out / f"{recipe}.png", charts)
             written.append(out / f"{recipe}.png")
     if not written:
         raise UserError(

@@ -1,4 +1,4 @@
-"""One HTML file about a run, or about several side by side: settings, test metrics, curves, lists with their hits.
+"""One HTML file about a run, or several side by side: gain, test metrics, curves, lists with their hits, settings.
 
     python -m recipes.report RUN [RUN ...] --out outputs/report.html
 
@@ -15,56 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.report.charts import Chart
-from convrec.report.curves import ERROR, PANELS, RunCurves, return_per_rank
-from convrec.report.page import table_row, write_report
-from convrec.runs.folder import RL_MODEL, SFT_MODEL, read_config, setting
+from convrec.report.charts import Chart, GainChart, charts_of
+from convrec.report.curves import PANELS, RunCurves, labels_of
+from convrec.report.html import write_report
+from convrec.report.page import table_row
+from convrec.report.run_summary import facts_of, settings_of
+from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
+from recipes.evaluation.gains import gain_charts
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs
 
 EXAMPLES = 4
-_RL = {
-    "prompts a step": "data.train_batch_size",
-    "rollouts a prompt": "actor_rollout_ref.rollout.n",
-    "updates a batch (mu)": "actor_rollout_ref.actor.ppo_epochs",
-    "learning rate": "actor_rollout_ref.actor.optim.lr",
-    "KL coefficient": "actor_rollout_ref.actor.kl_loss_coef",
-    "clip low": "actor_rollout_ref.actor.clip_ratio_low",
-    "clip high": "actor_rollout_ref.actor.clip_ratio_high",
-    "steps": "trainer.total_training_steps",
-    "seed": "data.seed",
-}
-_JUDGE = {
-    "start": RL_MODEL,
-    "training data": "data.train_files",
-    "judge's reward": "reward.custom_reward_function.path",
-    **_RL,
-}
-# setting in the report -> key of the run's config
-SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "sft": {
-        "start": SFT_MODEL,
-        "training data": "data.train_files",
-        "batch": "data.train_batch_size",
-        "learning rate": "optim.lr",
-        "steps": "trainer.total_training_steps",
-        "seed": "trainer.seed",
-    },
-    "rank_grpo": {
-        "start": RL_MODEL,
-        "training data": "data.train_files",
-        "algorithm": "algorithm.adv_estimator",
-        "policy loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
-        "returns": "convrec.reward",
-        "preset": "convrec.preset",
-        "matching": "convrec.matching",
-        "items": "convrec.num_items",
-        **_RL,
-    },
-    "judge_pointwise": _JUDGE,
-    "judge_pairwise": _JUDGE,
-}
+TABLE = "Mean ± standard error (bootstrap over conversations); bold is the best of a metric."
+CLOSED_UP = (
+    "Protocol {protocol} takes items that the user has seen and items outside the catalog out of a list, and the "
+    "others close up: the 7th line of a list may count as rank 5."
+)
 
 
 def report(
@@ -72,38 +39,69 @@ def report(
 ) -> Path:
     """Write the report of the runs and return its path. Raises UserError for what is no run or no evaluation."""
     runs = read_runs(folders, split)
+    labels = labels_of(runs)
     of_run = dict(zip((run.name for run in runs), dict.fromkeys(folder.resolve() for folder in folders), strict=True))
+    configs = {name: read_config(folder) for name, folder in of_run.items()}
     chosen = dict(evaluations or _newest_evaluations(runs, of_run))
     metrics = {name: _metrics(folder) for name, folder in chosen.items()}
     is_judge = any("judge" in one["settings"] for one in metrics.values())
     table, about = _judge_table(metrics) if is_judge else _table(metrics)
+    gains = _gains(chosen, metrics) if chosen and not is_judge else []
+    protocol = "" if is_judge or not metrics else next(iter(metrics.values()))["settings"]["protocol"]
+    closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
     has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
     hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
     return write_report(
         out,
-        title=", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
+        title=", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
+        headline="" if is_judge else _headline(gains, metrics),
+        summary={labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
+        gains=gains,
         notes=[
-            about or f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it.",
+            *([] if table else [f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it."]),
             *(warning for run in runs for warning in run.warnings),
         ],
-        table_title="Evaluation",
-        settings={run.name: _settings(run, of_run[run.name]) for run in runs},
         table=table,
+        about_table=[text for text in (about, closed_up, TABLE) if text],
         charts=_charts(runs),
+        about_lists=closed_up,
         examples=examples(chosen, EXAMPLES) if chosen and not is_judge else [],
+        settings={labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
     )
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -> dict[str, Path]:
     """name -> evaluation of each run's newest swept step, of a single run of its step 0 too."""
     found = {}
+    labels = labels_of(runs)
     for run in runs:
         if run.split is None:
             continue
         steps = sorted(run.series["evaluated/ndcg"])
         for step in [steps[0], steps[-1]] if len(runs) == 1 else steps[-1:]:
-            found[f"{run.name}, step {step}"] = of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
+            found[f"{labels[run.name]} (step {step})"] = (
+                of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
+            )
     return found
+
+
+def _gains(evaluations: Mapping[str, Path], metrics: Mapping[str, dict[str, Any]]) -> list[GainChart]:
+    settings = next(iter(metrics.values()))["settings"]
+    return gain_charts(evaluations, settings["ks"], settings["seed"])
+
+
+def _headline(gains: Sequence[GainChart], metrics: Mapping[str, dict[str, Any]]) -> str:
+    """NDCG at the largest k: how much is gained of two evaluations, the value of a single one, "" of more."""
+    if len(metrics) not in (1, 2):
+        return ""
+    name, first = next(iter(metrics.items()))
+    settings = first["settings"]
+    k, split = max(settings["ks"]), Path(settings["data"]).name
+    if gains:
+        gain = gains[0].gains[f"NDCG@{k}"]
+        return f"{gains[0].title}, {split}: NDCG@{k} {gain.mean:+.4f} ± {gain.se:.4f}, p\u00a0=\u00a0{gain.p:.4f}"
+    ndcg = _with_nan(first["results"][settings["protocol"]]["model"])[f"ndcg@{k}"]
+    return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {ndcg['se']:.4f}"
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     columns |= {name: one["results"][protocol]["model"] for name, one in metrics.items()}
     summary = next(iter(columns.values()))
     about = (
-        f"{first['data']}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol {protocol}, "
+        f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol {protocol}, "
         f"matching {first['matching']}, greedy lists."
     )
     return [table_row(name, _with_nan(some), first["ks"]) for name, some in columns.items()], about
@@ -171,29 +169,12 @@ def _with_nan(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _settings(run: RunCurves, folder: Path) -> dict[str, Any]:
-    config = read_config(folder)
-    found = {name: setting(config, key) for name, key in SETTINGS[run.recipe].items()}
-    steps = [max(values) for values in run.series.values() if values]
-    return {name: value for name, value in found.items() if value is not None} | {"steps made": max(steps, default=0)}
-
-
-def _charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """A chart a panel, a line a run; the returns of a recipe's only run are one chart, a line a rank."""
-    charts = []
-    for recipe, panels in PANELS.items():
-        some = [run for run in runs if run.recipe == recipe]
-        returns = return_per_rank(some[0].series) if len(some) == 1 else {}
-        if returns:
-            charts.append(Chart("Return per rank", "mean return", returns, ordered=True, smooth=True, from_zero=True))
-        for panel in panels:
-            lines = {run.name: run.series.get(panel.metric, {}) for run in some}
-            if not any(lines.values()) or (returns and "/return@" in panel.metric):
-                continue
-            shown = next(run for run in some if lines[run.name])
-            errors = {run.name: run.series.get(panel.metric + ERROR, {}) for run in some}
-            title = shown.panel_title(panel)
-            charts.append(Chart(title, panel.y_label, lines, smooth=panel.smooth, span=panel.span, errors=errors))
+def _charts(runs: Sequence[RunCurves]) -> dict[str, list[Chart]]:
+    """The charts of each recipe's runs under the names of their methods."""
+    charts = {}
+    for recipe in PANELS:
+        if of_recipe := [run for run in runs if run.recipe == recipe]:
+            charts[", ".join(dict.fromkeys(run.method for run in of_recipe))] = charts_of(of_recipe)
     return charts
 
 

@@ -1,140 +1,127 @@
-"""Line charts as inline SVG, for the report: no script, no font, no file."""
+"""What is drawn of runs: line charts over steps and gains over a reference. convrec.report.drawing draws them."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
-from convrec.report.curves import Series, smoothed, window_of
+from convrec.report.curves import ERROR, PANELS, REPORTED_RANKS, RunCurves, Series, labels_of
+
+SMOOTHED = 12  # a noisy curve is a mean over about this part of its steps
 
 
 @dataclass(frozen=True)
 class Chart:
-    """series: name in the legend -> {step: value}; errors: the same of standard errors, where they are known.
+    """Curves over steps.
 
-    ordered: colours run from first to last, as ranks do. smooth, span: as of curves.Panel.
+    lines: name in the legend -> {step: value}, empty for a run that has nothing here and keeps its colour. errors: the
+    same of standard errors, where they are known. error: over what they are, "" for a metric that has none. ordered:
+    colours run from first to last, as ranks do. smooth, span: as of curves.Panel. last_step: where the axis ends, None
+    for the last of the lines.
     """
 
     title: str
     y_label: str
-    series: Mapping[str, Series]
+    lines: Mapping[str, Series]
+    errors: Mapping[str, Series] = field(default_factory=dict)
+    error: str = ""
     ordered: bool = False
     smooth: bool = False
     from_zero: bool = False
     span: float = 0.0
-    errors: Mapping[str, Series] = field(default_factory=dict)
+    last_step: int | None = None
+
+    @property
+    def window(self) -> int:
+        """How many neighbouring points a drawn point is the mean of."""
+        return max(1, *(len(line) // SMOOTHED for line in self.lines.values())) if self.smooth and self.lines else 1
+
+    @property
+    def caption(self) -> str:
+        """What the reader must know of the curves: smoothing and the error."""
+        sentences = []
+        if self.window > 1:
+            sentences.append(f"Each point is the mean of about {self.window} steps.")
+        without = [name for name, line in self.lines.items() if line and not self.errors.get(name)]
+        if self.error and len(without) < len(self.lines):
+            sentences.append(f"Band: one standard error to each side ({self.error}).")
+        if self.error and without:
+            of = f" of {', '.join(without)}" if len(self.lines) > 1 else ""
+            sentences.append(f"The standard error{of} was not logged: a small change may be noise.")
+        return " ".join(sentences)
 
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480, 300, 52, 12, 12, 40
-_ORDERED = (
-    "#08306b",
-    "#1f5fa8",
-    "#2a9d8f",
-    "#8ab17d",
-    "#d98e04",
-    "#b5471b",
-)  # rank 1 to 20; dashes tell them apart too
-_CATEGORIES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
-_DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 5", "1 4")
+@dataclass(frozen=True)
+class Gain:
+    """mean: of the differences row by row; se: its standard error; p: two-sided, of a mean of 0."""
+
+    mean: float
+    se: float
+    p: float
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers that cover [low, high]: steps of 1, 2 or 5 times a power of ten."""
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [index * step for index in range(first, last + 1)]
+@dataclass(frozen=True)
+class GainChart:
+    """gains: a row's name (a metric, or a model) -> how much is gained over the reference that the title names."""
+
+    title: str
+    gains: Mapping[str, Gain]
+    caption: str = ""
 
 
-def _tick_label(value: float) -> str:
-    return f"{value:g}" if abs(value) >= 1e-12 else "0"
-
-
-def _tick_text(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def draw(chart: Chart) -> str:
-    """One figure: an SVG line chart that scales with the page, and its legend and caption in HTML."""
-    title, smooth, from_zero = chart.title, chart.smooth, chart.from_zero
-    points_of = {
-        name: [(int(step), float(values[step])) for step in sorted(values) if math.isfinite(values[step])]
-        for name, values in chart.series.items()
-    }
-    points_of = {name: points for name, points in points_of.items() if points}
-    if not points_of:
-        return f"<figure><h3>{escape(title)}</h3><p>Nothing was logged.</p></figure>"
-    window = max(map(window_of, points_of.values())) if smooth else 1
-    drawn = {name: smoothed(points, window) for name, points in points_of.items()}
-
-    # a single conversation has no standard error
-    error_of = {
-        name: {step: error for step, error in chart.errors.get(name, {}).items() if math.isfinite(error)}
-        for name in drawn
-    }
-    last = max(1, *(step for points in drawn.values() for step, _ in points))
-    ends = [
-        value + sign * error_of[name].get(step, 0.0)
-        for name, points in drawn.items()
-        for step, value in points
-        for sign in (-1, 1)
-    ]
-    low, high = min(*ends, max(ends) - chart.span), max(ends)
-    if from_zero:
-        low = min(0.0, low)
-    if high - low < 1e-9:
-        margin = abs(high) * 0.1 or 0.5
-        low, high = (low, high + margin) if from_zero else (low - margin, high + margin)
-    y_ticks = _ticks(low, high, 5)
-    low, high = y_ticks[0], y_ticks[-1]
-    # round steps, and the last one in place of those that its label would touch
-    x_ticks = [tick for tick in _ticks(0, last, 6) if tick <= 0.9 * last and float(tick).is_integer()] + [last]
-
-    def x(step: float) -> float:
-        return _LEFT + step / last * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(value: float) -> float:
-        return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-    svg = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title, quote=True)} over steps">']
-    for tick in y_ticks:
-        svg.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        svg.append(
-            f'<text class="tick" x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{_tick_label(tick)}</text>'
+def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
+    """A chart for each panel that any of these runs of one recipe has, a line a run; of a single run the returns of all
+    ranks are one chart, a line a rank."""
+    panels = PANELS[runs[0].recipe]
+    labels = labels_of(runs)
+    steps = [step for run in runs for panel in panels for step in run.series.get(panel.metric, ())]
+    last_step = max(steps, default=None)
+    charts = []
+    returns = return_per_rank(runs[0].series) if len(runs) == 1 else {}
+    if returns:
+        charts.append(
+            Chart(
+                "Return per rank",
+                "mean return",
+                returns,
+                ordered=True,
+                smooth=True,
+                from_zero=True,
+                last_step=last_step,
+            )
         )
-    for tick in x_ticks:
-        svg.append(
-            f'<text class="tick" x="{x(tick):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{int(tick)}</text>'
+    for panel in panels:
+        of_panel = [run for run in runs if run.series.get(panel.metric)]
+        if not of_panel or (returns and "/return@" in panel.metric):
+            continue
+        charts.append(
+            Chart(
+                of_panel[0].panel_title(panel),
+                panel.y_label,
+                {labels[run.name]: run.series.get(panel.metric, {}) for run in runs},
+                {labels[run.name]: run.series.get(panel.metric + ERROR, {}) for run in runs},
+                panel.error,
+                smooth=panel.smooth,
+                span=panel.span,
+                last_step=last_step,
+            )
         )
-    svg.append(_tick_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 5, "step"))
-    legend = []
-    for name, points in drawn.items():
-        index = list(chart.series).index(name)  # a run keeps its colour where another has nothing
-        colour = (_ORDERED if chart.ordered else _CATEGORIES)[index % 6]
-        dashes = _DASHES[(index + index // 6) % 6]  # 36 runs look different
-        style = f'stroke="{colour}" stroke-dasharray="{dashes}"'
-        path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
-        svg.append(f'<polyline class="curve" points="{path}" {style}/>')
-        if len(points) == 1 or (len(points) <= 25 and not smooth):
-            svg += [f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="3" fill="{colour}"/>' for step, value in points]
-        for step, value in points:
-            if error := error_of[name].get(step):
-                bar = f'y1="{y(value - error):.1f}" y2="{y(value + error):.1f}"'
-                svg.append(f'<line class="error" x1="{x(step):.1f}" x2="{x(step):.1f}" {bar} stroke="{colour}"/>')
-        start, end = points[0][1], points[-1][1]
-        legend.append(
-            f'<li><svg viewBox="0 0 30 8" class="key"><line x1="0" x2="30" y1="4" y2="4" class="curve" {style}/></svg>'
-            f"{escape(name)} <small>{start:.3f} → {end:.3f}</small></li>"
-        )
-    svg.append("</svg>")
-    caption = f"{chart.y_label[:1].upper()}{chart.y_label[1:]} by step"
-    if window > 1:
-        caption += f", each point the mean of about {window} steps"
-    if any(error_of.values()):
-        caption += ", bars of one standard error to each side"
-    return (
-        f'<figure><h3>{escape(title)}</h3>{"".join(svg)}<ul class="keys">{"".join(legend)}</ul>'
-        f"<figcaption>{escape(caption)}; the legend gives first and last value.</figcaption></figure>"
-    )
+    return charts
+
+
+def return_per_rank(metrics: Mapping[str, Series]) -> dict[str, Series]:
+    """The curves "rank 1", "rank 2", ... that a run has logged."""
+    names = {k: f"rank_grpo/return@{k}" for k in REPORTED_RANKS}
+    return {f"rank {k}": metrics[name] for k, name in names.items() if name in metrics}
+
+
+def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """Each point the mean of about `window` ones around it, of fewer where less lies before or after it.
+
+    The first point stays itself, so that a steep start is drawn where it is and not later, as a trailing mean draws it.
+    """
+    values = [value for _, value in points]
+    out = []
+    for index, (step, _) in enumerate(points):
+        reach = min(index, window // 2)
+        around = values[index - reach : index + reach + 1]
+        out.append((step, sum(around) / len(around)))
+    return out

@@ -4,6 +4,7 @@ RUN/global_step_N/      checkpoints (verl's layout), the newest complete one nam
 RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line
 RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
 RUN/config.yaml         the composed settings; `run` in it names the recipe and the algorithm
+RUN/starts.jsonl        a line for each start: time, versions, commit (convrec.runs.starts)
 RUN/run.log             everything verl, Ray and vLLM print
 RUN/running             locked by the process that trains into the folder, which it names; gone when that has ended
 """

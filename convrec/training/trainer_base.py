@@ -22,6 +22,7 @@ from verl.trainer.ppo.utils import Role
 from convrec.checkpoints import saving
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
+from convrec.statistics import error_of_mean
 from convrec.training import liveness, registration
 from convrec.training.registration import register_rollout
 from convrec.training.worker import ConvRecWorker
@@ -217,18 +218,24 @@ class ConvRecMixin:
     def _val_metrics_update(
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """verl's metrics of the scalar keys (lists break them), and `val/<name>`: the mean over all rows."""
+        """verl's metrics of the scalar keys (lists break them), and of each the mean over all rows, `val/<name>`, with
+        its standard error over prompts, `val/<name>_se`, where there are two of them."""
         scalars = {
             key: values
             for key, values in reward_extra_infos_dict.items()
             if all(isinstance(value, (int, float)) for value in values)
         }
+        prompts = list(sample_uids)
         if "num_rows" in scalars:  # an answer was scored for several rows at once: it counts as often
             copies = [(place, copy) for place, rows in enumerate(scalars.pop("num_rows")) for copy in range(int(rows))]
             data_sources = [data_sources[place] for place, _ in copies]
             sample_uids = [f"{sample_uids[place]}/{copy}" for place, copy in copies]
             scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
+            prompts = [prompts[place] for place, _ in copies]
         means = {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
+        if len(set(prompts)) > 1:
+            errors = error_of_mean(np.array(list(scalars.values()), dtype=float).T, prompts)
+            means |= {f"val/{key}_se": float(error) for key, error in zip(scalars, errors, strict=True)}
         if len(set(sample_uids)) == len(sample_uids) and "acc" not in scalars:  # verl counts a missing `acc` as 0
             # One answer a prompt: verl's mean of each prompt and then of all is the mean. Its loop over prompts and
             # keys takes 1 to 3 % as long as a whole validation.

@@ -1,7 +1,7 @@
 """What a recipe is: one record each, in the table RECIPES, from which everything else reads what differs.
 
 To add one: an entry in RECIPES, conf/<name>.yaml, its curves in convrec/report/curves.py (PANELS) and its settings in
-recipes/report.py (SETTINGS); a module that calls `runner.run`, and a script that starts it.
+convrec/report/run_summary.py (SETTINGS); a module that calls `runner.run`, and a script that starts it.
 """
 
 from collections.abc import Callable, Mapping

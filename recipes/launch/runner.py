@@ -13,6 +13,7 @@ from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
 from convrec.runs import guard
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
+from convrec.runs.starts import note_start
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
 from recipes.launch.recipe import Recipe
@@ -72,6 +73,7 @@ def _run(
     os.environ.update(process_environment(config.trainer.device != "cpu"))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
     save_config(config, run_folder)
+    note_start(run_folder)
     log_file = run_folder / "run.log"
     model = OmegaConf.select(config, recipe.requirements.model_key)
     console.say(f"{title} of {model} into {run_folder}, full log in {log_file}")

@@ -1,8 +1,7 @@
-"""Runs as curves: repeated steps, step 0 and the last step, the table and the picture."""
+"""Runs as curves: repeated steps, step 0 and the last step, sweeps, names, the table."""
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 from convrec.errors import UserError
 from convrec.report.curves import (
     PANELS,
+    labels_of,
     long_rows,
     read_csv,
     read_curves,
-    return_per_rank,
     series,
-    smoothed,
     write_csv,
-    write_png,
 )
 from recipes import plot
 
@@ -60,7 +57,7 @@ def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
     curves = read_curves(run)
     assert curves.series["evaluated/ndcg"] == {0: 0.2, 3: 0.4}  # at the largest k
     assert curves.series["evaluated/recall"] == {0: 0.3, 3: 0.3}
-    assert curves.series["evaluated/ndcg se"] == {0: 0.05}
+    assert curves.series["evaluated/ndcg_se"] == {0: 0.05}
     panel = next(panel for panel in PANELS["rank_grpo"] if panel.metric == "evaluated/ndcg")
     assert curves.panel_title(panel) == "NDCG@20 on test, by checkpoint"
     sweep(run, "validation")
@@ -138,13 +135,6 @@ def test_csv_keeps_numbers_and_leaves_out_what_is_missing(tmp_path: Path) -> Non
     assert read_csv(tmp_path / "t.csv") == [{"step": 0.0}, {"step": 5.0, "se": 0.25, "n": 3.0}]
 
 
-def test_a_curve_is_smoothed_around_its_points_and_begins_where_it_begins() -> None:
-    points = [(1, 9.0), (2, 3.0), (4, 3.0), (5, 0.0)]
-    # (9 + 3 + 3) / 3 = 5, (3 + 3 + 0) / 3 = 2, (3 + 0) / 2 = 1.5
-    assert smoothed(points, 2) == [(1, 9.0), (2, 5.0), (4, 2.0), (5, 1.5)]
-    assert smoothed(points, 1) == points
-
-
 def test_series_keep_finite_numbers_by_step() -> None:
     rows = [
         {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
@@ -152,7 +142,6 @@ def test_series_keep_finite_numbers_by_step() -> None:
     ]
     metrics = series(rows)
     assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
-    assert return_per_rank(metrics) == {"rank 1": {1: 0.1, 2: 0.4}}
 
 
 def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart(
@@ -170,16 +159,25 @@ def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart
     assert "give a run folder" in capsys.readouterr().err
 
 
-def test_the_picture_has_a_panel_for_each_metric_that_a_run_has(run: Path, tmp_path: Path) -> None:
-    import matplotlib.image
+def algorithm(estimator: str, loss: str) -> str:
+    policy_loss = f"actor: {{policy_loss: {{loss_mode: {loss}}}}}"
+    return f"algorithm: {{adv_estimator: {estimator}}}\nactor_rollout_ref: {{model: {{path: start}}, {policy_loss}}}\n"
 
-    sweep(run)
-    curves = read_curves(run)
-    write_png(tmp_path / "one.png", [curves])
-    height, width, _ = matplotlib.image.imread(tmp_path / "one.png").shape
-    # return@1, validation NDCG, and of the sweep NDCG, Recall, in catalog: 5 panels in 2 rows of 3
-    assert (width, height) == (round(3 * 4.6 * 130), round(2 * 3.1 * 130))
-    # the names of 14 runs get 5 lines of 3 below the panels
-    write_png(tmp_path / "many.png", [replace(curves, name=f"run {number}") for number in range(14)])
-    height, width, _ = matplotlib.image.imread(tmp_path / "many.png").shape
-    assert (width, height) == (round(3 * 4.6 * 130), round((2 * 3.1 + 5 * 0.22) * 130))
+
+def test_a_run_is_called_by_its_algorithm_and_by_its_name_where_others_have_the_same(tmp_path: Path) -> None:
+    configs = {
+        "a": algorithm("grpo", "vanilla"),
+        "b": algorithm("grpo", "gspo"),
+        "c": algorithm("rank_grpo", "rank_grpo"),
+        "d": algorithm("rloo", "vanilla"),
+        "e": "run: {recipe: rank_grpo, algorithm: gspo}\nactor_rollout_ref: {model: {path: start}}\n",
+        "f": "model: {path: start}\n",
+    }
+    folders = {name: write_run(tmp_path / name, "rank_grpo", [{1: {"actor/kl": 0.1}}]) for name in configs}
+    for name, config in configs.items():
+        (folders[name] / "config.yaml").write_text(config)
+    labels = labels_of(plot.read_runs([folders[name] for name in "abcdf"]))
+    assert labels == {"a": "GRPO", "b": "GSPO", "c": "Rank-GRPO", "d": "rloo with vanilla", "f": "SFT"}
+    assert labels_of(plot.read_runs([folders["b"], folders["e"]])) == {"b": "GSPO b", "e": "GSPO e"}
+    (folders["a"] / "config.yaml").unlink()
+    assert labels_of(plot.read_runs([folders["a"]])) == {"a": "rank_grpo"}

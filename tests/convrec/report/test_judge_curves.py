@@ -9,9 +9,10 @@ import yaml
 from convrec.errors import UserError
 from convrec.judges.metrics import pairwise_summary
 from convrec.report.curves import PANELS, read_curves
+from convrec.report.run_summary import SETTINGS
 from convrec.runs.folder import recipe_of, start_model
 from recipes.launch.recipe import RECIPES
-from recipes.report import SETTINGS, report
+from recipes.report import report
 
 CONFIG = {
     "actor_rollout_ref": {"model": {"path": "models/start"}, "rollout": {"n": 4}},

@@ -26,6 +26,8 @@ def test_an_answer_scored_for_several_rows_counts_as_often_in_validation() -> No
     mean = (3 * 0.5 + 0.2) / 4
     assert metrics["val/reward"] == pytest.approx(mean)
     assert metrics["val-core/reddit/reward/mean@1"] == pytest.approx(mean)
+    assert metrics["val/reward_se"] == pytest.approx(0.1125)  # two answers, not four: see test_statistics
+    assert "val/reward_se" not in Trainer()._val_metrics_update(["reddit"], ["a"], {"reward": [0.5]}, [2])
     assert not any("rows" in name or "returns" in name for name in metrics)  # lists and the count itself stay out
 
 

@@ -116,7 +116,14 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     out = tmp_path / "report.html"
     assert report.main([str(run), "--out", str(out)]) == 0
     html = out.read_text()
-    for text in ("run, step 0", "run, step 4", "popularity", "KL to the start", "NDCG@2 on test", "the largest gain"):
+    for text in (
+        "Rank-GRPO (step 4) minus Rank-GRPO (step 0), test.parquet: NDCG@2 +",
+        "popularity",
+        "KL to the start",
+        "NDCG@2 on test",
+        "the largest gain",
+        "Protocol paper takes items that the user has seen",
+    ):
         assert text in html, text
 
 
@@ -162,7 +169,7 @@ def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
     (run / "evaluation" / "test" / "step_000006").mkdir()
     html = report.report([run], tmp_path / "report.html").read_text()
     assert "ends at step 4, without the newest checkpoint, step 6; sweep again" in html
-    assert "run, step 4" in html
+    assert "Rank-GRPO (step 4)" in html
 
 
 def test_evaluations_of_different_splits_are_not_put_side_by_side(

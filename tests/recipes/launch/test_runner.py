@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.runs.folder import RUNNING, hold
+from convrec.runs.starts import read_starts
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.launch.variables import VARIABLES
@@ -138,6 +139,7 @@ def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int,
     run(train)
     run(train)
     assert files == ["0001.jsonl", "0002.jsonl"]
+    assert len(read_starts(tmp_path / "run")) == 2
 
 
 def test_a_refusal_leaves_no_folder(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:

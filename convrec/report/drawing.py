@@ -1,0 +1,192 @@
+"""Charts drawn with matplotlib: as inline SVG for the page, as one PNG for a folder of plots."""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from convrec.report.charts import Chart, GainChart, smoothed
+from convrec.report.svg import inline_svg
+
+# CSS variable -> its value on white, which is drawn with, and on black
+TEXT, RULE = "#5a6675", "#e3e8ef"
+LINES = {
+    "line-0": ("#1f5fa8", "#79b0f2"),
+    "line-1": ("#b5471b", "#f09468"),
+    "line-2": ("#2f7d4f", "#6fc592"),
+    "line-3": ("#7a4ea3", "#c09de6"),
+    "line-4": ("#8c6d1f", "#d8b95f"),
+    "line-5": ("#555555", "#b4b8c0"),
+}
+RANKS = {
+    "rank-0": ("#08306b", "#9ecbff"),
+    "rank-1": ("#2060aa", "#5aa0e8"),
+    "rank-2": ("#2a9d8f", "#4fc7b8"),
+    "rank-3": ("#8ab17d", "#b5d99c"),
+    "rank-4": ("#d98e04", "#f2b544"),
+    "rank-5": ("#b5461a", "#f08a5d"),
+}
+COLOURS = {"quiet": (TEXT, "#a3adba"), "rule": (RULE, "#343b46"), **LINES, **RANKS}
+VARIABLE_OF = {on_white: f"var(--{name})" for name, (on_white, _) in COLOURS.items()}
+DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
+FEW = 4  # lines whose single steps are drawn behind their smoothed curves
+POINTS = 400  # drawn of a line at the most: more cannot be seen
+LONGEST = 28  # characters of a row's name
+WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
+STYLE = {
+    "svg.fonttype": "none",  # text stays text, in the page's font
+    "svg.hashsalt": "convrec",  # ids are the same every time
+    "text.parse_math": False,  # a $ in a run's name is a $
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.labelcolor": TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": RULE,
+    "grid.linewidth": 0.8,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.edgecolor": RULE,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3.5,
+    "lines.scale_dashes": False,
+}
+
+
+def chart_svg(chart: Chart, prefix: str) -> Markup:
+    """The chart without title and legend, which the page has. prefix: unlike any other's of the page."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        _draw(figure.subplots(), chart)
+        return _svg(figure, f"{chart.title} over steps", prefix)
+
+
+def gains_svg(chart: GainChart, prefix: str) -> Markup:
+    """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
+        axis = figure.subplots()
+        axis.axvline(0, color=TEXT, linewidth=1)
+        for place, gain in enumerate(chart.gains.values()):
+            for errors, width in ((2, 1.2), (1, 4)):
+                if math.isfinite(gain.se):  # not of a single conversation
+                    ends = [gain.mean - errors * gain.se, gain.mean + errors * gain.se]
+                    axis.plot(ends, [-place, -place], color=LINES["line-0"][0], linewidth=width)
+            axis.plot([gain.mean], [-place], "o", color=LINES["line-0"][0], markersize=6)
+        axis.set_yticks([-place for place in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
+        axis.set_ylim(0.6 - len(chart.gains), 0.6)
+        axis.grid(axis="y", visible=False)
+        return _svg(figure, chart.title, prefix)
+
+
+def write_png(path: Path, charts: Sequence[Chart]) -> None:
+    """The charts beside and below each other, their legend below all; whole or not at all."""
+    names = list(next((chart.lines for chart in charts if not chart.ordered), ()))
+    columns = min(3, len(charts))
+    rows = math.ceil(len(charts) / columns)
+    legend_rows = math.ceil(len(names) / columns) if len(names) > 1 else 0
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.22 * legend_rows), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches around each
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat[len(charts) :]:
+            axis.axis("off")
+        for chart, axis in zip(charts, axes.flat, strict=False):
+            _draw(axis, chart)
+            axis.set_title(chart.title)
+            if chart.ordered:
+                axis.legend(fontsize=8, frameon=False)
+        if legend_rows:
+            handles = [Line2D([], [], label=name, **_style(index, False)) for index, name in enumerate(names)]
+            figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        figure.savefig(partial, dpi=130, format="png")
+    partial.replace(path)
+
+
+def line_key(index: int, ordered: bool) -> dict[str, str]:
+    """How line `index` of a chart looks, as attributes of an SVG line."""
+    style = _style(index, ordered)
+    return {
+        "stroke": VARIABLE_OF[style["color"]],
+        "stroke-dasharray": " ".join(map(str, DASHES[(index + index // len(LINES)) % len(DASHES)])),
+    }
+
+
+def _draw(axis: Axes, chart: Chart) -> None:
+    last = chart.last_step or max((step for line in chart.lines.values() for step in line), default=0) or 1
+    for index, (name, line) in enumerate(chart.lines.items()):
+        if not line:
+            continue
+        points, style = sorted(line.items()), _style(index, chart.ordered)
+        steps, values = zip(*_thinned(points), strict=True)
+        if errors := chart.errors.get(name):
+            bars = [errors.get(step, math.nan) for step in steps]
+            ends = [[value + side * bar for value, bar in zip(values, bars, strict=True)] for side in (-1, 1)]
+            if len(points) > 1:
+                axis.fill_between(steps, *ends, color=style["color"], alpha=0.15, linewidth=0, clip_on=False)
+            else:
+                axis.vlines(steps, *ends, color=style["color"], alpha=0.6, clip_on=False)
+        if chart.window > 1 and not chart.ordered and len(chart.lines) <= FEW:
+            axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8, clip_on=False)
+        marker = "o" if len(points) == 1 or (len(points) <= 25 and chart.window == 1) else None
+        drawn = zip(*_thinned(smoothed(points, chart.window)), strict=True)
+        axis.plot(*drawn, **style, marker=marker, clip_on=False, label=name)
+    rounded = MaxNLocator(6, integer=True).tick_values(0, last)
+    # the last step in place of those that its label would touch
+    axis.set_xticks([tick for tick in rounded if 0 <= tick <= 0.9 * last] + [last])
+    axis.set_xlim(-0.02 * last, 1.02 * last)
+    axis.yaxis.set_major_locator(MaxNLocator(5))
+    axis.set_ylim(*_limits(chart, axis))
+    axis.grid(axis="x", visible=False)
+    axis.set_xlabel("step")
+    axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
+
+
+def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
+    """The axis' limits widened to the chart's span: downwards, but not below 0 where nothing is drawn there."""
+    low, high = axis.get_ylim()
+    low = min(low, high - chart.span, 0.0 if chart.from_zero else low)
+    if axis.dataLim.y0 >= 0:
+        low = max(low, 0.0)
+    return low, max(high, low + chart.span) + 0.05 * chart.span
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """At most about POINTS points, the last one among them."""
+    every = math.ceil(len(points) / POINTS)
+    return [*points[:-1:every], points[-1]]
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def _style(index: int, ordered: bool) -> dict[str, Any]:
+    colours = RANKS if ordered else LINES
+    dashes = DASHES[(index + index // len(colours)) % len(DASHES)]
+    return {"color": list(colours.values())[index % len(colours)][0], "linestyle": (0, dashes) if dashes else "-"}
+
+
+def _svg(figure: Figure, label: str, prefix: str) -> Markup:
+    for patch in (figure.patch, *(axis.patch for axis in figure.axes)):
+        patch.set_visible(False)  # the page's own background
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return Markup(inline_svg(text.getvalue(), label, prefix, VARIABLE_OF))

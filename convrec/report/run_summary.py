@@ -1,0 +1,92 @@
+"""What a run is, for its reader: what was trained on what, when and with which versions, and its settings."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from convrec.runs.folder import METRICS, RL_MODEL, SFT_MODEL, setting
+from convrec.runs.starts import read_starts
+
+_TRAINING_DATA = "data.train_files"
+_STEPS = "trainer.total_training_steps"
+_MODEL_FOLDERS = ("huggingface", "merged", "actor")  # of a checkpoint global_step_N
+
+_RL = {
+    "prompts a step": "data.train_batch_size",
+    "rollouts a prompt": "actor_rollout_ref.rollout.n",
+    "updates a batch (mu)": "actor_rollout_ref.actor.ppo_epochs",
+    "learning rate": "actor_rollout_ref.actor.optim.lr",
+    "KL coefficient": "actor_rollout_ref.actor.kl_loss_coef",
+    "clip low": "actor_rollout_ref.actor.clip_ratio_low",
+    "clip high": "actor_rollout_ref.actor.clip_ratio_high",
+    "seed": "data.seed",
+}
+_JUDGE = {
+    "start": RL_MODEL,
+    "training data": _TRAINING_DATA,
+    "judge's reward": "reward.custom_reward_function.path",
+    **_RL,
+}
+# recipe -> setting in the report -> key of the run's config
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "sft": {
+        "start": SFT_MODEL,
+        "training data": _TRAINING_DATA,
+        "batch": "data.train_batch_size",
+        "learning rate": "optim.lr",
+        "seed": "trainer.seed",
+    },
+    "rank_grpo": {
+        "start": RL_MODEL,
+        "training data": _TRAINING_DATA,
+        "advantages": "algorithm.adv_estimator",
+        "policy loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "returns": "convrec.reward",
+        "preset": "convrec.preset",
+        "matching": "convrec.matching",
+        "items": "convrec.num_items",
+        **_RL,
+    },
+    "judge_pointwise": _JUDGE,
+    "judge_pairwise": _JUDGE,
+}
+
+
+def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[str, str]:
+    """What was trained on what, when and with what: name -> text. What the run did not note is left out."""
+    starts = read_starts(run_folder)
+    newest = max(run_folder.glob(f"{METRICS}/[0-9]*.jsonl"), key=lambda path: path.stat().st_mtime)
+    logged = datetime.fromtimestamp(newest.stat().st_mtime, UTC)
+    planned, data = setting(config, _STEPS), setting(config, _TRAINING_DATA)
+    last = starts[-1] if starts else {"versions": {}, "commit": None}
+    found = {
+        "started from": _short_model(setting(config, RL_MODEL) or setting(config, SFT_MODEL)),
+        "trained on": ", ".join(Path(file).name for file in ([data] if isinstance(data, str) else data or ())),
+        "steps": f"{steps_made} of {planned}" if planned else str(steps_made),
+        "started": ", ".join(_minute(datetime.fromisoformat(start["time"])) for start in starts),
+        "last logged": _minute(logged),
+        "versions": ", ".join(f"{name} {version}" for name, version in last["versions"].items()),
+        "commit": last["commit"] or "",
+        "folder": run_folder.name,
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def settings_of(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
+    found = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _short_model(model: str | None) -> str:
+    """`sft/global_step_20` of a checkpoint's folder; the name of any other folder; a Hub id as it is."""
+    if not model or not Path(model).is_absolute():
+        return model or ""
+    parts = list(Path(model).parts)
+    while parts[-1] in _MODEL_FOLDERS:
+        parts.pop()
+    return "/".join(parts[-2:] if parts[-1].startswith("global_step_") else parts[-1:])

@@ -1,0 +1,66 @@
+"""How much models gain over the first of several evaluations of one split, row by row, from their rows.parquet."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from convrec.errors import UserError
+from convrec.lists.metrics import paired
+from convrec.report.charts import Gain, GainChart
+from convrec.statistics import FLIPS
+
+_CAPTION = (
+    "{n} rows, {contexts} conversations. Thick line: one standard error to each side (bootstrap over conversations); "
+    "thin line: two. p: two-sided, of each metric alone, by {flips:,} sign flips of whole conversations, so that "
+    "{least:.4f} is the least."
+)
+
+
+def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainChart]:
+    """Of two evaluations (name -> OUT of recipes.evaluate) one chart of every metric, of more one of NDCG and one of
+    Recall at the largest k, a row a model; [] of fewer than two.
+
+    Raises UserError when the rows of one are gone.
+    """
+    if len(evaluations) < 2:
+        return []
+    (reference, rows), *others = ((name, _rows(folder)) for name, folder in evaluations.items())
+    found: dict[str, dict[str, Any]] = {}
+    for name, of_model in others:
+        samples = [sample for sample in rows if sample in of_model]
+        conversations = [rows[sample]["prompt_id"] for sample in samples]
+        sides = [[side[sample] for sample in samples] for side in (rows, of_model)]
+        found[name] = paired(*sides, ks, conversations, seed)
+    caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
+    metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
+    if len(found) == 1:
+        ((name, of_name),) = found.items()
+        gains = {title_of(metric): _gain(of_name[metric]) for metric in metrics}
+        return [GainChart(f"{name} minus {reference}", gains, caption)]
+    return [
+        GainChart(
+            f"{title_of(metric)}: gain over {reference}",
+            {name: _gain(of_name[metric]) for name, of_name in found.items()},
+            caption,
+        )
+        for metric in metrics[:: len(ks)]
+    ]
+
+
+def title_of(metric: str) -> str:
+    """`NDCG@20` of `ndcg@20`."""
+    name, _, k = metric.partition("@")
+    return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"
+
+
+def _gain(found: Mapping[str, Any]) -> Gain:
+    return Gain(found["mean"], found["se"], found["p"])
+
+
+def _rows(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / "rows.parquet"
+    if not path.exists():
+        raise UserError(f"{path}: gone since it was evaluated; evaluate again")
+    return {row["sample_id"]: row for row in pq.read_table(path).to_pylist()}
