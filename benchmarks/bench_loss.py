@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units
-from convrec.rank_grpo.policy_loss import rank_policy_loss
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 
 B, T, RANKS, KL = 384, 1024, 20, 0.001
 NEWLINE, WORDS = 1, 2000  # token ids: 0 ends, 1 is a new line, the others are words
@@ -179,11 +179,10 @@ def main() -> None:
             log_prob,
             advantages,
             units,
-            num_ranks=RANKS,
-            global_batch_size=B,
+            RankLossSettings(RANKS, kl_coef=KL if with_kl else 0.0),
+            BatchCounts(B),
             old_log_prob_BT=old_log_prob,
             ref_log_prob_BT=reference if with_kl else None,
-            kl_coef=KL if with_kl else 0.0,
         )
         loss.backward()
 

@@ -1,6 +1,5 @@
 """verl's loss-function form of the rank-level policy loss; it travels to every actor worker."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,18 +7,8 @@ from tensordict import TensorDict
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
-from convrec.rank_grpo.policy_loss import Aggregation, metric_aggregation, rank_policy_loss
-
-
-@dataclass(frozen=True)
-class RankLossSettings:
-    """What the loss needs to know; it travels to the actor workers."""
-
-    num_ranks: int
-    clip_ratio_low: float
-    clip_ratio_high: float
-    kl_coef: float
-    aggregation: Aggregation  # "rank-mean" (paper) or "token-mean" (reference)
+from convrec.rank_grpo.loss_metrics import metric_aggregation
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 
 
 def rank_grpo_loss(
@@ -30,27 +19,23 @@ def rank_grpo_loss(
     optional = [
         key for key in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights") if key in data
     ]
-    counts = {key: data[key] for key in ("global_batch_size", "batch_num_tokens", "dp_size")}
+    counts = BatchCounts(data["global_batch_size"], data["batch_num_tokens"], data["dp_size"])
     batch = data.select("response_mask", "advantages", "policy_units", *optional).to_padded_tensor()
     mask = batch["response_mask"].bool()
     loss, metrics = rank_policy_loss(
         log_prob,
         batch["advantages"],
         batch["policy_units"].long() - 1,
-        num_ranks=settings.num_ranks,
-        clip_ratio_low=settings.clip_ratio_low,
-        clip_ratio_high=settings.clip_ratio_high,
+        settings,
+        counts,
         old_log_prob_BT=batch.get("old_log_probs"),
         ref_log_prob_BT=batch.get("ref_log_prob"),
-        kl_coef=settings.kl_coef,
-        rollout_is_weights=batch.get("rollout_is_weights"),
-        aggregation=settings.aggregation,
-        **counts,
+        rollout_is_weights_BT=batch.get("rollout_is_weights"),
     )
     verl_metrics = {key: Metric(metric_aggregation(key), value) for key, value in metrics.items()}
     # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is
     policy_log_prob = batch.get("old_log_probs", log_prob).detach()
-    per_token = counts["dp_size"] / counts["batch_num_tokens"]
+    per_token = data["dp_size"] / data["batch_num_tokens"]
     # temperature 1 and no truncation: the mean surprisal of the samples estimates the entropy without bias
     verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * mask).sum() * per_token)
     if "rollout_log_probs" in batch:

@@ -28,11 +28,12 @@ from verl.workers.utils.padding import response_to_nested
 
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import finish_policy_metrics
+from convrec.rank_grpo.loss_metrics import finish_policy_metrics
+from convrec.rank_grpo.policy_loss import RankLossSettings
 from convrec.rank_grpo.step_metrics import rank_metrics
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
-from convrec.training.loss import RankLossSettings, rank_grpo_loss
+from convrec.training.loss import rank_grpo_loss
 from convrec.training.trainer_base import ConvRecMixin, scalar_infos
 from convrec.training.worker import ConvRecDetachWorker
 

@@ -11,14 +11,29 @@ from hypothesis import strategies as st
 from convrec.errors import UserError
 from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import AGGREGATIONS, finish_policy_metrics, metric_aggregation, rank_policy_loss
+from convrec.rank_grpo.loss_metrics import finish_policy_metrics, metric_aggregation
+from convrec.rank_grpo.policy_loss import AGGREGATIONS, BatchCounts, RankLossSettings, rank_policy_loss
 
 F64 = torch.float64
 
 
+def rank_loss(log_prob, advantages, units, *, global_batch_size, batch_num_tokens=None, dp_size=1, old_log_prob_BT=None,
+              ref_log_prob_BT=None, rollout_is_weights_BT=None, **settings):  # fmt: skip
+    return rank_policy_loss(
+        log_prob,
+        advantages,
+        units,
+        RankLossSettings(**settings),
+        BatchCounts(global_batch_size, batch_num_tokens, dp_size),
+        old_log_prob_BT=old_log_prob_BT,
+        ref_log_prob_BT=ref_log_prob_BT,
+        rollout_is_weights_BT=rollout_is_weights_BT,
+    )
+
+
 def loss_and_grad(log_prob, *args, **kwargs):
     log_prob = log_prob.detach().clone().requires_grad_()
-    loss, metrics = rank_policy_loss(log_prob, *args, **kwargs)
+    loss, metrics = rank_loss(log_prob, *args, **kwargs)
     loss.backward()
     return loss.detach(), log_prob.grad, metrics
 
@@ -174,7 +189,7 @@ def test_paper_preset_matches_the_paper_form_but_for_the_listed_differences(shar
             ranks = rank_function(ids, mask, table, eos)  # noqa: B023
             stop = stop_token_mask(ids, mask, eos)  # noqa: B023
             units, advantages = assign_units(ranks, rank_adv, stop, N, "paper", 0.0, 0.0)  # noqa: B023
-            return rank_policy_loss(
+            return rank_loss(
                 new, advantages, units, num_ranks=N, global_batch_size=len(ids), old_log_prob_BT=old  # noqa: B023
             )[0].item()  # fmt: skip
 
@@ -251,7 +266,7 @@ def test_loss_and_gradient_equal_plain_autograd(aggregation, seed, mixed, on_pol
     (expected_grad,) = torch.autograd.grad(expected, x, allow_unused=True) if expected.requires_grad else (None,)
     loss, grad, _ = loss_and_grad(
         new, advantages, units, **sizes, aggregation=aggregation, old_log_prob_BT=old, ref_log_prob_BT=ref, kl_coef=0.2,
-        rollout_is_weights=weights, dp_size=3,
+        rollout_is_weights_BT=weights, dp_size=3,
     )  # fmt: skip
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
@@ -262,7 +277,7 @@ def test_gradcheck(aggregation):
     new, old, ref, advantages, units, sizes = random_batch(3, B=3, T=8, spread=0.02)  # no ratio near a clip boundary
 
     def loss_of(log_prob):
-        return rank_policy_loss(
+        return rank_loss(
             log_prob, advantages, units, **sizes, aggregation=aggregation, old_log_prob_BT=old, ref_log_prob_BT=ref,
             kl_coef=0.1,
         )[0]  # fmt: skip
@@ -274,7 +289,7 @@ def test_the_gradient_is_scaled_by_what_follows():
     new, old, _, advantages, units, sizes = random_batch(1)
     _, grad, _ = loss_and_grad(new, advantages, units, **sizes, old_log_prob_BT=old)
     x = new.clone().requires_grad_()
-    (rank_policy_loss(x, advantages, units, **sizes, old_log_prob_BT=old)[0] * 0.25).backward()
+    (rank_loss(x, advantages, units, **sizes, old_log_prob_BT=old)[0] * 0.25).backward()
     torch.testing.assert_close(x.grad, grad * 0.25)
 
 
@@ -406,6 +421,6 @@ def test_extreme_log_ratios_stay_finite(sign):
 def test_wrong_settings_are_refused():
     new, _, _, advantages, units, _ = random_batch(0)
     with pytest.raises(UserError, match="aggregation"):
-        rank_policy_loss(new, advantages, units, num_ranks=4, global_batch_size=6, aggregation="mean")
+        RankLossSettings(num_ranks=4, aggregation="mean")
     with pytest.raises(ValueError, match="batch_num_tokens"):
-        rank_policy_loss(new, advantages, units, num_ranks=4, global_batch_size=6, aggregation="token-mean")
+        rank_loss(new, advantages, units, num_ranks=4, global_batch_size=6, aggregation="token-mean")

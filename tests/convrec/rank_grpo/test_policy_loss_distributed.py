@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import finish_policy_metrics, rank_policy_loss
+from convrec.rank_grpo.loss_metrics import finish_policy_metrics
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 
 VOCAB, WIDTH, N, B, T = 17, 8, 3, 8, 14
 
@@ -52,12 +53,10 @@ def train_step(model, rows, micro_batches, dp_size):
             log_probs(model, tokens[chunk]),
             advantages[chunk],
             units[chunk],
-            num_ranks=N,
-            global_batch_size=B,
+            RankLossSettings(N, kl_coef=0.05),
+            BatchCounts(B, dp_size=dp_size),
             old_log_prob_BT=(start + noise[0])[chunk],
             ref_log_prob_BT=(start + noise[1])[chunk],
-            kl_coef=0.05,
-            dp_size=dp_size,
         )
         loss.backward()
         loss_sum += loss.item()
