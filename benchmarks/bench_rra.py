@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import prompt_text
+from convrec.data.schema import TRUTH, prompt_text
 from convrec.lists.ranks import format_item
 from data_prep.stages import metadata, reflect, remap, rows, teacher
 
@@ -99,7 +99,7 @@ def generate(folder: Path, items: int, conversations: int, rng: np.random.Genera
     pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), folder / rows.CATALOG)
     pq.write_table(pa.table({"title": titles, "year": years, "text": texts}), folder / metadata.FILE)
     (folder / "rows.json").write_text(
-        json.dumps({"id": "", "settings": {"num_items": 20}, "inputs": {}, "summary": {}})
+        json.dumps({"id": "", "settings": {"num_items": 20}, "inputs": {}, "files": [], "summary": {}})
     )
 
     popularity = 1 / np.arange(10, items + 10)
@@ -110,7 +110,7 @@ def generate(folder: Path, items: int, conversations: int, rng: np.random.Genera
         {
             "prompt": [{"content": prompt_text(f"USER: {' '.join(text)} {names[some[20]]}\n"), "role": "user"}],
             "seen_titles": [titles[some[20]]],
-            "groundtruth_with_release_year": [[titles[m], str(years[m])] for m in (some[0], some[5], some[21])],
+            TRUTH: [[titles[m], str(years[m])] for m in (some[0], some[5], some[21])],
             "sample_id": f"c{n}",
             "split": "train",
             "group": f"c{n}",

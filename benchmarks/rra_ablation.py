@@ -11,7 +11,6 @@ each other variant, row by row.
 
 import argparse
 import csv
-import json
 import os
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.data.schema import truth_of
+from convrec.files import write_json
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, paired, summarise
@@ -77,7 +78,7 @@ def main() -> None:
         "demonstrations": compare({name: texts(path) for name, path in demonstrations.items()}, rows, matcher, options),
         "models": compare({name: texts(path) for name, path in models.items()}, rows, matcher, options),
     }
-    (options.out / "tables.json").write_text(json.dumps(tables, indent=1))
+    write_json(options.out / "tables.json", tables)
     for title, lines in tables.items():
         print(title)
         for name, figures in lines.items():
@@ -135,7 +136,7 @@ def compare(
     contexts = [rows[name]["prompt"][0]["content"] for name in common]
 
     def score(text: str, row: dict) -> Any:
-        return evaluate_row(parse_items(text), row["groundtruth_with_release_year"], row["seen_titles"], matcher, ks=ks)
+        return evaluate_row(parse_items(text), truth_of(row), row["seen_titles"], matcher, ks=ks)
 
     scored = {variant: [score(some[name], rows[name]) for name in common] for variant, some in lists.items()}
     found: dict[str, dict[str, Any]] = {}

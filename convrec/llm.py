@@ -25,7 +25,6 @@ import os
 import random
 import sys
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from email.utils import mktime_tz, parsedate_tz
@@ -36,6 +35,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from convrec.errors import UserError
+from convrec.files import write_text
 
 Messages = list[dict[str, str]]
 
@@ -106,7 +106,7 @@ class Usage:
 
 
 class AnswerCache:
-    """One JSON file an answer, named by the SHA-256 of its request. Files appear whole (written aside and renamed), so
+    """One JSON file an answer, named by the SHA-256 of its request. Files appear whole, so
     readers, writers and a crash cannot hurt each other; a file that is damaged all the same counts as absent."""
 
     def __init__(self, folder: str | os.PathLike) -> None:
@@ -124,11 +124,7 @@ class AnswerCache:
             return None
 
     def put(self, request: dict[str, Any], answer: Answer) -> None:
-        path = self.path(request)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        partial.write_text(json.dumps({"request": request, "answer": asdict(answer)}), encoding="utf-8")
-        partial.replace(path)
+        write_text(self.path(request), json.dumps({"request": request, "answer": asdict(answer)}))
 
 
 class BadReply(Exception):

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.files import file_hash
 from convrec.llm import LLM, endpoint
 from data_prep.stages import demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import Asker
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages.record import Stage, file_id, read_record, refuse_foreign, run_stage
+from data_prep.stages.record import Stage, read_record, refuse_foreign, run_stage
 
 STAGES = {  # what each writes
     "rows": (rows.ROWS, rows.CATALOG),
@@ -100,7 +101,7 @@ def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
     sources = _sources(given)
     settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
-    settings |= {name: file_id(path) for name, path in sources.items()}
+    settings |= {name: file_hash(path) for name, path in sources.items()}
     return Stage("rows", [], STAGES["rows"], partial(rows.run, sources=sources)), settings
 
 

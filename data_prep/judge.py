@@ -23,7 +23,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
+from convrec.files import folder_written_whole, write_json
 from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import judge_schema, label_of, make_row, prompt_of
 from data_prep.judge_records import Rating, Record, is_tie, load
@@ -162,17 +162,11 @@ def convert(
         "labels": {name: _count(label_of(row, mode) for row in part) for name, part in parts.items()},
         "seed": seed,
     }
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with folder_written_whole(folder) as partial:
         for name, part in parts.items():
             if part:
                 pq.write_table(pa.Table.from_pylist(part, judge_schema(mode)), partial / f"{name}.parquet")
-        (partial / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_json(partial / "summary.json", summary)
     return summary
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
+from convrec.files import write_table
 from convrec.judges.prompt import MODES, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table
 from convrec.judges.verdict import preference_verdict, score_verdict
@@ -67,10 +68,7 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
     found = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None)
     if not found:
         raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    pq.write_table(pa.Table.from_pylist(found, DEMONSTRATION_SCHEMA), partial)
-    partial.replace(out)
+    write_table(out, pa.Table.from_pylist(found, DEMONSTRATION_SCHEMA))
     return len(found), len(rows)
 
 

@@ -15,13 +15,13 @@ import argparse
 import json
 import os
 import random
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.files import folder_written_whole
 from data_prep.judge import convert
 from data_prep.sample_data.films import load_films
 
@@ -81,17 +81,11 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
     folder = Path(out)
     if folder.exists():
         raise UserError(f"--out {folder} exists and is not overwritten: choose another folder or move it away")
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with folder_written_whole(folder) as partial:
         for mode, records in (("pairwise", preferences(count, seed)), ("pointwise", ratings(count, seed))):
             raw = partial / f"{mode}.jsonl"
             raw.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
             convert(mode, [raw], partial / mode, seed=seed)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 

@@ -14,7 +14,6 @@ none of these all is train.
 """
 
 import argparse
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
 from convrec.errors import UserError
+from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
@@ -38,14 +38,12 @@ from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
-    TableWriter,
     beginning,
     conversation_of,
     describe,
     hash64,
     message,
-    partial_name,
-    write_json,
+    table_writer,
 )
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
@@ -85,10 +83,7 @@ def convert_own(
         raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
     split_of, described = assign(facts, rule, borders)
 
-    partial = partial_name(out)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with folder_written_whole(out) as partial:
         pq.write_table(table, partial / "catalog.parquet")
         rows = _rows(paths, dated, len(facts) if progress else None)
         files, counts = _write_tables(partial, rows, split_of, matcher, item, num_items)
@@ -99,11 +94,6 @@ def convert_own(
             "rows": counts,
         }
         write_json(partial / "summary.json", summary)
-        if out.exists():
-            shutil.rmtree(out)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return summary
 
 
@@ -170,14 +160,14 @@ def _write_tables(
         writers = {}
         for name in TABLES:
             schema = (SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA).append(ID)
-            writers[name] = stack.enter_context(TableWriter(folder / f"{name}.parquet", schema))
+            writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", schema))
         for row in rows:
             split = split_of[conversation_name(row)]
             prompt = prompt_text(row.conversation, num_items, item, dated)
             record = {
                 "prompt": message("user", prompt),
                 "seen_titles": row.seen,
-                "groundtruth_with_release_year": row.truth,
+                TRUTH: row.truth,
                 "sample_id": _sample_id(row, prompt, ids),
                 "id": row.id,
                 "completion": message("assistant", "\n".join(format_item(*entry) for entry in row.demonstration)),

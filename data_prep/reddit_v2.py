@@ -22,7 +22,6 @@ something else made.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 from collections import Counter
@@ -33,21 +32,18 @@ from typing import Any, NamedTuple, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair
 from convrec.errors import UserError
+from convrec.files import file_hash, write_json, write_table, written_whole
 from convrec.lists.catalog import Catalog, load_catalog, parse_year
 from convrec.lists.matching import Matcher
-from data_prep.released import TRUTH, Split, find_split, read_split
+from data_prep.released import Split, find_split, read_split
 from data_prep.tables import (
-    Pair,
     SampleIds,
     TableNumbers,
-    TableWriter,
     describe,
     message,
-    partial_name,
-    whole_text,
-    write_json,
+    table_writer,
 )
 
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
@@ -143,7 +139,7 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
             f"--source {source}: none of sft_dataset, grpo/grpo_dataset, grpo_dataset, {CATALOG} is in it; "
             "give the folder that holds them"
         )
-    catalog_id = hashlib.sha256(pickle.read_bytes()).hexdigest() if catalog else ""
+    catalog_id = file_hash(pickle) if catalog else ""
     made_from = {name: json.dumps([FORM, split.identity, catalog_id]) for name, split in splits.items() if split}
     if catalog:
         made_from["catalog"] = json.dumps([FORM, catalog_id])
@@ -212,9 +208,10 @@ def _convert_split(
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     with (
-        TableWriter(out / f"{target.name}.parquet", target.schema) as table,
+        table_writer(out / f"{target.name}.parquet", target.schema) as table,
         # in its place before the table, whose presence says that both are whole
-        whole_text(out / f"{target.name}.changes.jsonl") as changes,
+        written_whole(out / f"{target.name}.changes.jsonl") as partial,
+        partial.open("w", encoding="utf-8") as changes,
     ):
         place = 0
         for rows in read_split(split, columns, target.name if progress else None):
@@ -259,8 +256,7 @@ def _write_catalog(path: Path, catalog: Catalog, made_from: str) -> dict[str, An
     metadata = {KEY: json.dumps({"made_from": made_from, "summary": summary}).encode()}
     titles, years = zip(*items, strict=True)
     table = pa.table([titles, years], schema=CATALOG_SCHEMA.with_metadata(metadata))
-    pq.write_table(table, partial_name(path))
-    partial_name(path).rename(path)
+    write_table(path, table)
     return summary
 
 

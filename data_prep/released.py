@@ -16,10 +16,9 @@ from typing import NamedTuple
 import pyarrow as pa
 from tqdm import tqdm
 
-from convrec.data.schema import MESSAGES
+from convrec.data.schema import MESSAGES, TRUTH
 from convrec.errors import UserError
 
-TRUTH = "groundtruth_with_release_year"
 BATCH_ROWS = 1000
 MEBIBYTE = 1 << 20
 _TITLED = pa.struct([("title", pa.string())])

@@ -19,7 +19,6 @@ The teacher (data_prep/retrieval_teacher.py) has read the training conversations
 import argparse
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,17 +27,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.schema import (
+    CATALOG_SCHEMA,
+    RL_SCHEMA,
+    SFT_SCHEMA,
+    TRUTH,
+    TURN,
+    Pair,
+    conversation_text,
+    prompt_text,
+    truth_of,
+)
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
+from convrec.files import folder_written_whole
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
 from data_prep.retrieval_teacher import RetrievalTeacher, with_lists
-from data_prep.tables import Pair, conversation_of, conversation_text, truth_of
-
-_TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)
+from data_prep.tables import conversation_of
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
@@ -91,7 +99,7 @@ def cuts(rows: list[dict], num_items: int) -> list[dict]:
     result = []
     for name, row in longest.items():
         text = conversation_text(row)
-        turns = list(_TURN.finditer(text))
+        turns = list(TURN.finditer(text))
         next_turns = [turn.start() for turn in turns[1:]] + [len(text)]
         ends = [end for turn, end in zip(turns, next_turns, strict=False) if turn[1] == "USER"]
         for turn, end in enumerate(ends):
@@ -135,7 +143,7 @@ def _row(
     return {
         "prompt": [{"content": prompt_text(conversation, num_items), "role": row["prompt"][0]["role"]}],
         "seen_titles": list(seen),
-        "groundtruth_with_release_year": [list(pair) for pair in truth],
+        TRUTH: [list(pair) for pair in truth],
         "sample_id": sample_id,
     }
 
@@ -199,20 +207,10 @@ def write_reduced(
         **{split: pa.Table.from_pylist(rows, RL_SCHEMA) for split, rows in reduced.items()},
         **{name: pa.Table.from_pylist(rows, SFT_SCHEMA) for name, rows in demonstrations.items()},
     }
-    _write_folder(out, tables)
-    return {split: _compare(reduced, split, lists[split], catalog, num_items) for split in ("validation", "test")}
-
-
-def _write_folder(out: Path, tables: dict[str, pa.Table]) -> None:
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with folder_written_whole(out) as partial:
         for name, table in tables.items():
             pq.write_table(table, partial / f"{name}.parquet")
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    return {split: _compare(reduced, split, lists[split], catalog, num_items) for split in ("validation", "test")}
 
 
 def _compare(
@@ -222,7 +220,7 @@ def _compare(
     known = Catalog.from_items(catalog)
     matcher = Matcher(known)
     rows = reduced[split]
-    popular = popularity_baseline(reduced["train"], known, num_items)
+    popular = popularity_baseline(map(truth_of, reduced["train"]), known, num_items)
     answers: dict[str, list[list[Item | None]]] = {
         "popularity": [list(popular)] * len(rows),
         "teacher": [parse_items(row["completion"][0]["content"]) for row in with_lists(rows, lists)],

@@ -12,9 +12,10 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 
+from convrec.data.schema import Pair, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
-from data_prep.tables import Pair, conversation_of, conversation_text, truth_of
+from data_prep.tables import conversation_of
 
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows

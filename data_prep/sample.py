@@ -12,7 +12,6 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
 
 import argparse
 import os
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -21,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, prompt_text, split_prompt
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_text, prompt_text, truth_of
 from convrec.errors import UserError
+from convrec.files import folder_written_whole
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
 from convrec.lists.ranks import format_item
 from data_prep.sample_data.conversations import read_taste, write_conversation
@@ -92,9 +92,7 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
             {
                 "prompt": [{"content": prompt_text(conversation, num_items), "role": "user"}],
                 "seen_titles": [table.films[row].title for row in taste.named],
-                "groundtruth_with_release_year": [
-                    [table.films[row].title, str(table.films[row].year)] for row in truth
-                ],
+                TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
                 "completion": [
                     {"content": "\n".join(format_item(film.title, film.year) for film in shown), "role": "assistant"}
@@ -106,7 +104,7 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
 
 def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
     """The catalog with each film's mentions as ground truth of the training split."""
-    mentions = Counter(tuple(pair) for row in train_rows for pair in row["groundtruth_with_release_year"])
+    mentions = Counter(pair for row in train_rows for pair in truth_of(row))
     return [
         {"title": film.title, "year": film.year, "mentions": mentions[film.title, str(film.year)]}
         for film in table.films
@@ -132,10 +130,7 @@ def write_sample(
     for split in SPLITS:
         if counts[split] < 1:
             raise UserError(f"--{split} {counts[split]}: give at least one row")
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with folder_written_whole(out) as partial:
         for split in SPLITS:
             rows = make_rows(table, split, counts[split], seed, num_items)
             pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), partial / f"{split}.parquet")
@@ -145,11 +140,6 @@ def write_sample(
                 catalog_schema = CATALOG_SCHEMA.append(pa.field("mentions", pa.int32()))
                 catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
                 pq.write_table(catalog, partial / "catalog.parquet")
-        if out.exists():
-            shutil.rmtree(out)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
@@ -162,11 +152,11 @@ def check_sample(folder: str | os.PathLike) -> dict[str, tuple[float, float]]:
     lists: dict[str, list[list[str]]] = {"popularity": [], "teacher": [], "oracle": []}
     for row in rows:
         teacher = row["completion"][0]["content"].split("\n")
-        conversation = split_prompt(row["prompt"][0]["content"])[1]
+        conversation = conversation_text(row)
         lists["teacher"].append(teacher)
         lists["popularity"].append([name for name in popular if name not in conversation][: len(teacher)])
         lists["oracle"].append([table.films[i].name for i in oracle_list(table, conversation, len(teacher))])
-    truths = [{format_item(*pair) for pair in row["groundtruth_with_release_year"]} for row in rows]
+    truths = [{format_item(title, int(year)) for title, year in truth_of(row)} for row in rows]
     return {name: _recall_and_ndcg(ranked, truths) for name, ranked in lists.items()}
 
 

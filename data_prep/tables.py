@@ -7,23 +7,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CONVERSATION_MARKER, split_prompt
+from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, split_prompt
+from convrec.files import written_whole
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
 
-Pair: TypeAlias = tuple[str, str]  # title, year as text; "" where items have no years
 GROUP_ROWS = 4096  # of a parquet row group: with posts of 4,000 characters 16 MB
 EXAMPLES = 5
 # Speakers count. Of ReDial's 1,605 conversations with 4 words 4 come apart and 109 meet another; with 2 words 0 and
 # 1,237, with 8 words 22 and 2.
 BEGINNING_WORDS = 4
-_TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)
 
 
 class SampleIds:
@@ -49,9 +48,9 @@ class SampleIds:
 def beginning(conversation: str) -> str:
     """What contexts of one conversation have in common, where it has no name: the turns up to a user's, until they hold
     a few words, since not all that begins with "Hi" is one conversation. The whole of a shorter one."""
-    turn = _TURN.search(conversation)
+    turn = TURN.search(conversation)
     while turn:
-        following = _TURN.search(conversation, turn.end())
+        following = TURN.search(conversation, turn.end())
         start = conversation[: following.start() if following else None]
         if turn[1] == "USER" and len(start.split()) >= BEGINNING_WORDS:
             return start.strip()
@@ -64,63 +63,40 @@ def hash64(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 
+@contextmanager
+def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Batches written as they come; the file appears when the block ends well."""
+    with written_whole(path) as partial, pq.ParquetWriter(partial, schema) as writer:
+        yield writer
+
+
 class TableWriter:
-    """A parquet file that is there whole or not at all: `with TableWriter(path, schema) as table: table.add(row)`.
+    """Rows written as they come; memory holds one row group of them."""
 
-    Memory holds one row group. On an exception the file under the temporary name is removed.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.path, self.schema = path, schema
-        self.partial = partial_name(path)
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self.writer = writer
         self.pending: list[Mapping[str, Any]] = []
         self.metadata: dict[str, str] = {}  # written at the end
-
-    def __enter__(self) -> "TableWriter":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.writer = pq.ParquetWriter(self.partial, self.schema)
-        return self
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.pending.append(row)
         if len(self.pending) == GROUP_ROWS:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
-        self.writer.write_batch(pa.RecordBatch.from_pylist(self.pending, self.schema))
+    def flush(self) -> None:
+        if self.pending:
+            self.writer.write_batch(pa.RecordBatch.from_pylist(self.pending, self.writer.schema))
         self.pending = []
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            if self.pending:
-                self._flush()
-            self.writer.add_key_value_metadata(self.metadata)
-        self.writer.close()
-        if kind is None:
-            self.partial.rename(self.path)
-        else:
-            self.partial.unlink()
-
-
-def partial_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
 
 
 @contextmanager
-def whole_text(path: Path) -> Iterator[TextIO]:
-    """A text file to write that is there whole or not at all."""
-    partial = partial_name(path)
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Any) -> None:
-    with whole_text(path) as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+def table_writer(path: Path, schema: pa.Schema) -> Iterator[TableWriter]:
+    """The file appears when the block ends well."""
+    with parquet_writer(path, schema) as writer:
+        table = TableWriter(writer)
+        yield table
+        table.flush()
+        writer.add_key_value_metadata(table.metadata)
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:
@@ -199,15 +175,7 @@ def conversation_of(sample_id: str) -> str:
     return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
 
 
-def truth_of(row: dict) -> list[Pair]:
-    return [(title, year) for title, year in row["groundtruth_with_release_year"]]
-
-
 def catalog_pairs(catalog: Catalog) -> list[Pair]:
     """The catalog's items, in its order, as ground truth names them; one that lacks its year is never named."""
     years = map(str, catalog.years) if catalog.dated else [""] * len(catalog)
     return list(zip(catalog.titles, years, strict=True))
-
-
-def conversation_text(row: dict) -> str:
-    return split_prompt(row["prompt"][0]["content"])[1]

@@ -17,7 +17,6 @@ OUT/summary.json:
 """
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -34,6 +33,7 @@ from typing import Any
 import psutil
 
 from convrec.errors import UserError
+from convrec.files import read_json, write_json
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import latest_step
 from recipes.evaluation.single import evaluate
@@ -82,7 +82,7 @@ class Progress:
 
     def __init__(self, out: Path) -> None:
         self.path = out / "progress.json"
-        saved = json.loads(self.path.read_text()) if self.path.exists() else {}
+        saved = read_json(self.path) if self.path.exists() else {}
         self.seconds: dict[str, float] = saved.get("seconds", {})
         self.peak_memory_bytes: int = saved.get("peak_memory_bytes", 0)
 
@@ -102,12 +102,6 @@ class Progress:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    unfinished = path.with_name(path.name + ".partial")
-    unfinished.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-    unfinished.replace(path)
 
 
 def peak_memory(progress: Progress) -> None:

@@ -29,7 +29,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     found = [Finding("settings and data", "warning", recipe.name, warning, "see the message") for warning in warnings]
     found = found or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
-        on_cluster = node.connect(config)
+        on_cluster = node.connect()
         return found + examine(recipe.requirements, config, on_cluster, registrations=True)
     except UserError as error:
         return [*found, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from convrec.errors import UserError
+from convrec.files import write_text
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
@@ -174,9 +175,7 @@ def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
 
 def write_tables(out: Path, table: Sequence[Mapping[str, Any]], k: int) -> None:
     write_csv(out / "table.csv", table)
-    partial = out / "table.md.partial"
-    partial.write_text(markdown(table, k) + "\n", encoding="utf-8")
-    partial.replace(out / "table.md")
+    write_text(out / "table.md", markdown(table, k) + "\n")
 
 
 def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[str, Any]]:

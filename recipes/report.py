@@ -8,13 +8,13 @@ and its newest checkpoint, of several their newest checkpoints. `--evaluations N
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.files import read_json
 from convrec.report.charts import Chart, GainChart, charts_of
 from convrec.report.curves import PANELS, RunCurves, labels_of
 from convrec.report.html import write_report
@@ -108,7 +108,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
     file = folder / "metrics.json"
     if not file.exists():
         raise UserError(f"{folder}: no metrics.json; give the OUT folder of recipes.evaluate")
-    metrics = json.loads(file.read_text(encoding="utf-8"))
+    metrics = read_json(file)
     metrics["settings"]["protocol"] = next(iter(metrics["settings"].get("protocols", ())), None)
     return metrics
 

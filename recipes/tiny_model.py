@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from convrec.data.schema import INSTRUCTION_TEMPLATE
 from convrec.errors import UserError
+from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -89,16 +89,9 @@ def make_tiny_model(
     )
 
     out = Path(out)
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with folder_written_whole(out) as partial:
         tokenizer.save_pretrained(partial)
         model.save_pretrained(partial)
-        shutil.rmtree(out, ignore_errors=True)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

@@ -8,19 +8,30 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder with the recorded goldens and real data: `../shared` beside the repository, else $CONVREC_SHARED."""
+    """The folder with real data: `../shared` beside the repository, else $CONVREC_SHARED."""
     beside = Path(__file__).resolve().parents[2] / "shared"
     named = os.environ.get("CONVREC_SHARED")
     for folder in (beside, Path(named) if named else None):
         if folder and folder.is_dir():
             return folder
-    pytest.skip("no ../shared beside the repository and CONVREC_SHARED is not set: recorded goldens not compared")
+    pytest.skip("real data: no ../shared beside the repository, and CONVREC_SHARED is not set")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Any]:
+    """What tests/golden/NAME.json holds."""
+
+    def read(name: str) -> Any:
+        return json.loads((Path(__file__).parent / "golden" / f"{name}.json").read_text(encoding="utf-8"))
+
+    return read
 
 
 class ChatServer(ThreadingHTTPServer):

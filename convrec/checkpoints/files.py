@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.files import file_hash, read_json
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # whatever changes an answer: weights, config, tokenizer, chat template
@@ -31,9 +32,7 @@ def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
     digest = hashlib.sha256()
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     for path in sorted(files):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name}\0{content}\n".encode())
+        digest.update(f"{path.name}\0{file_hash(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -98,11 +97,9 @@ def world_size(folder: Path) -> int | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent}: no {path.name}: not a model folder, or one that is half written") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: not readable as JSON: the checkpoint is half written; copy it again") from None
 
 
 def _check_safetensors(path: Path) -> None:

@@ -6,16 +6,17 @@ PEFT adapter's folder, is put into the weights of its base. What is merged is ke
 was made from: other weights in the same folder are merged anew.
 """
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from convrec.checkpoints.files import SHARDS, check_hugging_face, check_shards, fingerprint, has_weights
 from convrec.errors import UserError
+from convrec.files import folder_written_whole, read_json, write_json
 from convrec.runs.folder import LATEST, latest_step, start_model
 
 ADAPTER = "adapter_config.json"
@@ -105,43 +106,42 @@ def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:
     if not has_weights(target):
         return False
     try:
-        noted = json.loads((target / MADE_FROM).read_text())
-    except (FileNotFoundError, ValueError):
+        noted = read_json(target / MADE_FROM)
+    except (FileNotFoundError, UserError):
         noted = {}
     return all(now is None or noted.get(name) == now for name, now in sources.items())
 
 
-def _put(partial: Path, target: Path, sources: Mapping[str, str | None]) -> None:
-    """Make the whole model in `partial` the one in `target`, with the note of what it was made from."""
-    (partial / MADE_FROM).write_text(json.dumps(sources))
-    if target.exists():
+@contextmanager
+def _model_written_whole(target: Path, sources: Mapping[str, str | None]) -> Iterator[Path]:
+    """The folder to write a model into; `target` becomes it, with the note of what it was made from."""
+    with folder_written_whole(target) as partial:
+        yield partial
+        write_json(partial / MADE_FROM, sources)
         if has_weights(target):
             print(f"{target}: not made from the weights that are there now, made anew", file=sys.stderr)
-        shutil.rmtree(target)
-    partial.rename(target)
 
 
 def _merge_shards(
     shards: Path, target: Path, is_lora: bool, run_folder: Path, sources: Mapping[str, str | None]
 ) -> None:
-    partial = target.with_name(target.name + ".partial")
-    command = ["verl.model_merger", "merge", "--backend", "fsdp"]
-    _run([*command, "--local_dir", str(shards), "--target_dir", str(partial)], partial, shards)
-    if is_lora:
-        # the frozen base is the model the run started from, and unlike the merger's copy not rounded to bf16
-        start = start_model(run_folder)
-        use_start = start and (Path(start).is_dir() or not _is_whole(partial))
-        _add_adapter(partial / "lora_adapter", target, start if use_start else None, sources)
-        shutil.rmtree(partial)
-    else:
-        _put(partial, target, sources)
+    with _model_written_whole(target, sources) as partial:
+        merged = partial / "without_adapter" if is_lora else partial
+        command = ["verl.model_merger", "merge", "--backend", "fsdp"]
+        _run([*command, "--local_dir", str(shards), "--target_dir", str(merged)], merged, shards)
+        if is_lora:
+            # the frozen base is the model the run started from, and unlike the merger's copy not rounded to bf16
+            start = start_model(run_folder)
+            use_start = start and (Path(start).is_dir() or not _is_whole(merged))
+            _add_adapter(merged / "lora_adapter", partial, start if use_start else None)
+            shutil.rmtree(merged)
 
 
 def _is_whole(folder: Path) -> bool:
     """Whether the merger found the base's weights too; `save_lora_only` leaves them out."""
     index = next(folder.glob("*.index.json"), None)
     if index is not None:
-        return bool(json.loads(index.read_text())["weight_map"])
+        return bool(read_json(index)["weight_map"])
     weights = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size, default=None)
     adapter = folder / "lora_adapter" / "adapter_model.safetensors"
     return weights is not None and weights.stat().st_size > adapter.stat().st_size
@@ -151,34 +151,33 @@ def _merge_adapter(adapter: Path, target: Path) -> Path:
     """A PEFT adapter's folder put into its base, in `target`."""
     sources = {"adapter": fingerprint(adapter), "base": _fingerprint_of(_base_of(adapter))}
     if not _is_made_from(target, sources):
-        _add_adapter(adapter, target, None, sources)
+        with _model_written_whole(target, sources) as partial:
+            _add_adapter(adapter, partial, None)
     return target
 
 
 def _base_of(adapter: Path) -> str | None:
     """The base that an adapter names, or the folder above a merged one."""
     above = adapter.parent
-    named = json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path")
+    named = read_json(adapter / ADAPTER).get("base_model_name_or_path")
     return str(above) if (above / "config.json").exists() and has_weights(above) else named
 
 
-def _add_adapter(adapter: Path, target: Path, base: str | None, sources: Mapping[str, str | None]) -> None:
-    """Base + adapter in `target`; base None: the adapter's own."""
+def _add_adapter(adapter: Path, target: Path, base: str | None) -> None:
+    """Base + adapter, written into the folder `target`; base None: the adapter's own."""
     base = base or _base_of(adapter)
     if not base:
         raise UserError(f"{adapter}: {ADAPTER} names no base_model_name_or_path: write the base model's folder there")
-    partial = target.with_name(target.name + ".adding")
-    _run(["convrec.checkpoints.lora", resolve_model(base), str(adapter), str(partial)], partial, adapter)
-    _put(partial, target, sources)
+    _run(["convrec.checkpoints.lora", resolve_model(base), str(adapter), str(target)], target, adapter)
 
 
-def _run(command: list[str], partial: Path, what: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
+def _run(command: list[str], target: Path, what: Path) -> None:
+    """A child that writes a model into `target` from `what`, which errors name."""
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, check=False
     )
-    if done.returncode or not has_weights(partial):
+    if done.returncode or not has_weights(target):
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
         raise UserError(f"{what}: this checkpoint cannot be merged ({last[0]}); name another step of the run")

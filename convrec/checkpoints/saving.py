@@ -6,8 +6,9 @@ RUN/best.json                            {"step": N, "val/ndcg": x} (judges: "va
 RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
 """
 
-import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from convrec.checkpoints.files import check_shards, check_whole, world_size
 from convrec.errors import UserError
+from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
 MANIFEST = "complete.json"
@@ -22,7 +24,8 @@ BEST = "best.json"
 STOP = "stop"
 VALIDATION_METRICS = ("val/ndcg", "val/score")  # the first that is there: a judge has no NDCG
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
-READERS = {"merged", "merged.partial"}  # what `convrec.checkpoints.models` adds to a checkpoint later
+# what `convrec.checkpoints.models` adds to a checkpoint later, whole and (also as version 0.1 names it) unfinished
+_MERGED = re.compile(r"\.?merged(\..*)?")
 ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
 
 
@@ -76,7 +79,7 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         shutil.rmtree(folder, ignore_errors=True)
     try:
         write()
-        _write_json(folder / MANIFEST, _sizes(folder))
+        write_json(folder / MANIFEST, _sizes(folder))
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         if aside.is_dir():
@@ -124,12 +127,12 @@ def prune(run_folder: Path, keep: int | None) -> None:
 def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep: int | None = None) -> None:
     """Remember the step when it is saved and validated better than the best so far; the former best may then go."""
     metric = next((name for name in VALIDATION_METRICS if name in metrics), None)
-    if metric is None or step not in complete_steps(run_folder):
+    if metric is None or not math.isfinite(metrics[metric]) or step not in complete_steps(run_folder):
         return
     best = _read_json(run_folder / BEST)
     # a best of another metric (the run was another recipe's) cannot be compared with
     if best_step(run_folder) is None or metric not in best or metrics[metric] > best[metric]:
-        _write_json(run_folder / BEST, {"step": step, metric: metrics[metric]})
+        write_json(run_folder / BEST, {"step": step, metric: metrics[metric]})
         prune(run_folder, keep)
 
 
@@ -191,9 +194,7 @@ def check_world_size(run_folder: Path, processes: int) -> None:
 
 
 def write_tracker(run_folder: Path, step: int) -> None:
-    partial = run_folder / (LATEST + ".partial")
-    partial.write_text(str(step))
-    partial.replace(run_folder / LATEST)
+    write_text(run_folder / LATEST, str(step))
 
 
 def _step_folders(run_folder: Path) -> dict[int, Path]:
@@ -238,18 +239,14 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST and not READERS & set(path.relative_to(folder).parts)
+        if path.is_file()
+        and path.name != MANIFEST
+        and not any(_MERGED.fullmatch(part) for part in path.relative_to(folder).parts)
     }
 
 
 def _read_json(path: Path) -> dict:
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        return read_json(path)
+    except (FileNotFoundError, UserError):
         return {}
-
-
-def _write_json(path: Path, value: dict) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    partial.replace(path)

@@ -9,19 +9,22 @@ Catalog:   title, year (null in every row where items have no years), and whatev
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
 
+Pair: TypeAlias = tuple[str, str]  # a ground truth: title, year as text; "" where items have no years
+TRUTH = "groundtruth_with_release_year"
 MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 RL_SCHEMA = pa.schema(
     [
         ("prompt", MESSAGES),
         ("seen_titles", pa.list_(pa.string())),
-        ("groundtruth_with_release_year", pa.list_(pa.list_(pa.string()))),
+        (TRUTH, pa.list_(pa.list_(pa.string()))),
         ("sample_id", pa.string()),
     ]
 )
@@ -40,9 +43,8 @@ INSTRUCTION_TEMPLATE = (
     "Here is the conversation: "
 )
 CONVERSATION_MARKER = "Here is the conversation: "
-INSTRUCTION = INSTRUCTION_TEMPLATE.format(num_items=20)
 
-_TURN = re.compile(r"^(?:USER|SYSTEM): ", re.MULTILINE)
+TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # where a turn of a conversation begins
 _WORD = re.compile(r"\S+")
 
 
@@ -59,6 +61,16 @@ def split_prompt(text: str) -> tuple[str, str]:
     """(instruction, conversation); a prompt of another form, without the marker, is all conversation."""
     head, marker, tail = text.partition(CONVERSATION_MARKER)
     return (head + marker, tail) if marker else ("", text)
+
+
+def conversation_text(row: Mapping[str, Any]) -> str:
+    """The row's prompt without its instruction."""
+    return split_prompt(row["prompt"][0]["content"])[1]
+
+
+def truth_of(row: Mapping[str, Any]) -> list[Pair]:
+    """The row's ground truths; none where the column is null."""
+    return [(title, year) for title, year in row[TRUTH] or ()]
 
 
 def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
@@ -88,7 +100,7 @@ def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
                 low = middle + 1
         return low if low < len(starts) else None
 
-    turns = list(_TURN.finditer(conversation))
+    turns = list(TURN.finditer(conversation))
     starts = [turn.start() for turn in turns]
     if not starts or starts[0] > 0:
         starts.insert(0, 0)  # text before the first speaker
@@ -96,7 +108,7 @@ def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
     kept = len(starts) if kept is None else kept
     whole_turns_from = starts[kept] if kept < len(starts) else len(conversation)
 
-    label_match = _TURN.match(conversation, starts[kept - 1])
+    label_match = TURN.match(conversation, starts[kept - 1])
     label = label_match.group() if label_match else ""
     body_start = starts[kept - 1] + len(label)
     words = [word.start() for word in _WORD.finditer(conversation, body_start, whole_turns_from)]
@@ -118,4 +130,4 @@ def is_demonstration_table(path: str | os.PathLike) -> bool:
         names = set(pq.read_schema(path).names)
     except (FileNotFoundError, pa.ArrowInvalid, OSError):
         return False  # validation says what is wrong
-    return set(DEMONSTRATION_COLUMNS) <= names and not names & {"seen_titles", "groundtruth_with_release_year"}
+    return set(DEMONSTRATION_COLUMNS) <= names and not names & {"seen_titles", TRUTH}

@@ -8,18 +8,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, DEMONSTRATION_SCHEMA, RL_SCHEMA, SFT_SCHEMA, is_demonstration_table
+from convrec.data.schema import (
+    DEMONSTRATION_SCHEMA,
+    RL_SCHEMA,
+    SFT_SCHEMA,
+    TRUTH,
+    is_demonstration_table,
+)
 from convrec.errors import UserError
 
 _YEAR_PATTERN = r"^\s*(1[89]\d\d|20\d\d)\s*$"
-_FIRST_FILM, _LAST_YEAR = 1870, 2100
+_SHOWN = 5  # rows that a message names
 
 
 class TableReport(NamedTuple):
-    """What validation found and let pass: rows read, rows without ground truth, and warnings to print."""
+    """What validation found and let pass: rows read, and warnings to print."""
 
     rows: int
-    empty_ground_truth: int
     warnings: list[str]
 
 
@@ -45,32 +50,12 @@ def validate_sft_table(path: str | os.PathLike) -> TableReport:
     return _validate_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True, dated=None)
 
 
-def validate_catalog(path: str | os.PathLike) -> TableReport:
-    """Check a catalog in parquet: title and year columns. Blank titles raise; impossible years are warned about, but
-    not their absence in every row: then items have none."""
-    found = _Findings(path)
-    bad_years: list[str] = []
-    rows = without_year = 0
-    for batch in _read_batches(path, CATALOG_SCHEMA):
-        titles, years = batch["title"], batch["year"]
-        blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(titles)), 0)
-        found.add("blank or missing title", rows, pc.fill_null(blank, True), "drop these rows")
-        in_range = pc.and_(pc.greater_equal(years, _FIRST_FILM), pc.less_equal(years, _LAST_YEAR))
-        for row in _true_rows(pc.invert(pc.fill_null(in_range, False))):
-            bad_years.append(f"row {rows + row}: {titles[row].as_py()!r} has year {years[row].as_py()}")
-        rows += batch.num_rows
-        without_year += years.null_count
-    found.raise_if_any()
-    _require_rows(path, rows)
-    return TableReport(rows, 0, _summary(path, "no possible year", bad_years if without_year < rows else []))
-
-
 def _validate_conversations(
     path: str | os.PathLike, schema: pa.Schema, allow_empty_ground_truth: bool, dated: bool | None
 ) -> TableReport:
     found = _Findings(path)
     bad_years: list[str] = []
-    rows = empty = num_pairs = without_year = 0
+    rows = num_pairs = without_year = 0
     for batch in _read_batches(path, schema):
         _check_message(found, rows, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
@@ -83,14 +68,12 @@ def _validate_conversations(
             _rows_with(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten())),
             "leave out titles that are not known",
         )
-        truth = batch["groundtruth_with_release_year"]
-        is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
-        empty += pc.sum(is_empty).as_py() or 0
+        truth = batch[TRUTH]
         if not allow_empty_ground_truth:
             found.add(
                 "no ground truth",
                 rows,
-                is_empty,
+                pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0),
                 "no response to such a row can earn a reward: drop these rows from the training file",
             )
         pairs = truth.flatten()
@@ -124,7 +107,7 @@ def _validate_conversations(
             f"{path}: no ground truth has a year, but the catalog has years: nothing would ever match; write "
             '[title, "YYYY"], or take the catalog of these data (its years null in every row)'
         )
-    return TableReport(rows, empty, _summary(path, "a ground-truth year that is no year", bad_years))
+    return TableReport(rows, _summary(path, "a ground-truth year that is no year", bad_years))
 
 
 def _validate_demonstrations(path: str | os.PathLike) -> TableReport:
@@ -136,7 +119,7 @@ def _validate_demonstrations(path: str | os.PathLike) -> TableReport:
         rows += batch.num_rows
     found.raise_if_any()
     _require_rows(path, rows)
-    return TableReport(rows, 0, [])
+    return TableReport(rows, [])
 
 
 class _Findings:
@@ -205,7 +188,7 @@ def _read_batches(path: str | os.PathLike, schema: pa.Schema) -> Iterator[pa.Rec
 
 
 def _compatible(present: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether `present` is `wanted` up to large/plain offsets, integer width and the order of struct fields."""
+    """Whether `present` is `wanted`, of strings, up to large/plain offsets and the order of struct fields."""
     if pa.types.is_struct(wanted):
         return pa.types.is_struct(present) and all(
             present.get_field_index(field.name) >= 0 and _compatible(present.field(field.name).type, field.type)
@@ -214,9 +197,7 @@ def _compatible(present: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_list(wanted):
         is_list = pa.types.is_list(present) or pa.types.is_large_list(present)
         return is_list and _compatible(present.value_type, wanted.value_type)
-    if pa.types.is_string(wanted):
-        return pa.types.is_string(present) or pa.types.is_large_string(present)
-    return pa.types.is_integer(present)
+    return pa.types.is_string(present) or pa.types.is_large_string(present)
 
 
 def _rows_with(lists: pa.ListArray, broken_values: pa.Array) -> pa.Array:
@@ -229,17 +210,17 @@ def _true_rows(mask: pa.Array) -> list[int]:
     return pc.indices_nonzero(mask).to_pylist()
 
 
-def _name_rows(rows: Sequence[int], shown: int = 5) -> str:
+def _name_rows(rows: Sequence[int]) -> str:
     rows = sorted(rows)
-    more = f" and {len(rows) - shown} more" if len(rows) > shown else ""
-    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:shown]))}{more}"
+    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:_SHOWN]))}{more}"
 
 
-def _summary(path: str | os.PathLike, problem: str, cases: list[str], shown: int = 5) -> list[str]:
+def _summary(path: str | os.PathLike, problem: str, cases: list[str]) -> list[str]:
     if not cases:
         return []
-    more = f" and {len(cases) - shown} more" if len(cases) > shown else ""
-    return [f"{path}: {problem}: {'; '.join(cases[:shown])}{more}"]
+    more = f" and {len(cases) - _SHOWN} more" if len(cases) > _SHOWN else ""
+    return [f"{path}: {problem}: {'; '.join(cases[:_SHOWN])}{more}"]
 
 
 def _require_rows(path: str | os.PathLike, rows: int) -> None:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.errors import UserError
+from convrec.files import write_table
 from convrec.generation.generate import GenerationRow, Messages, generate
 
 KEY = b"convrec.generation_key"
@@ -109,14 +110,6 @@ def stored_answers(
     if missing:
         answer([prompts[name] for name in missing], keep)
     return {name: known[name] for name in prompts if name in known}, len(missing)
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write parquet whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial)
-    partial.replace(path)
 
 
 def _read(path: Path) -> pa.Table:

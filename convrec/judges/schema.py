@@ -165,4 +165,4 @@ def validate_judge_table(path: str | os.PathLike, mode: str) -> TableReport:
     warnings = []
     if share > (0.6 if mode == "pairwise" else 0.8) and len(rows) >= 20:
         warnings.append(f"{path}: the label is {common} in {share:.0%} of the rows: always saying so earns as much")
-    return TableReport(len(rows), 0, warnings)
+    return TableReport(len(rows), warnings)

@@ -139,15 +139,15 @@ def paired(
     }
 
 
-def popularity_baseline(train_rows: Iterable[Mapping], catalog: Catalog, n: int = 20) -> list[Item]:
-    """The n catalog items that are ground truth most often in the training rows; ties in the catalog's order.
+def popularity_baseline(truths: Iterable[Sequence[tuple[str, str]]], catalog: Catalog, n: int = 20) -> list[Item]:
+    """The n catalog items that are ground truth most often; ties in the catalog's order.
 
-    train_rows hold `groundtruth_with_release_year`. The list is scored as a model's would be.
+    truths: the (title, year) pairs of each training row. The list is scored as a model's would be.
     """
     matcher = Matcher(catalog, "exact")
     counts: Counter[int] = Counter()
-    for row in train_rows:
-        for title, raw_year in row["groundtruth_with_release_year"] or []:
+    for truth in truths:
+        for title, raw_year in truth:
             year = catalog.year_of(raw_year)
             index = matcher.identify(title, year).index if year is not None else -1
             if index >= 0:

@@ -23,22 +23,6 @@ def rank_buckets(num_ranks: int) -> list[tuple[str, int, int]]:
     return [(f"{a + 1}-{b}" if b > a + 1 else f"{b}", a, b) for a, b in zip(starts, ends, strict=True)]
 
 
-def list_length_flags(rank_ids_BT: torch.Tensor, stop_mask_BT: torch.Tensor, num_ranks: int) -> dict[str, torch.Tensor]:
-    """Per-response scalars (B,), ready for the `extra` of `rank_metrics`.
-
-    num_items: lines started; underflow_rate: stopped with fewer than N; overflow_rate: more than N lines, stopped or
-    not; truncated_rate: no stop token. Rates are 0/1 per response, so that their mean is the rate.
-    """
-    num_items_B = rank_ids_BT.max(dim=1).values + 1
-    stopped_B = stop_mask_BT.any(dim=1)
-    return {
-        "num_items": num_items_B.float(),
-        "underflow_rate": (stopped_B & (num_items_B < num_ranks)).float(),
-        "overflow_rate": (num_items_B > num_ranks).float(),
-        "truncated_rate": (~stopped_B).float(),
-    }
-
-
 def rank_metrics(
     returns_BK: torch.Tensor,
     uid: Sequence[Any],

@@ -8,7 +8,6 @@ The first and the last step that was logged are always there.
 
 import csv
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.files import read_json, write_text
 from convrec.runs.folder import METRICS, latest_step, read_config, read_metrics, recipe_of
 
 SWEEP = "sweep.csv"
@@ -146,7 +146,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
         if not rows:
             raise UserError(f"{sweeps[chosen]}: no rows; make it again with recipes.evaluate --sweep")
         if (file := sweeps[chosen].with_name(SWEEP_SETTINGS)).exists():
-            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings = read_json(file)
         largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
         columns = {metric: f"{metric}@{largest}" for metric in ("ndcg", "recall")}
         columns |= {f"{metric}{ERROR}": f"{column} se" for metric, column in columns.items()}
@@ -188,10 +188,7 @@ def write_csv(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text.getvalue(), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, text.getvalue())
 
 
 def read_csv(path: Path) -> list[dict[str, float]]:

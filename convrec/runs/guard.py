@@ -32,6 +32,7 @@ from pathlib import Path
 FOLDER_VARIABLE = "CONVREC_RUN_TMP"
 POLL_SECONDS = 0.5
 LONELY_SECONDS = 5.0  # on a node without the driver: Ray's first workers may end before the next ones start
+END_SECONDS = 15.0  # that the driver waits for the guard
 STARTING_SECONDS = 60.0  # what a worker may take until it joins: its imports, on busy cores
 LOOKS_AT_SHM = 60
 TRACKER_SECONDS = 3.0  # Python's resource trackers remove shared memory by themselves: let them
@@ -117,11 +118,11 @@ def guarded(message: str) -> Iterator[Path]:
         tempfile.tempdir = None
 
 
-def end(folder: Path, timeout: float = 15.0) -> bool:
+def end(folder: Path) -> bool:
     """The driver has finished: have everything it started ended and removed. Returns whether the guard is done."""
     with contextlib.suppress(FileNotFoundError):
         (folder / "end").touch()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + END_SECONDS
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return not folder.exists()

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from convrec.data.chat import Message, encode, fits, render_prompt
-from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, is_demonstration_table, truncate_prompt
+from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, TRUTH, is_demonstration_table, truncate_prompt
 from convrec.errors import UserError
 
 VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
@@ -68,7 +68,7 @@ class ConvRecDataset(RLHFDataset):
         rows = self.dataframe.take(places).to_pylist()
         row = rows[0]
         prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
-        truths = [{"groundtruth": r["groundtruth_with_release_year"], "seen": r["seen_titles"]} for r in rows]
+        truths = [{"groundtruth": r[TRUTH], "seen": r["seen_titles"]} for r in rows]
         truth = truths[0] if self.conversations is None else {"rows": truths}
         return {
             "raw_prompt": prompt,

@@ -100,8 +100,11 @@ def attention_forward(
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     # fp32 weights (a norm kept in fp32, say) under autocast: the kernel takes 16-bit tensors only
     dtype = torch.get_autocast_dtype("cuda") if query.is_cuda and query.dtype == torch.float32 else query.dtype
-    tokens = (tensor.squeeze(0).transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value))
-    output_THD = varlen_attention(*tokens, starts, int(starts.diff().max()), scaling, sliding_window)
+    query_THD, key_THD, value_THD = (
+        tensor.squeeze(0).transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value)
+    )
+    longest = int(starts.diff().max())
+    output_THD = varlen_attention(query_THD, key_THD, value_THD, starts, longest, scaling, sliding_window)
     return output_THD.to(query.dtype).unsqueeze(0), None
 
 

@@ -23,17 +23,15 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from convrec.data.schema import TURN, Pair
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
 from data_prep.own_data.files import BadLine
-from data_prep.tables import Pair
 
 KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")
 SPLITS = ("train", "validation", "test")
 SPEAKERS = {"user": "USER", "assistant": "SYSTEM", "system": "SYSTEM"}
-_TURN = re.compile(r"^(USER|SYSTEM): (.*)", re.MULTILINE)
-_ANOTHER_TURN = re.compile(r"\n(USER|SYSTEM): ")
 _TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
@@ -113,15 +111,16 @@ def read_conversation(turns: Any) -> str:
         raise BadLine(f"no conversation; {mend}")
     if isinstance(turns, str):
         text = turns.replace("\r\n", "\n").strip() + "\n"
-        found = [(turn[1], turn[2]) for turn in _TURN.finditer(text)]
-        if not _TURN.match(text):
+        speakers = [turn[1] for turn in TURN.finditer(text)]
+        if not TURN.match(text):
             raise BadLine("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
     elif isinstance(turns, list):
-        found = [_read_turn(turn, place, mend) for place, turn in enumerate(turns)]
-        text = "".join(f"{speaker}: {content}\n" for speaker, content in found)
+        read = [_read_turn(turn, place, mend) for place, turn in enumerate(turns)]
+        speakers = [speaker for speaker, _ in read]
+        text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
     else:
         raise BadLine(f"conversation is a {type(turns).__name__}; {mend}")
-    if found[-1][0] != "USER":
+    if speakers[-1] != "USER":
         raise BadLine("the last turn is not the user's, but the list answers one; end with the user's turn")
     return text
 
@@ -133,7 +132,7 @@ def _read_turn(turn: Any, place: int, mend: str) -> tuple[str, str]:
         raise BadLine(f"turn {place} has the role {turn['role']!r}; write user, or assistant for the recommender")
     if not isinstance(turn["content"], str) or not turn["content"].strip():
         raise BadLine(f"turn {place} has no text; leave it out")
-    if another := _ANOTHER_TURN.search(turn["content"].strip()):
+    if another := TURN.search(turn["content"].strip(), 1):
         raise BadLine(
             f"turn {place} has a line that begins with {another[0].strip()!r}, which would be another turn; make it "
             "one, or change the line"

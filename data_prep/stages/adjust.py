@@ -18,14 +18,17 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
+from convrec.data.schema import TRUTH, truth_of
 from convrec.errors import UserError
 from convrec.lists.matching import Matcher
 from data_prep.stages import reflect, remap
-from data_prep.stages.record import Summary, parquet_writer, read_blocks, read_record
+from data_prep.stages.record import Summary, read_blocks, read_record
 from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
+from data_prep.tables import parquet_writer
 
 SCHEMA = remap.SCHEMA  # candidates now in the order of s_final
 BLOCK = 4096
+MOVED = 5  # items shown that gained places, and that lost some
 
 
 class Ragged(NamedTuple):
@@ -150,11 +153,11 @@ def _training_rows(folder: Path, matcher: Matcher) -> tuple[list, list, list[set
     how many ground truths are no candidate, and of how many."""
     candidates, scores, truths, groups = [], [], [], []
     missed = total = 0
-    columns = ["split", "group", "groundtruth_with_release_year"]
+    columns = ["split", "group", TRUTH]
     for row, kept, rated in _zipped(folder, columns):
         if row["split"] != "train":
             continue
-        pairs = [(title, matcher.catalog.year_of(year)) for title, year in row["groundtruth_with_release_year"]]
+        pairs = [(title, matcher.catalog.year_of(year)) for title, year in truth_of(row)]
         known = {matcher.identify(title, year).index for title, year in pairs if year is not None}
         hits = known & set(kept["candidates"])
         total += len(pairs)
@@ -219,7 +222,7 @@ def _write_weights(
         writer.write_table(table)
 
 
-def moved(folder: Path, count: int = 5) -> dict[str, list[str]]:
+def moved(folder: Path) -> dict[str, list[str]]:
     """The items that gained and lost most places in the lists: `title (year) before -> after, w, b`."""
     table = pq.read_table(folder / ADJUST_WEIGHTS).to_pylist()
     change = [row["lists_after"] - row["lists_before"] for row in table]
@@ -232,5 +235,5 @@ def moved(folder: Path, count: int = 5) -> dict[str, list[str]]:
             for row in (table[m] for m in rows)
         ]
 
-    rising = [m for m in order[:count] if change[m] > 0]
-    return {"up": lines(rising), "down": lines([m for m in order[::-1][:count] if change[m] < 0])}
+    rising = [m for m in order[:MOVED] if change[m] > 0]
+    return {"up": lines(rising), "down": lines([m for m in order[::-1][:MOVED] if change[m] < 0])}

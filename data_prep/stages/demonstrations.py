@@ -5,11 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 from convrec.lists.metrics import evaluate_row, summarise
 from convrec.lists.ranks import Item, format_item
-from data_prep.stages.record import Summary, parquet_writer, read_blocks
+from data_prep.stages.record import Summary, read_blocks
 from data_prep.stages.rows import ADJUSTED, ROWS, catalog_matcher
+from data_prep.tables import parquet_writer
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
 BLOCK = 4096
@@ -38,9 +39,9 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
                     continue
                 text = "\n".join(format_item(title, year) for title, year in items)
                 found[split].append(row | {"completion": [{"content": text, "role": "assistant"}]})
-                if settings["check"] and row["groundtruth_with_release_year"]:
+                if settings["check"] and row[TRUTH]:
                     answer = [Item(title, year) for title, year in items]
-                    truth = row["groundtruth_with_release_year"]
+                    truth = row[TRUTH]
                     metrics = evaluate_row(answer, truth, row["seen_titles"], matcher, ks=_ks(n))
                     scored[split].append((row["prompt"][0]["content"], metrics))
             for split, some in found.items():

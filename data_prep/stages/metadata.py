@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 
 from convrec.llm import Messages
 from data_prep.stages.asking import BLOCK, Asker
-from data_prep.stages.record import Summary, parquet_writer
+from data_prep.stages.record import Summary
 from data_prep.stages.rows import CATALOG, item_name
 from data_prep.stages.teacher import ITEMS
+from data_prep.tables import parquet_writer
 
 FILE = "metadata.parquet"
 SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("text", pa.string())])

@@ -8,16 +8,14 @@ interrupted is run again, and files without a record are somebody else's.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
+from convrec.files import file_hash, read_json, write_json
 
 Summary = dict[str, Any]
 KEYS = {"id", "settings", "inputs", "files", "summary"}
@@ -77,10 +75,10 @@ def read_record(folder: Path, name: str) -> dict[str, Any] | None:
     """What NAME.json holds; None where the stage was not run, or not to its end."""
     path = folder / f"{name}.json"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except FileNotFoundError:
         return None
-    except ValueError:
+    except UserError:
         record = None
     if record == {"unfinished": True}:
         return None
@@ -103,7 +101,7 @@ def _missing(folder: Path, files: Sequence[str]) -> list[str]:
 
 
 def _identity(folder: Path, files: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(file_id(folder / file) for file in files).encode()).hexdigest()
+    return hashlib.sha256(" ".join(file_hash(folder / file) for file in files).encode()).hexdigest()
 
 
 def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
@@ -114,8 +112,7 @@ def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
 
 
 def _write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    with written_whole(folder / f"{name}.json") as partial:
-        partial.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / f"{name}.json", record)
 
 
 def _difference(record: Mapping[str, Any], settings: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
@@ -125,30 +122,6 @@ def _difference(record: Mapping[str, Any], settings: Mapping[str, Any], inputs: 
         if old != new:
             changes.append(f"{name} was {old!r} and is {new!r}")
     return "; ".join(changes)
-
-
-def file_id(path: str | os.PathLike) -> str:
-    """SHA-256 of a file's content: an input that was changed in place shows."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write under; renamed when the block ends well, removed when it does not."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Batches written as they come; the file appears when the block ends well."""
-    with written_whole(path) as partial, pq.ParquetWriter(partial, schema) as writer:
-        yield writer
 
 
 def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> Iterator[list[dict]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.data.schema import RL_SCHEMA
+from convrec.data.schema import RL_SCHEMA, conversation_text
 from convrec.judges.prompt import judge_prompt
 from convrec.judges.verdict import score_verdict
 from convrec.lists.matching import Matcher
@@ -27,9 +27,9 @@ from convrec.lists.titles import fold
 from data_prep.retrieval_teacher import Cooccurrence
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, Asker
-from data_prep.stages.record import Summary, count_rows, parquet_writer, read_blocks
-from data_prep.stages.rows import ROWS, catalog_matcher, conversation_of_row, train_file
-from data_prep.tables import catalog_pairs
+from data_prep.stages.record import Summary, count_rows, read_blocks
+from data_prep.stages.rows import ROWS, catalog_matcher, train_file
+from data_prep.tables import catalog_pairs, parquet_writer
 
 FILE = "reflect.parquet"
 SCHEMA = pa.schema(
@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
     ]
 )
 LOWEST, HIGHEST = -2.0, 2.0
+SHRINKAGE = 5.0  # pairs added to what is observed and to what is expected: a few of them say little
 LIST_PROMPT = (
     "Below are a conversation between a user and a recommender system, and candidate items. Rate how well each "
     "candidate answers what the user asks for: 2 excellent, 1 good, 0 neutral or not known, -1 poor, -2 bad. Reply "
@@ -110,7 +111,7 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
         prompts = []
         for row, candidates in block:
             listed = "\n".join(_name(matcher, m) for m in candidates)
-            text = LIST_PROMPT.format(conversation=conversation_of_row(row), candidates=listed, **words)
+            text = LIST_PROMPT.format(conversation=conversation_text(row), candidates=listed, **words)
             prompts.append([{"role": "user", "content": text}])
 
         def is_good(index: int, text: str) -> bool:
@@ -132,7 +133,7 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
 def pointwise_judge(matcher: Matcher, asker: Asker, judged: int) -> Judge:
     def rate(block: Block) -> list[list[float]]:
         prompts = [
-            judge_prompt("pointwise", [{"role": "user", "content": conversation_of_row(row)}], [_name(matcher, m)])
+            judge_prompt("pointwise", [{"role": "user", "content": conversation_text(row)}], [_name(matcher, m)])
             for row, candidates in block
             for m in candidates[:judged]
         ]
@@ -148,8 +149,8 @@ def pointwise_judge(matcher: Matcher, asker: Asker, judged: int) -> Judge:
     return rate
 
 
-def cooccurrence_judge(matcher: Matcher, train_rows: list[dict], shrinkage: float = 5.0) -> Judge:
-    """rating(m) from lift = (observed + shrinkage) / (expected + shrinkage): 2 from 2, 1 from 1.25, -1 below 0.95, -2
+def cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
+    """rating(m) from lift = (observed + SHRINKAGE) / (expected + SHRINKAGE): 2 from 2, 1 from 1.25, -1 below 0.95, -2
     below 0.85, else 0. observed: (conversation, title) pairs of other training conversations in which one of the titles
     named here is named and m recommended; expected: as many as if m were recommended there as often as anywhere.
     A conversation that names no title known from training gets 0 everywhere."""
@@ -160,7 +161,7 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict], shrinkage: floa
         for row, candidates in block:
             observed_M, conversations = counts.pairs(row)
             expected_M = counts.mentions(row) * conversations / max(len(counts.conversations), 1)
-            lift = (observed_M[candidates] + shrinkage) / (expected_M[candidates] + shrinkage)
+            lift = (observed_M[candidates] + SHRINKAGE) / (expected_M[candidates] + SHRINKAGE)
             ratings.append(
                 np.select([lift >= 2, lift >= 1.25, lift < 0.85, lift < 0.95], [2.0, 1.0, -2.0, -1.0]).tolist()
             )

@@ -21,11 +21,13 @@ import pyarrow.parquet as pq
 from scipy import sparse
 from tqdm import tqdm
 
+from convrec.data.schema import conversation_text
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
-from data_prep.stages.record import Summary, count_rows, parquet_writer, read_blocks
-from data_prep.stages.rows import ROWS, catalog_matcher, conversation_of_row
+from data_prep.stages.record import Summary, count_rows, read_blocks
+from data_prep.stages.rows import ROWS, catalog_matcher
+from data_prep.tables import parquet_writer
 
 FILE = "remap.parquet"
 SCHEMA = pa.schema(
@@ -130,7 +132,7 @@ def _scores(
     scores_BM = np.empty((len(rows), num_catalog), np.float32)
     for fold in np.unique(fold_B):
         chosen, space = np.flatnonzero(fold_B == fold), spaces[int(fold)]
-        conversations_BD = space.embedder.encode([conversation_of_row(rows[b]) for b in chosen])
+        conversations_BD = space.embedder.encode([conversation_text(rows[b]) for b in chosen])
         scores_BM[chosen] = remap_scores(p_BI[chosen], space.items_ID, num_catalog, conversations_BD, weight)
     return scores_BM
 
@@ -183,6 +185,6 @@ def training_texts(folder: Path) -> tuple[list[int], list[str]]:
             if row["split"] == "train":
                 if index % step == 0:
                     folds.append(fold_of(row))
-                    texts.append(conversation_of_row(row))
+                    texts.append(conversation_text(row))
                 index += 1
     return folds, texts

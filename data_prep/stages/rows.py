@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, split_prompt
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, TRUTH
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
+from convrec.files import file_hash, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, format_item
-from data_prep.stages.record import Summary, file_id, parquet_writer, read_blocks, read_record, written_whole
-from data_prep.tables import conversation_of
+from data_prep.stages.record import Summary, read_blocks, read_record
+from data_prep.tables import conversation_of, parquet_writer
 
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
 ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch
 SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group", pa.string()))
-TRUTH = "groundtruth_with_release_year"
 _ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
 
 
@@ -53,12 +53,11 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
                 rows = [row | {"split": split, "group": group_of(row)} for row in kept]
                 writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
                 start += len(block)
-    with written_whole(folder / CATALOG) as partial:
-        if sources["catalog"].endswith(".parquet"):
-            table = pq.read_table(sources["catalog"])
-        else:
-            table = pa.table({"title": catalog.titles, "year": year_column(catalog)}, CATALOG_SCHEMA)
-        pq.write_table(table, partial)
+    if sources["catalog"].endswith(".parquet"):
+        table = pq.read_table(sources["catalog"])
+    else:
+        table = pa.table({"title": catalog.titles, "year": year_column(catalog)}, CATALOG_SCHEMA)
+    write_table(folder / CATALOG, table)
     summary: Summary = counts | {"catalog": len(catalog), "unusable_catalog_entries": len(catalog.problems)}
     summary["warnings"] = warnings
     return summary | {"sources": {name: str(Path(path).resolve()) for name, path in sources.items()}}
@@ -80,10 +79,6 @@ def _check_list_length(path: str, row: dict, num_items: int) -> None:
         )
 
 
-def conversation_of_row(row: dict) -> str:
-    return split_prompt(row["prompt"][0]["content"])[1]
-
-
 def catalog_matcher(folder: Path) -> Matcher:
     return Matcher(load_catalog(folder / CATALOG))
 
@@ -103,7 +98,7 @@ def train_file(folder: Path) -> Path:
     record = read_record(folder, "rows")
     assert record is not None  # every stage reads `rows`
     path = Path(record["summary"]["sources"]["train"])
-    if not path.exists() or file_id(path) != record["settings"]["train"]:
+    if not path.exists() or file_hash(path) != record["settings"]["train"]:
         raise UserError(
             f"{path}: not the file that the stage `rows` read; put it back, or give --redo rows and the new one"
         )

@@ -8,14 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA
+from convrec.files import write_table
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, parse_items
 from data_prep.retrieval_teacher import RetrievalTeacher, list_text
 from data_prep.stages.asking import BLOCK, Asker
-from data_prep.stages.record import Summary, count_rows, parquet_writer, read_blocks, written_whole
+from data_prep.stages.record import Summary, count_rows, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
-from data_prep.tables import catalog_pairs
+from data_prep.tables import catalog_pairs, parquet_writer
 
 FILE, ITEMS = "teacher.parquet", "items.parquet"
 SCHEMA = pa.schema(
@@ -76,8 +77,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
                 in_catalog += sum(0 <= number < len(catalog) for number in found)
                 rows.append({"sample_id": sample_id, "answer": answer, "items": found})
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
-    with written_whole(folder / ITEMS) as partial:
-        pq.write_table(numbers.table(), partial)
+    write_table(folder / ITEMS, numbers.table())
     summary = {
         "lines_a_list": round(lines / max(count_rows(folder / ROWS), 1), 2),
         "not_items": lines - items,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from convrec.data.schema import split_prompt
+from convrec.data.schema import conversation_text, truth_of
 from convrec.generation.answers import Answer, stored_answers
 from convrec.generation.generate import Messages
 from convrec.lists.matching import Matcher
@@ -18,7 +18,7 @@ from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
-from recipes.evaluation.split import TRUTH, Split, as_items
+from recipes.evaluation.split import Split, as_items
 
 BASELINES = ("popularity", "retrieval")
 NEIGHBOURS = 50
@@ -30,7 +30,7 @@ def baseline_lists(
 ) -> list[list[Item | None]]:
     """A list for every row of the split. Raises ValueError for a name that is not in BASELINES."""
     if name == "popularity":
-        popular: list[Item | None] = list(popularity_baseline(train_rows, split.catalog, num_items))
+        popular: list[Item | None] = list(popularity_baseline(map(truth_of, train_rows), split.catalog, num_items))
         return [popular] * len(split.rows)
     if name == "retrieval":
         return retrieve(split, train_rows, num_items)
@@ -50,7 +50,7 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     found = [
         (r, index)
         for r, row in enumerate(train_rows)
-        for title, raw_year in row[TRUTH] or []
+        for title, raw_year in truth_of(row)
         if (year := split.catalog.year_of(raw_year)) is not None
         and (index := split.matcher.identify(title, year).index) >= 0
     ]
@@ -62,10 +62,10 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
 
     ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
     vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words=ignored)
-    train_RF = vectorizer.fit_transform(_conversation(row) for row in train_rows)
+    train_RF = vectorizer.fit_transform(conversation_text(row) for row in train_rows)
     by_prompt: dict[str, np.ndarray] = {}
     for name, place in {name: place for place, name in enumerate(split.prompt_ids)}.items():
-        cosine_R = (vectorizer.transform([_conversation(split.rows[place])]) @ train_RF.T).toarray().ravel()
+        cosine_R = (vectorizer.transform([conversation_text(split.rows[place])]) @ train_RF.T).toarray().ravel()
         nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
         by_prompt[name] = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
 
@@ -78,10 +78,6 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
         order = np.argsort(-scores_M, kind="stable")[:num_items]
         lists.append(as_items(split.catalog, [index for index in order if scores_M[index] > 0]))
     return lists
-
-
-def _conversation(row: Mapping[str, Any]) -> str:
-    return split_prompt(row["prompt"][0]["content"])[1]
 
 
 def api_answers(

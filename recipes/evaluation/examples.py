@@ -1,19 +1,18 @@
 """Conversations for a report: the best and the worst of an evaluation, or the largest gains and losses between two."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, split_prompt
+from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, truth_of
 from convrec.errors import UserError
+from convrec.files import read_json
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import DEFAULT_DELIMITER
 from convrec.report.page import Example, mark_list
-from recipes.evaluation.split import TRUTH
 
 Row = dict[str, Any]
 
@@ -26,9 +25,7 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     others, the best and the worst of the last.
     """
     folders = {name: Path(folder) for name, folder in evaluations.items()}
-    settings_of = {
-        name: json.loads((folder / "metrics.json").read_text())["settings"] for name, folder in folders.items()
-    }
+    settings_of = {name: read_json(folder / "metrics.json")["settings"] for name, folder in folders.items()}
     settings = list(settings_of.values())[-1]
     ndcg = f"ndcg@{max(settings['ks'])}"
     scored = {name: _rows(folder / "rows.parquet") for name, folder in folders.items()}
@@ -74,13 +71,13 @@ def _choose(
 def _example(
     row: Row, sides: Mapping[str, Row], matcher: Matcher, settings_of: Mapping[str, Mapping[str, Any]], label: str
 ) -> Example:
-    truth, seen = [(title, year) for title, year in row[TRUTH]], row["seen_titles"] or []
+    truth, seen = truth_of(row), row["seen_titles"] or []
     lists = {}
     for name, side in sides.items():
         settings = settings_of[name]
         delimiter = settings.get("delimiter") or DEFAULT_DELIMITER
         lists[name] = mark_list(side["text"], matcher, truth, seen, settings["num_items"], delimiter)
-    return Example(split_prompt(row["prompt"][0]["content"])[1], truth, lists, label)
+    return Example(conversation_text(row), truth, lists, label)
 
 
 def _rows(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, Row]:

@@ -1,8 +1,5 @@
 """Responses scored against a split: rows, their summary, files of them, and the comparison of two evaluations."""
 
-import hashlib
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
-from convrec.generation.answers import Answer, write_table
+from convrec.files import read_json, write_table
+from convrec.generation.answers import Answer
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
 from recipes.evaluation.split import Split
@@ -42,11 +40,6 @@ def summary(scored: Scored, split: Split, ks: Sequence[int], seed: int, num_item
     }
 
 
-def file_hash(path: str | Path) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """sample_id -> row of an earlier evaluation; `settings` are this one's, as metrics.json has them.
 
@@ -57,7 +50,7 @@ def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str,
         if not (folder / name).exists():
             raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
     try:
-        others = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["settings"]
+        others = read_json(folder / "metrics.json")["settings"]
         by_contents = "sha256" in others  # noted since; where it is not, the files' places must be the same
         before, now = (_scored_by(some, by_contents) for some in (others, settings))
         lacking = [k for k in settings["ks"] if k not in others["ks"]]
@@ -126,19 +119,3 @@ def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: 
             record |= {f"{protocol}/{name}": value for name, value in values if "@" in name}
         table.append(record)
     write_table(path, pa.Table.from_pylist(table))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole or not at all; a number that does not exist (a standard error of one conversation) is null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(_without_nan(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

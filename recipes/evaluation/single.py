@@ -9,13 +9,14 @@ from typing import Any
 
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
+from convrec.files import file_hash, write_json
 from convrec.generation.answers import Answer, model_answers
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.metrics import KS
 from convrec.lists.ranks import DEFAULT_DELIMITER, parse_items
 from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
-from recipes.evaluation.scoring import compare, file_hash, read_other, score, summary, write_json, write_rows
+from recipes.evaluation.scoring import compare, read_other, score, summary, write_rows
 from recipes.evaluation.split import Split, make_matcher, read_split, read_training_rows
 
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for

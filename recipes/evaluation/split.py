@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA
+from convrec.data.schema import RL_SCHEMA, TRUTH, Pair, truth_of
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
 from convrec.generation.answers import prompt_id
@@ -15,7 +15,6 @@ from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item
 
-TRUTH = "groundtruth_with_release_year"
 FOREIGN_CATALOG = 0.1  # share of ground truth outside the catalog from which on it is worth a warning
 WRONG_CATALOG = 0.9  # and from which on no figure would mean anything
 
@@ -36,8 +35,8 @@ class Split:
         """prompt_id -> messages, each distinct prompt once, in the order of the rows."""
         return dict(zip(self.prompt_ids, (row["prompt"] for row in self.rows), strict=True))
 
-    def truth(self, place: int) -> list[tuple[str, Any]]:
-        return [(title, year) for title, year in self.rows[place][TRUTH] or []]
+    def truth(self, place: int) -> list[Pair]:
+        return truth_of(self.rows[place])
 
 
 def read_split(
@@ -94,7 +93,7 @@ def _require_years(rows: Sequence[dict[str, Any]], catalog: Catalog, data: str |
     bad = [
         f"row {place}: {title!r} has the year {year!r}"
         for place, row in enumerate(rows)
-        for title, year in row[TRUTH] or []
+        for title, year in truth_of(row)
         if catalog.year_of(year) is None
     ]
     if bad:
@@ -111,7 +110,7 @@ def _foreign_catalog(
     truths = [
         (title, year)
         for row in rows
-        for title, raw_year in row[TRUTH] or []
+        for title, raw_year in truth_of(row)
         if (year := matcher.catalog.year_of(raw_year)) is not None
     ]
     missing = [truth for truth in truths if matcher.identify(*truth).index < 0]

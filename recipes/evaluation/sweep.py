@@ -15,10 +15,10 @@ from typing import Any
 from tqdm import tqdm
 
 from convrec.errors import UserError
+from convrec.files import read_json, write_json
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
-from recipes.evaluation.scoring import write_json
 from recipes.evaluation.single import evaluate
 
 # evaluate's options that change figures: two sweeps that differ in one must not share a folder
@@ -106,7 +106,7 @@ def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> di
     settings = json.loads(json.dumps(settings))
     file = folder / SWEEP_SETTINGS
     if file.exists():
-        there = json.loads(file.read_text(encoding="utf-8"))
+        there = read_json(file)
         if different := [name for name in settings if settings[name] not in (None, there.get(name))]:
             name = different[0]
             raise UserError(

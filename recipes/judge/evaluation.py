@@ -9,7 +9,6 @@ an earlier evaluation of the same rows.
 """
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -24,14 +23,14 @@ import pyarrow.parquet as pq
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
-from convrec.generation.answers import Answer, model_answers, prompt_id, write_table
+from convrec.files import read_json, write_json, write_table
+from convrec.generation.answers import Answer, model_answers, prompt_id
 from convrec.judges.metrics import Summary, pairwise_summary, pointwise_summary
 from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table
 from convrec.judges.verdict import preference_verdict, score_verdict
 from convrec.statistics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
-from recipes.evaluation.scoring import write_json
 from reward.judge_pointwise import pointwise_reward
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
@@ -167,7 +166,7 @@ def _read_other(folder: Path, mode: str) -> dict[int, dict[str, Any]]:
     for name in ("metrics.json", "rows.parquet"):
         if not (folder / name).exists():
             raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
-    if json.loads((folder / "metrics.json").read_text())["settings"].get("judge") != mode:
+    if read_json(folder / "metrics.json")["settings"].get("judge") != mode:
         raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
     return {row["row"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
 

@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
+from convrec.files import write_text
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.variables import overrides_from_environment
@@ -86,11 +87,8 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:
-    """Write RUN/config.yaml whole or not at all. Secrets are never in the config: they stay in the environment."""
-    run_folder.mkdir(parents=True, exist_ok=True)
-    partial = run_folder / "config.yaml.partial"
-    partial.write_text(OmegaConf.to_yaml(config, resolve=False))
-    partial.replace(run_folder / "config.yaml")
+    """Write RUN/config.yaml. Secrets are never in the config: they stay in the environment."""
+    write_text(run_folder / "config.yaml", OmegaConf.to_yaml(config, resolve=False))
 
 
 def finished_message(run_folder: Path, step: int) -> str:

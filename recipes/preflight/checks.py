@@ -1,6 +1,5 @@
 """What a recipe checks before anything expensive starts. Each failure names the variable, file or row and the mend."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from omegaconf import DictConfig
 from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
+from convrec.files import read_json
 from convrec.judges.schema import validate_judge_table
 from convrec.lists.catalog import load_catalog
 from recipes.preflight import host
@@ -129,7 +129,7 @@ def _check_model(model_path: str, lengths: dict[str, int]) -> None:
     """The model is there and has room for these lengths together; a model still to be downloaded is not looked into."""
     check_model_path(model_path)
     file = Path(model_path).expanduser() / "config.json"
-    limit = json.loads(file.read_text()).get("max_position_embeddings") if file.exists() else None
+    limit = read_json(file).get("max_position_embeddings") if file.exists() else None
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")

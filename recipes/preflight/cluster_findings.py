@@ -10,7 +10,7 @@ from recipes.preflight.cores import missing_cpu_slots, needed_cpu_slots, rollout
 from recipes.preflight.finding import GIB, Finding
 
 
-def node_findings(config: DictConfig, own: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def node_findings(own: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """What the nodes report against what the driver has and the run asks for."""
     found = []
     for report in nodes:

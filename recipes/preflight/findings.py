@@ -172,7 +172,7 @@ def examine(
         nodes = [own]
         loopback = node.Reach("127.0.0.1")
         found += port_findings({own["where"]: loopback.unreachable({"the loopback": loopback.address()})})
-    return found + node_findings(config, own, nodes) + size_findings(config, requirements, nodes)
+    return found + node_findings(own, nodes) + size_findings(config, requirements, nodes)
 
 
 def paths_of(config: DictConfig, requirements: Requirements) -> tuple[list[str], str, str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from omegaconf import DictConfig
 
 from convrec.errors import UserError, one_line
 from convrec.training import registration
@@ -92,7 +91,7 @@ def marked(save_path: str) -> Iterator[tuple[str, str]]:
         file.unlink(missing_ok=True)
 
 
-def connect(config: DictConfig) -> bool:
+def connect() -> bool:
     """Join the cluster of RAY_ADDRESS, if it is set. Returns whether there is one."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:

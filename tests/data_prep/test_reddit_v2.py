@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.data.schema import prompt_text
-from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from data_prep import reddit_v2
@@ -78,11 +78,11 @@ def changes(out, name):
 
 def test_every_part_becomes_the_table_that_the_recipes_read(whole_tree, tmp_path):
     summary = convert(whole_tree, tmp_path)
-    assert validate_rl_table(tmp_path / "train.parquet") == (2500, 0, [])
-    assert validate_sft_table(tmp_path / "sft_train.parquet") == (50, 0, [])
-    assert validate_sft_table(tmp_path / "sft_validation.parquet") == (10, 1, [])
-    assert validate_rl_table(tmp_path / "validation.parquet") == (9, 0, [])
-    assert validate_rl_table(tmp_path / "test.parquet", allow_empty_ground_truth=True) == (6, 1, [])
+    assert validate_rl_table(tmp_path / "train.parquet") == (2500, [])
+    assert validate_sft_table(tmp_path / "sft_train.parquet") == (50, [])
+    assert validate_sft_table(tmp_path / "sft_validation.parquet") == (10, [])
+    assert validate_rl_table(tmp_path / "validation.parquet") == (9, [])
+    assert validate_rl_table(tmp_path / "test.parquet", allow_empty_ground_truth=True) == (6, [])
     assert summary["missing"] == []
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     # 1,250 even numbers with one ground truth (0 twice), 1,249 odd ones with two: (1,251 + 2,498) / 2,500
@@ -157,7 +157,6 @@ def test_the_catalog_is_parquet_and_says_again_what_is_broken(whole_tree, tmp_pa
         ("M", 1931),
     ]
     assert "'The Wall' has the year 201" in summary["catalog"]["problems"][0]
-    assert validate_catalog(tmp_path / "catalog.parquet").rows == 4
     assert "'The Wall'" in catalog.problems[0]
 
 
@@ -279,7 +278,7 @@ def test_an_interrupted_conversion_continues_file_by_file(tree, tmp_path, monkey
             convert(tree, out)
     assert not (out / "test.parquet").exists()
     assert not (out / "summary.json").exists()
-    assert [path.name for path in out.iterdir() if path.name.endswith(".partial")] == []
+    assert [path.name for path in out.iterdir() if ".partial" in path.name] == []
     written = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
     assert set(written) == {"catalog.parquet", "sft_train.parquet", "sft_validation.parquet", "validation.parquet"}
     summary = convert(tree, out)
@@ -432,8 +431,8 @@ def test_the_command_prints_the_numbers_and_exits_2_for_what_the_user_can_mend(t
 
 def test_real_data_in_the_released_layout_passes_unchanged(shared_dir, tmp_path):
     summary = convert(shared_dir / "data/redial/processed_datasets", tmp_path)
-    assert validate_rl_table(tmp_path / "train.parquet") == (1000, 0, [])
-    assert validate_catalog(tmp_path / "catalog.parquet") == (6299, 0, [])
+    assert validate_rl_table(tmp_path / "train.parquet") == (1000, [])
+    assert len(load_catalog(tmp_path / "catalog.parquet")) == 6299
     train = summary["files"]["train"]
     assert (train["set_aside"], train["repaired"], train["outside_catalog"]["mentions"]) == (0, 0, 0)
     original = pq.read_table(shared_dir / "data/redial/train.parquet").slice(0, 1000).to_pylist()

@@ -5,8 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.schema import RL_SCHEMA, prompt_text, split_prompt
-from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
+from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
 from data_prep.retrieval import (
     cuts,
@@ -50,7 +51,7 @@ def test_tables_are_valid_and_ask_for_num_items(written):
         validate_sft_table(out / f"{split}.parquet")
         for demonstration in read(out, split):
             assert "reply with 4 recommendations" in demonstration["prompt"][0]["content"]
-    validate_catalog(out / "catalog.parquet")
+    assert not load_catalog(out / "catalog.parquet").problems
     mentions = [film["mentions"] for film in read(out, "catalog")]
     assert len(mentions) == 13
     assert mentions == sorted(mentions, reverse=True)
@@ -179,23 +180,11 @@ def test_refusals(source, written, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command_line_on_redial(shared_dir, tmp_path, capsys):
-    source = shared_dir / "data" / "redial"
-    if not source.exists():
-        pytest.skip("no ReDial here")
-    main(
-        [
-            "--source",
-            str(source),
-            "--out",
-            str(tmp_path / "small"),
-            "--titles",
-            "50",
-            "--num-items",
-            "5",
-            "--title-rows",
-            "50",
-        ]
-    )
-    assert "teacher" in capsys.readouterr().out
-    assert len(read(tmp_path / "small", "catalog")) == 50
+@pytest.mark.parametrize(("data", "titles"), [("generated", 13), ("redial", 50)])
+def test_command_line(source, tmp_path, capsys, request, data, titles):
+    if data == "redial":
+        source = request.getfixturevalue("shared_dir") / "data" / "redial"
+    sizes = [f"--titles={titles}", "--num-items=5", "--test-rows=20", "--title-rows=50"]
+    main(["--source", str(source), "--out", str(tmp_path / "small"), *sizes])
+    assert "teacher  recall@5 0." in capsys.readouterr().out
+    assert len(read(tmp_path / "small", "catalog")) == titles

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.schema import split_prompt
-from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
+from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
 from data_prep.sample import check_sample, draw_taste, main, write_sample
 from data_prep.sample_data.conversations import GENRE_WORDS, read_taste, write_conversation
@@ -63,10 +64,11 @@ def test_affinity_arithmetic():
 
 def test_tables_are_valid_and_have_the_rows_asked_for(sample):
     for split, count in COUNTS.items():
-        assert validate_rl_table(sample / f"{split}.parquet") == (count, 0, [])
-    assert validate_sft_table(sample / "sft_train.parquet") == (400, 0, [])
-    assert validate_sft_table(sample / "sft_validation.parquet") == (200, 0, [])
-    assert validate_catalog(sample / "catalog.parquet").rows == len(load_films().films)
+        assert validate_rl_table(sample / f"{split}.parquet") == (count, [])
+    assert validate_sft_table(sample / "sft_train.parquet") == (400, [])
+    assert validate_sft_table(sample / "sft_validation.parquet") == (200, [])
+    catalog = load_catalog(sample / "catalog.parquet")
+    assert (len(catalog), catalog.problems) == (len(load_films().films), ())
     truths = [tuple(pair) for row in rows_of(sample, "train") for pair in row["groundtruth_with_release_year"]]
     mentions = {(film["title"], str(film["year"])): film["mentions"] for film in rows_of(sample, "catalog")}
     assert sum(mentions.values()) == len(truths)

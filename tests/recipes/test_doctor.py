@@ -133,15 +133,15 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
 )
 def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], where: str, what: str) -> None:
     own = machine()
-    found = only(cluster_findings.node_findings(config(), own, [own, machine(where="node-b", **change)]), "failure")
+    found = only(cluster_findings.node_findings(own, [own, machine(where="node-b", **change)]), "failure")
     assert found.where == where
     assert what in found.what
 
 
 def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     own = machine()
-    assert "1024" in only(cluster_findings.node_findings(config(), own, [machine(open_files=1024)]), "warning").what
-    assert [finding.status for finding in cluster_findings.node_findings(config(), own, [own])] == ["ok"]
+    assert "1024" in only(cluster_findings.node_findings(own, [machine(open_files=1024)]), "warning").what
+    assert [finding.status for finding in cluster_findings.node_findings(own, [own])] == ["ok"]
 
 
 def slots(*pairs: tuple[int, int]) -> list[dict[str, Any]]:

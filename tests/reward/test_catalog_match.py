@@ -165,11 +165,11 @@ def test_light_modules_import_no_heavy_ones():
     assert done.stdout.strip() == "[]"
 
 
-def test_recorded_reference_rewards_from_text_to_returns(shared_dir, tmp_path):
-    golden = json.loads((shared_dir / "golden" / "parse_match_cases.json").read_text())
-    titles, years = zip(*golden["catalog"], strict=True)
+def test_recorded_reference_rewards_from_text_to_returns(golden, tmp_path):
+    recorded = golden("parse_match_cases")
+    titles, years = zip(*recorded["catalog"], strict=True)
     pq.write_table(pa.table({"title": titles, "year": years}), tmp_path / "catalog.parquet")
-    for case in golden["reward_cases"]:
+    for case in recorded["reward_cases"]:
         if "raises" in case["output"]:
             continue
         truth = {"groundtruth": case["groundtruth_with_release_year"], "seen": case["seen_titles"]}

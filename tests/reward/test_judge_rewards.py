@@ -1,7 +1,7 @@
 """The rewards of both judges: every rule by hand, hostile answers, and the recorded cookbook."""
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -154,10 +154,10 @@ WRONG_PAIRWISE = {
     [("pointwise", judge_pointwise, WRONG_POINTWISE), ("pairwise", judge_pairwise, WRONG_PAIRWISE)],
 )
 def test_the_cookbooks_results_where_they_are_right(
-    mode: str, module: Any, wrong: dict[tuple[str, str], str], shared_dir: Path
+    mode: str, module: Any, wrong: dict[tuple[str, str], str], golden: Callable[[str], Any]
 ) -> None:
     """All recorded cases agree but the ones listed with their reason, and every listed one really differs."""
-    cases = json.loads((shared_dir / "golden" / "judge_reward_cases.json").read_text())[mode]
+    cases = golden("judge_reward_cases")[mode]
     differing = set()
     for case in cases:
         try:

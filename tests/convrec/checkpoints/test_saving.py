@@ -181,6 +181,14 @@ def test_a_best_of_another_metric_is_replaced(tmp_path: Path) -> None:
     assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 4, "val/ndcg": 0.1}
 
 
+def test_a_validation_without_a_value_is_no_best(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4)
+    saving.note_validation(tmp_path, 2, {"val/ndcg": float("nan")})
+    assert saving.best_step(tmp_path) is None
+    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.1})
+    assert saving.best_step(tmp_path) == 4
+
+
 def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = "rank-grpo-20260102-030405-abcd"
     monkeypatch.setenv(runs.SUBMISSION_VARIABLE, own)
@@ -192,9 +200,13 @@ def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pyte
 
 def test_what_a_reader_adds_is_no_damage(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    (tmp_path / "global_step_2" / "actor" / "merged").mkdir()
-    (tmp_path / "global_step_2" / "actor" / "merged" / "model.safetensors").write_bytes(b"z")
+    for name in ("merged", "merged.partial", ".merged.partial-host-1"):
+        (tmp_path / "global_step_2" / "actor" / name).mkdir()
+        (tmp_path / "global_step_2" / "actor" / name / "model.safetensors").write_bytes(b"z")
+    before = (tmp_path / "global_step_2" / saving.MANIFEST).read_text()
     assert saving.complete_steps(tmp_path) == [2]
+    saving.save(tmp_path, 4, lambda: shutil.copytree(tmp_path / "global_step_2", tmp_path / "global_step_4"))
+    assert (tmp_path / "global_step_4" / saving.MANIFEST).read_text() == before
 
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_and_the_tracker_intact(tmp_path: Path) -> None:

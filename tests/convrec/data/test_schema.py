@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.schema import INSTRUCTION, prompt_text, split_prompt, truncate_prompt
+from convrec.data.schema import prompt_text, split_prompt, truncate_prompt
 from convrec.errors import UserError
 
+INSTRUCTION = prompt_text("")
 CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime films please.\n"
 
 

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
-from convrec.data.validation import validate_catalog, validate_rl_table, validate_sft_table
+from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 
 CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime films please.\n"
@@ -34,10 +34,7 @@ def test_sound_tables_pass(tmp_path):
 def test_released_real_data_passes_unchanged(shared_dir):
     folder = shared_dir / "data" / "redial"
     assert validate_rl_table(folder / "train.parquet").rows == 4418
-    assert validate_rl_table(folder / "validation.parquet") == (473, 0, [])
-    assert validate_catalog(folder / "catalog.parquet") == (6299, 0, [])
-    (warning,) = validate_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet").warnings
-    assert "'The Wall' has year 201" in warning
+    assert validate_rl_table(folder / "validation.parquet") == (473, [])
 
 
 def test_large_lists_and_other_field_order_are_the_same_columns(tmp_path):
@@ -83,7 +80,7 @@ def test_row_numbers_count_over_batches_and_long_lists_are_cut(tmp_path):
     path = write(tmp_path / "train.parquet", [row()] * 9000 + [bad] * 7)
     with pytest.raises(UserError, match="rows 9000, 9001, 9002, 9003, 9004 and 2 more: no ground truth"):
         validate_rl_table(path)
-    assert validate_rl_table(path, allow_empty_ground_truth=True).empty_ground_truth == 7
+    assert validate_rl_table(path, allow_empty_ground_truth=True) == (9007, [])
 
 
 def test_all_problems_are_told_at_once(tmp_path):
@@ -117,8 +114,6 @@ def test_columns_that_are_missing_or_of_another_type(tmp_path):
     pq.write_table(table, path)
     with pytest.raises(UserError, match="no column completion"):
         validate_sft_table(path)
-    with pytest.raises(UserError, match="no column title, year"):
-        validate_catalog(path)
     pq.write_table(table.set_column(0, "prompt", pa.array(["text"])), path)
     with pytest.raises(UserError, match="column prompt is string"):
         validate_rl_table(path)
@@ -129,24 +124,15 @@ def test_files_that_are_no_table(tmp_path):
         validate_rl_table(tmp_path / "absent.parquet")
     (tmp_path / "text.parquet").write_text("not parquet")
     with pytest.raises(UserError, match="not readable as parquet"):
-        validate_catalog(tmp_path / "text.parquet")
+        validate_rl_table(tmp_path / "text.parquet")
     with pytest.raises(UserError, match="no rows"):
         validate_rl_table(write(tmp_path / "empty.parquet", []))
-
-
-def test_catalog_titles_and_years(tmp_path):
-    schema = pa.schema([("title", pa.string()), ("year", pa.int64())])
-    path = write(tmp_path / "c.parquet", [{"title": "Heat", "year": 1995}, {"title": "Up", "year": None}], schema)
-    assert "row 1: 'Up' has year None" in validate_catalog(path).warnings[0]
-    path = write(tmp_path / "c.parquet", [{"title": " ", "year": 1995}], schema)
-    with pytest.raises(UserError, match="row 0: blank or missing title"):
-        validate_catalog(path)
 
 
 def test_data_without_years(tmp_path):
     undated = [row(groundtruth_with_release_year=[["Blue Lamp", ""]])]
     path = write(tmp_path / "rl.parquet", undated)
-    assert validate_rl_table(path, dated=False) == (1, 0, [])
+    assert validate_rl_table(path, dated=False) == (1, [])
     with pytest.raises(UserError, match="no ground truth has a year, but the catalog has years"):
         validate_rl_table(path)
     path = write(tmp_path / "rl.parquet", [*undated, row()])
@@ -154,7 +140,4 @@ def test_data_without_years(tmp_path):
         validate_rl_table(path, dated=False)
     (warning,) = validate_rl_table(path).warnings
     assert "row 0: 'Blue Lamp', ''" in warning
-    assert validate_sft_table(write(tmp_path / "sft.parquet", [*undated, row()], SFT_SCHEMA)) == (2, 0, [])
-    schema = pa.schema([("title", pa.string()), ("year", pa.int32())])
-    lamps = write(tmp_path / "c.parquet", [{"title": "Blue Lamp", "year": None}], schema)
-    assert validate_catalog(lamps) == (1, 0, [])
+    assert validate_sft_table(write(tmp_path / "sft.parquet", [*undated, row()], SFT_SCHEMA)) == (2, [])

@@ -135,6 +135,6 @@ def test_files_that_are_no_judge_table(tmp_path: Path) -> None:
 
 def test_a_table_with_one_label_is_warned_about(tmp_path: Path) -> None:
     balanced = [make_row(USER, ["x", "y"], label, "") for label in "AB" * 10]
-    assert validate_judge_table(write(tmp_path / "a.parquet", balanced, "pairwise"), "pairwise") == (20, 0, [])
+    assert validate_judge_table(write(tmp_path / "a.parquet", balanced, "pairwise"), "pairwise") == (20, [])
     (warning,) = validate_judge_table(write(tmp_path / "b.parquet", [COMPARED] * 20, "pairwise"), "pairwise").warnings
     assert "A in 100% of the rows" in warning

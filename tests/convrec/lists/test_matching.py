@@ -1,18 +1,17 @@
-import json
 import random
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
+from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, parse_item, parse_items
 from convrec.lists.reference import parse_items_reference
 from convrec.lists.titles import fold, normalise, numbers
+from data_prep.sample_data.films import load_films
 
 FILMS = [
     ("The Matrix", 1999),
@@ -273,13 +272,13 @@ BETTER = {
 
 
 @pytest.mark.parametrize("mode", ["exact", "fuzzy", "reference"])
-def test_recorded_rewards_agree_but_where_we_do_better(shared_dir, mode):
+def test_recorded_rewards_agree_but_where_we_do_better(golden, mode):
     from convrec.lists.rank_rewards import rank_returns
 
-    golden = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())
-    catalog = Catalog.from_items(map(tuple, golden["catalog"]))
+    recorded = golden("parse_match_cases")
+    catalog = Catalog.from_items(map(tuple, recorded["catalog"]))
     differing = set()
-    for case in golden["reward_cases"]:
+    for case in recorded["reward_cases"]:
         parse = parse_items_reference if mode == "reference" else parse_items
         matcher = Matcher(catalog, mode, **case["kwargs"])
         items = parse(case["completion"])[: case["rec_num"]]
@@ -294,11 +293,18 @@ def test_recorded_rewards_agree_but_where_we_do_better(shared_dir, mode):
     assert differing == ({"seen None"} if mode == "reference" else set(BETTER))
 
 
-def test_misspelt_titles_are_found_and_foreign_ones_are_not(shared_dir):
-    from convrec.lists.catalog import load_catalog
+@pytest.fixture(params=["sample", "released"])
+def two_catalogs(request):
+    """A catalog, another one, and the share of misspelt titles that must be found."""
+    if request.param == "sample":
+        films = [(film.title, film.year) for film in load_films().films]
+        return Catalog.from_items(films[::2]), Catalog.from_items(films[1::2]), 0.8
+    data = request.getfixturevalue("shared_dir") / "data"
+    return load_catalog(data / "reddit_v2_catalog.parquet"), load_catalog(data / "redial" / "catalog.parquet"), 0.85
 
-    catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
-    other = load_catalog(shared_dir / "data" / "redial" / "catalog.parquet")
+
+def test_misspelt_titles_are_found_and_foreign_ones_are_not(two_catalogs):
+    catalog, other, least = two_catalogs
     matcher, rng = Matcher(catalog), random.Random(3407)
     dated = [item for item in zip(catalog.titles, catalog.years, strict=True) if item[1]]
     found = []
@@ -310,7 +316,7 @@ def test_misspelt_titles_are_found_and_foreign_ones_are_not(shared_dir):
             text = text[:place] + letter + text[place + rng.randint(0, 1) :]
         row = matcher.identify(text, year).index
         found.append(row >= 0 and fold(catalog.titles[row]) == fold(title))
-    assert sum(found) / len(found) >= 0.85
+    assert sum(found) / len(found) >= least
 
     known = {fold(title) for title in catalog.titles}
     foreign = [i for i in zip(other.titles, other.years, strict=True) if i[1] and fold(i[0]) not in known]

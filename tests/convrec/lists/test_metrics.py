@@ -1,7 +1,5 @@
-import json
 import math
 from math import log2
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,8 +88,7 @@ def test_a_catalog_without_years_is_evaluated_by_title():
         row = evaluate_row(items, truth, ["Oak Desk"], matcher, protocol, ks=(5,))
         assert row["recall@5"] == 1 / 2
         assert row["ndcg@5"] == pytest.approx(1 / log2(rank + 1) / (1 + 1 / log2(3)))
-    rows = [{"groundtruth_with_release_year": truth}, {"groundtruth_with_release_year": truth[1:]}]
-    assert popularity_baseline(rows, matcher.catalog, 5) == [("Kettle", NO_YEAR), ("Blue Lamp", NO_YEAR)]
+    assert popularity_baseline([truth, truth[1:]], matcher.catalog, 5) == [("Kettle", NO_YEAR), ("Blue Lamp", NO_YEAR)]
 
 
 def test_unknown_protocol_is_refused():
@@ -181,8 +178,7 @@ def test_catalog_hit_ratio_without_lines_is_nan():
 
 
 def test_popularity_counts_training_ground_truth_with_ties_in_catalog_order():
-    truths = [[["Jaws", "1975"], ["up", "2010"]], [["Jaws", "1975"], ["Heat", "1995"]], [["Nowhere", "2000"]], None]
-    train = [{"groundtruth_with_release_year": truth} for truth in truths]
+    train = [[("Jaws", "1975"), ("up", "2010")], [("Jaws", "1975"), ("Heat", "1995")], [("Nowhere", "2000")], []]
     # Jaws 2; Heat and Up 1 each, Heat first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
     assert popularity_baseline(train, EXACT.catalog) == items("Jaws", "Heat", "Up")
     assert popularity_baseline(train, EXACT.catalog, n=1) == items("Jaws")
@@ -197,13 +193,13 @@ BETTER = {
 
 
 @pytest.mark.parametrize("protocol", ["reference", "paper"])
-def test_recorded_evaluation_agrees_but_where_the_paper_differs(shared_dir, protocol):
-    golden = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())
+def test_recorded_evaluation_agrees_but_where_the_paper_differs(golden, protocol):
+    recorded = golden("parse_match_cases")
     matcher = Matcher(
-        Catalog.from_items(map(tuple, golden["catalog"])), "reference" if protocol == "reference" else "exact"
+        Catalog.from_items(map(tuple, recorded["catalog"])), "reference" if protocol == "reference" else "exact"
     )
     differing = set()
-    for case in golden["eval_cases"]:
+    for case in recorded["eval_cases"]:
         recs = [Item(*item) for item in case["recs"]]
         for k, expected in case["output"].items():
             if "raises" in expected:
@@ -217,20 +213,20 @@ def test_recorded_evaluation_agrees_but_where_the_paper_differs(shared_dir, prot
     assert differing == (set() if protocol == "reference" else set(BETTER))
 
 
-def test_strict_is_the_recorded_reward(shared_dir):
+def test_strict_is_the_recorded_reward(golden):
     """Training's relevance at its rank: exp_inf is 1 where a rank hits, log_decay's first return is DCG@N."""
-    golden = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())
-    catalog = Catalog.from_items(map(tuple, golden["catalog"]))
+    recorded = golden("parse_match_cases")
+    catalog = Catalog.from_items(map(tuple, recorded["catalog"]))
     compared, differing = 0, set()
-    for case in golden["reward_cases"]:
-        truth, n, recorded = case["groundtruth_with_release_year"], case["rec_num"], case["output"]
-        if "raises" in recorded or not truth or any(parse_year(year) is None for _, year in truth):
+    for case in recorded["reward_cases"]:
+        truth, n, output = case["groundtruth_with_release_year"], case["rec_num"], case["output"]
+        if "raises" in output or not truth or any(parse_year(year) is None for _, year in truth):
             continue  # evaluation leaves out or refuses such rows
         compared += 1
         matcher = Matcher(catalog, "reference", case["kwargs"].get("year_tolerance", 2))
         items = parse_items_reference(case["completion"])
         ours = evaluate_row(items, truth, case["seen_titles"], matcher, "strict", [n])
-        wanted = [sum(recorded["exp_inf"]) / len(truth), recorded["log_decay"][0] / ideal_dcg(min(n, len(truth)))]
+        wanted = [sum(output["exp_inf"]) / len(truth), output["log_decay"][0] / ideal_dcg(min(n, len(truth)))]
         if [ours[f"recall@{n}"], ours[f"ndcg@{n}"]] != pytest.approx(wanted):
             differing.add(case["name"])
     assert compared >= 10

@@ -1,6 +1,4 @@
-import json
 from math import log2
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -59,8 +57,8 @@ def test_dcg_is_never_above_the_ideal(relevance, k):
     assert 0 <= dcg(relevance, k) <= ideal_dcg(min(k, sum(relevance))) + 1e-12
 
 
-def test_recorded_dcg(shared_dir):
-    recorded = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())["dcg"]
+def test_recorded_dcg(golden):
+    recorded = golden("parse_match_cases")["dcg"]
     for case in recorded["dcg"]:
         assert dcg(case["hits"], case["k"]) == pytest.approx(case["value"])
     ones = [rank_returns([0] * k + [1], 5, "log_decay")[k] for k in range(5)]

@@ -1,13 +1,13 @@
-import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.lists import ranks
+from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import NO_YEAR, WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
+from data_prep.sample_data.films import load_films
 
 # Titles that begin with a number, hold parentheses or begin and end with marks: numbering must not eat them.
 HARD_TITLES = [
@@ -189,13 +189,17 @@ def test_lines_that_need_no_cleaning_parse_as_if_they_were_cleaned(line):
         assert parse_item(line) == quick
 
 
-def test_every_real_catalog_title_survives(shared_dir):
-    import pyarrow.parquet as pq
+@pytest.fixture(params=["sample", "released"])
+def real_films(request):
+    if request.param == "sample":
+        return [(film.title, film.year) for film in load_films().films]
+    catalog = load_catalog(request.getfixturevalue("shared_dir") / "data" / "reddit_v2_catalog.parquet")
+    return [(title, year) for title, year in zip(catalog.titles, catalog.years, strict=True) if year]
 
-    rows = pq.read_table(shared_dir / "data" / "reddit_v2_catalog.parquet").to_pylist()
-    dated = [(row["title"], row["year"]) for row in rows if row["year"] >= 1000]
+
+def test_every_real_catalog_title_survives(real_films):
     for decoration in ("{}", "1. {}", "12. **{}**", '"{}"', "- {} - with a note (2020)"):
-        lost = [item for item in dated if parse_item(decoration.format(format_item(*item))) != item]
+        lost = [item for item in real_films if parse_item(decoration.format(format_item(*item))) != item]
         assert not lost, (decoration, lost)
 
 
@@ -215,10 +219,9 @@ BETTER = {
 }
 
 
-def test_recorded_parses_agree_but_where_we_do_better(shared_dir):
-    cases = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())["parse_cases"]
+def test_recorded_parses_agree_but_where_we_do_better(golden):
     differing = set()
-    for case in cases:
+    for case in golden("parse_match_cases")["parse_cases"]:
         ours = parse_items(case["input"])
         # The reference drops lines that do not parse; we keep their rank as None. That alone is no difference here.
         if [list(item) for item in ours if item] != case["output"]["recs"]:

@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +28,6 @@ def test_no_text_makes_the_reference_parser_fail(text):
     assert all(isinstance(item, Item) for item in parse_items_reference(text))
 
 
-def test_reference_parser_agrees_with_every_recorded_case(shared_dir):
-    cases = json.loads(Path(shared_dir / "golden" / "parse_match_cases.json").read_text())["parse_cases"]
-    for case in cases:
+def test_reference_parser_agrees_with_every_recorded_case(golden):
+    for case in golden("parse_match_cases")["parse_cases"]:
         assert [list(item) for item in parse_items_reference(case["input"])] == case["output"]["recs"], case["input"]

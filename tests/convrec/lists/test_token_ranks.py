@@ -356,9 +356,8 @@ SEGMENTATION_DIFFERENCES = {
 
 
 @pytest.fixture(scope="module")
-def segmentation_cases(request):
-    shared_dir = request.getfixturevalue("shared_dir")
-    return json.loads((shared_dir / "golden" / "segmentation_cases.json").read_text())["cases"]
+def segmentation_cases(golden):
+    return golden("segmentation_cases")["cases"]
 
 
 def _golden_ranks(case, rank_function):

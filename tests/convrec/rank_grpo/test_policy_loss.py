@@ -1,6 +1,5 @@
 """The loss against the recorded reference, against plain autograd, and its invariants."""
 
-import json
 import math
 
 import pytest
@@ -89,10 +88,6 @@ def random_batch(seed=0, B=6, T=24, num_ranks=4, mixed=False, spread=0.1):
 AGGREGATION_OF = {"bnpo": "token-mean", "grpo": "seq-mean-token-mean"}
 
 
-def golden_cases(shared_dir):
-    return json.loads((shared_dir / "golden" / "rank_loss_cases.json").read_text())["cases"]
-
-
 def golden_inputs(case, dtype):
     pieces = case["inputs"]["token_pieces"]
     vocab = sorted({piece for row in pieces for piece in row} | {"<eos>", "<pad>"})
@@ -115,8 +110,8 @@ def golden_inputs(case, dtype):
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (F64, 1e-9)])
-def test_reference_preset_matches_every_golden_end_to_end(shared_dir, dtype, rtol):
-    for case in golden_cases(shared_dir):
+def test_reference_preset_matches_every_golden_end_to_end(golden, dtype, rtol):
+    for case in golden("rank_loss_cases")["cases"]:
         config, expected = case["config"], case["expected"]
         ids, mask, table, eos, rank_adv, (new, old, ref) = golden_inputs(case, dtype)
         shaping = float(config["apply_length_shaping"])
@@ -179,9 +174,9 @@ PAPER_DIFFERENCES = {
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-7), (F64, 1e-11)])
-def test_paper_preset_matches_the_paper_form_but_for_the_listed_differences(shared_dir, dtype, atol):
+def test_paper_preset_matches_the_paper_form_but_for_the_listed_differences(golden, dtype, atol):
     different = set()
-    for case in golden_cases(shared_dir):
+    for case in golden("rank_loss_cases")["cases"]:
         ids, mask, table, eos, rank_adv, (new, old, _) = golden_inputs(case, dtype)
         N = case["config"]["rec_num"]
 
@@ -201,7 +196,7 @@ def test_paper_preset_matches_the_paper_form_but_for_the_listed_differences(shar
     assert different == set(PAPER_DIFFERENCES)
 
 
-# --- our own golden, for a checkout without ../shared ---
+# --- one case of our own, with its arithmetic ---
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-10)])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from convrec.rank_grpo.step_metrics import list_length_flags, rank_buckets, rank_metrics
+from convrec.rank_grpo.step_metrics import rank_buckets, rank_metrics
 
 
 def test_buckets():
@@ -32,15 +32,3 @@ def test_rank_metrics():
         }
     )
     assert rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
-
-
-def test_list_length_flags():
-    ranks = torch.tensor([[0, 1, 1], [0, 0, -1], [0, 1, 2], [-1, -1, -1]])
-    stop = torch.tensor([[0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]]).bool()
-    got = {name: values.tolist() for name, values in list_length_flags(ranks, stop, 2).items()}
-    assert got == {
-        "num_items": [2, 1, 3, 0],
-        "underflow_rate": [0, 1, 0, 1],
-        "overflow_rate": [0, 0, 1, 0],
-        "truncated_rate": [0, 0, 1, 0],
-    }

@@ -9,11 +9,12 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.data.schema import INSTRUCTION, RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.training.dataset import ConvRecDataset, DemonstrationDataset, encode, render_prompt
 from recipes.tiny_model import train_tokenizer
 
+INSTRUCTION = prompt_text("")
 LONG = (
     "USER: " + "I watch a lot of films and like to talk about them. " * 40 + "\nSYSTEM: Which?\nUSER: Heat, please.\n"
 )

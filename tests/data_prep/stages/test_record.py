@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from data_prep.stages.record import Stage, parquet_writer, read_blocks, read_record, run_stage
+from data_prep.stages.record import Stage, read_blocks, read_record, run_stage
+from data_prep.tables import parquet_writer
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

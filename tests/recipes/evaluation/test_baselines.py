@@ -168,9 +168,8 @@ def test_the_papers_figures_stand_beside_ours_at_the_asked_ks() -> None:
     assert "5, 10, 15, 20" in paper_table(metrics_of([3], 10_972))
 
 
-def test_the_papers_figures_are_as_published(shared_dir: Path) -> None:
-    published = (shared_dir / "paper_reddit_v2_test.csv").read_text().splitlines()[1:]
-    rows = paper_rows()
+def test_the_papers_figures_are_as_published(golden: Callable[[str], Any]) -> None:
+    published, rows = golden("paper_reddit_v2_test")["rows"], paper_rows()
     assert len({row["model"] for row in rows}) == len(rows) == len(published)
-    for row, line in zip(rows, published, strict=True):
-        assert [float(cell) for cell in line.split(",")[3:]] == list(row.values())[1:], line
+    for row, (*name, figures) in zip(rows, published, strict=True):
+        assert list(row.values())[1:] == figures, name

@@ -1,0 +1,105 @@
+"""Files and folders that are there whole or not at all, JSON, and the hash of a file.
+
+What is not complete has a temporary name beside its target: `.NAME.partial-HOST-THREAD`. So no reader sees half a file,
+several writers of one file do not disturb each other, and the next one removes what a killed process has left.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convrec.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under. The file is renamed to `path` at the end, and removed on an error.
+
+    The folders above `path` are made.
+    """
+    partial = _partial(path)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_written_whole(path: Path) -> Iterator[Path]:
+    """The same for a folder, which is there and empty at the beginning. A folder `path` is replaced."""
+    partial = _partial(path)
+    partial.mkdir()
+    try:
+        yield partial
+        if path.exists():
+            shutil.rmtree(path)
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(path: Path) -> Path:
+    """This thread's temporary name for `path`; those of threads of this host that have ended are removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    start = f".{path.name}.partial-{socket.gethostname()}-"
+    for name in os.listdir(path.parent):
+        thread = name.removeprefix(start)
+        if thread != name and not Path("/proc", thread).exists():
+            left = path.parent / name
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+    return path.with_name(f"{start}{threading.get_native_id()}")
+
+
+def write_text(path: Path, text: str) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A number that does not exist (NaN: a standard error of one conversation) is written as null."""
+    write_text(path, json.dumps(_without_nan(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(path: Path) -> Any:
+    """Raises FileNotFoundError, and UserError where the file holds no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not readable as JSON ({error}): copy or make it again") from None
+
+
+def write_table(path: Path, table: "pa.Table") -> None:
+    """Parquet."""
+    import pyarrow.parquet as pq  # half a second, for those alone who write tables
+
+    with written_whole(path) as partial:
+        pq.write_table(table, partial)
+
+
+def file_hash(path: str | os.PathLike) -> str:
+    """SHA-256 of the content, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

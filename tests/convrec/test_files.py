@@ -1,0 +1,130 @@
+"""What stands on the disk while a file is written, when the writing fails, and when its process is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.files import file_hash, folder_written_whole, read_json, write_json, write_table, write_text, written_whole
+
+Writer = Callable[[Path], AbstractContextManager[Path]]
+
+
+def write(writer: Writer, path: Path, error: type[BaseException] | None = None) -> None:
+    with writer(path) as partial:
+        (partial / "part" if partial.is_dir() else partial).write_text("content")
+        if error:
+            raise error
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "a.txt"
+    write_text(path, "before")
+    with written_whole(path) as partial:
+        partial.write_text("aft")
+        assert path.read_text() == "before"
+        assert partial.parent == path.parent  # on the same storage, where a rename is one step
+        partial.write_text("after")
+    assert path.read_text() == "after"
+    assert names(path.parent) == ["a.txt"]
+
+
+def test_a_folder_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "model"
+    for content in ("first", "second"):
+        with folder_written_whole(path) as partial:
+            assert names(partial) == []
+            (partial / content).touch()
+            assert names(path) == ["first"] if path.exists() else content == "first"
+        assert names(path) == [content]
+    assert names(path.parent) == ["model"]
+
+
+@pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_everything_as_it_was(tmp_path: Path, writer: Writer, error: type[BaseException]) -> None:
+    path = tmp_path / "it"
+    for before in ([], ["it"]):
+        with pytest.raises(error):
+            write(writer, path, error)
+        assert names(tmp_path) == before
+        write(writer, path)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from convrec import files
+with getattr(files, sys.argv[1])(Path(sys.argv[2])) as partial:
+    (partial / "part" if partial.is_dir() else partial).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
+def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path: Path, writer: Writer) -> None:
+    path = tmp_path / "it"
+    for name in ("it", "it.2"):
+        command = [sys.executable, "-c", KILLED, writer.__name__, str(tmp_path / name)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    left = names(tmp_path)
+    assert [name.split("-")[0] for name in left] == [".it.2.partial", ".it.partial"]
+    write(writer, path)
+    assert names(tmp_path) == [left[0], "it"]  # another file's is not touched
+
+
+def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path, both_are_in = tmp_path / "a.txt", threading.Barrier(2)
+
+    def write_both(text: str) -> None:
+        with written_whole(path) as partial:
+            partial.write_text(text)
+            both_are_in.wait(10)
+
+    threads = [threading.Thread(target=write_both, args=(letter * 1000,)) for letter in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() in ("a" * 1000, "b" * 1000)
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_json_comes_back_and_what_is_no_number_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"title": "Amélie", "figures": (1, 0.5, float("nan"), {"se": float("inf")})})
+    assert read_json(path) == {"title": "Amélie", "figures": [1, 0.5, None, {"se": None}]}
+    assert "Amélie" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"\xff{}"])
+def test_a_damaged_json_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.json: not readable as JSON .*: copy or make it again"):
+        read_json(path)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "b.json")
+
+
+def test_a_table_comes_back_and_its_hash_is_of_its_content(tmp_path: Path) -> None:
+    table = pa.table({"n": [1, 2]})
+    write_table(tmp_path / "a" / "t.parquet", table)
+    write_table(tmp_path / "b.parquet", table)
+    assert pq.read_table(tmp_path / "b.parquet") == table
+    assert file_hash(tmp_path / "a" / "t.parquet") == file_hash(tmp_path / "b.parquet")
+    (tmp_path / "abc").write_bytes(b"abc")  # the hash is that of FIPS 180-2, appendix B.1
+    assert file_hash(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
