@@ -26,6 +26,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import parse_items
+from convrec.lists.settings import ListSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ("--judge", "cooccurrence")
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--titles", type=int, default=200)
-    parser.add_argument("--num-items", type=int, default=20)
+    parser.add_argument("--num-items", type=int, default=ListSettings.num_items)
     parser.add_argument("--start-steps", type=int, default=400)
     parser.add_argument("--steps", type=int, default=250)
     options = parser.parse_args()

@@ -29,6 +29,7 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.files import file_hash
+from convrec.lists.settings import ListSettings
 from convrec.llm import LLM, endpoint
 from data_prep.stages import demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import Asker
@@ -199,7 +200,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--validation", help="rows: validation split")
     add("--catalog", help="rows: catalog.parquet; its further columns describe the items")
     add("--share", type=float, default=0.25, help="rows: share of the training split (%(default)s)")
-    add("--num-items", type=int, default=20, help="rows: items of a list, as the prompts ask (%(default)s)")
+    add(
+        "--num-items",
+        type=int,
+        default=ListSettings.num_items,
+        help="rows: items of a list, as the prompts ask (%(default)s)",
+    )
     add("--teacher", choices=("llm", "retrieval"), default="llm", help="teacher (%(default)s)")
     add(
         "--metadata",

@@ -31,6 +31,7 @@ from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
+from convrec.lists.settings import ListSettings
 from data_prep.own_data.catalog import read_catalog
 from data_prep.own_data.files import BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
@@ -57,7 +58,7 @@ def convert_own(
     out: str | Path,
     *,
     item: str = "movie",
-    num_items: int = 20,
+    num_items: int = ListSettings.num_items,
     rule: SplitRule = BY_OWN_WORD,
     overwrite: bool = False,
     progress: bool = False,
@@ -233,7 +234,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--catalog", required=True, metavar="FILE", help=".jsonl, .csv or .parquet")
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
-    parser.add_argument("--num-items", type=int, default=20, help="items the prompt asks for (%(default)s)")
+    parser.add_argument(
+        "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
+    )
     parser.add_argument("--validation-from", metavar="DATE", help="rows from this date or time on are validation")
     parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
     parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")

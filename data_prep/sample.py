@@ -25,6 +25,7 @@ from convrec.errors import UserError
 from convrec.files import folder_written_whole
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
 from convrec.lists.ranks import format_item
+from convrec.lists.settings import ListSettings
 from data_prep.sample_data.conversations import read_taste, write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 
@@ -116,7 +117,7 @@ def write_sample(
     *,
     seed: int = 3407,
     counts: dict[str, int] | None = None,
-    num_items: int = 20,
+    num_items: int = ListSettings.num_items,
     overwrite: bool = False,
 ) -> Path:
     """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there."""
@@ -189,7 +190,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=3407)
     for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
         parser.add_argument(f"--{split}", type=int, default=count, metavar="ROWS", help="rows (%(default)s)")
-    parser.add_argument("--num-items", type=int, default=20, help="items a list asks for (%(default)s)")
+    parser.add_argument(
+        "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     parser.add_argument("--check", action="store_true", help="print how popularity, teacher and oracle do")
     given = parser.parse_args(argv)

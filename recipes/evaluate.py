@@ -17,14 +17,17 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.lists.matching import MODES
+from convrec.kinds import shown
+from convrec.lists.matching import MATCHERS
 from convrec.lists.metrics import PROTOCOLS
+from convrec.lists.settings import ListSettings
 from convrec.report.page import table_row, text_table
 from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.paper import paper_table
@@ -71,13 +74,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"])
     parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
     of_run = "default: the run's, for another model"
-    parser.add_argument("--num-items", type=int, help=f"items a list should have ({of_run} 20)")
+    default = {name: f"{of_run} {shown(value)}" for name, value in asdict(ListSettings()).items()}
+    parser.add_argument("--num-items", type=int, help=f"items a list should have ({default['num_items']})")
     parser.add_argument("--ks", type=int, nargs="+", help="default: 5 10 15 20, as far as lists go")
     parser.add_argument("--protocols", "--protocol", nargs="+", choices=PROTOCOLS, default=["paper"])
-    parser.add_argument("--matching", choices=MODES, help=f"{of_run} fuzzy; protocol reference: reference")
-    parser.add_argument("--year-tolerance", type=int, help=f"years between equal titles ({of_run} 2)")
-    parser.add_argument("--fuzzy-cutoff", type=float, help=f"least similarity, up to 100 ({of_run} 90)")
-    parser.add_argument("--delimiter", type=_delimiter, help=f"character between items ({of_run} \\n)")
+    parser.add_argument("--matching", choices=MATCHERS, help=f"{default['matching']}; protocol reference: reference")
+    parser.add_argument("--year-tolerance", type=int, help=f"years between equal titles ({default['year_tolerance']})")
+    parser.add_argument("--fuzzy-cutoff", type=float, help=f"least similarity, up to 100 ({default['fuzzy_cutoff']})")
+    parser.add_argument("--delimiter", type=_delimiter, help=f"character between items ({default['delimiter']})")
     parser.add_argument(
         "--chat-template-kwargs", type=_json_object, help=f'JSON ({of_run} {{"enable_thinking": false}})'
     )

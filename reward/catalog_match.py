@@ -9,24 +9,26 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from convrec.errors import UserError
+from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.rank_rewards import dcg, ideal_dcg, rank_returns
-from convrec.lists.ranks import DEFAULT_DELIMITER, parse_item, split_lines
+from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.rank_rewards import DEFAULT_REWARD, dcg, ideal_dcg, rank_returns
+from convrec.lists.ranks import Item, parse_item, parse_items, split_lines
 from convrec.lists.reference import parse_items_reference
+from convrec.lists.settings import ListSettings
 
 _building = threading.Lock()
 
 
 @lru_cache(maxsize=8)
-def _build_matcher(catalog_path: str, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
-    return Matcher(load_catalog(catalog_path), matching, year_tolerance, fuzzy_cutoff).meet_catalog()
+def _build_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
+    return make_matcher(load_catalog(catalog_path), settings).meet_catalog()
 
 
-def get_matcher(catalog_path: str, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
+def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
     """The process's one matcher for these settings; two threads never build it twice."""
     with _building:
-        return _build_matcher(str(catalog_path), matching, year_tolerance, fuzzy_cutoff)
+        return _build_matcher(str(catalog_path), settings)
 
 
 def compute_score(
@@ -36,45 +38,35 @@ def compute_score(
     extra_info: Mapping | None = None,
     *,
     catalog_path: str,
-    num_items: int = 20,
-    reward: str = "exp_inf",
-    gamma: float | None = None,
-    matching: str = "fuzzy",
-    year_tolerance: int = 2,
-    fuzzy_cutoff: float = 90,
-    delimiter: str = DEFAULT_DELIMITER,
-    **_: object,
+    reward: str = DEFAULT_REWARD,
+    **settings: object,
 ) -> dict[str, float | int | list]:
     """Score one response.
 
     ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON; in validation also
     {"rows": [such, ...]}, the rows of one conversation: then every value is their mean, and `num_rows` their number.
+    reward: a name of RANK_REWARDS, or a function of the user's own as `package.module:function`.
+    settings: those of ListSettings and the parameters of the reward; others are left alone.
     Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
     train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"]
     is true, because verl's validation metrics take scalars only. All counts but `num_items` are over the first N lines.
     """
     if isinstance(ground_truth, Mapping) and "rows" in ground_truth:
-        settings = {
-            "catalog_path": catalog_path,
-            "num_items": num_items,
-            "matching": matching,
-            "year_tolerance": year_tolerance,
-            "fuzzy_cutoff": fuzzy_cutoff,
-            "delimiter": delimiter,
-        }
         rows = [
-            compute_score(data_source, solution_str, row, {"validate": True}, **settings)  # type: ignore[arg-type]
+            compute_score(data_source, solution_str, row, {"validate": True}, catalog_path=catalog_path, **settings)
             for row in ground_truth["rows"]
         ]
         means: dict[str, float | int | list] = {"num_rows": len(rows)}
         for name in rows[0]:
             means[name] = sum(row[name] for row in rows) / len(rows)  # type: ignore[misc]
         return means
+    lists = ListSettings.of(settings)
+    num_items = lists.num_items
     truth, seen = _read_ground_truth(ground_truth)
-    matcher = get_matcher(catalog_path, matching, year_tolerance, fuzzy_cutoff)
-    lines = split_lines(solution_str, delimiter)
+    matcher = get_matcher(catalog_path, lists)
+    lines = split_lines(solution_str, lists.delimiter)
     asked = lines[:num_items]
-    if matching == "reference":
+    if lists.matching == "reference":
         # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
         matched = matcher.match(parse_items_reference(solution_str)[:num_items], truth, seen)
         unparsable = [parse_item(line) for line in asked].count(None)
@@ -99,9 +91,22 @@ def compute_score(
         "underflow": int(len(lines) < num_items),
     }
     if not (extra_info and extra_info.get("validate")):
-        scored["rank_returns"] = rank_returns(relevance, num_items, reward, gamma)
+        if user_rewards.is_user_reward(reward):
+            items = _items(solution_str, lists, matcher.catalog.dated)
+            scored["rank_returns"] = user_rewards.load(reward)(relevance, items)
+        else:
+            scored["rank_returns"] = rank_returns(relevance, num_items, reward, **settings)
         scored["relevance"] = relevance
     return scored
+
+
+def _items(text: str, lists: ListSettings, dated: bool) -> list[Item | None]:
+    """The items of the N ranks, as they are matched; None for a rank without one."""
+    if lists.matching == "reference":
+        items: list[Item | None] = [*parse_items_reference(text)]
+    else:
+        items = parse_items(text, lists.delimiter, dated)
+    return items[: lists.num_items] + [None] * (lists.num_items - len(items))
 
 
 def _read_ground_truth(ground_truth: Mapping | str) -> tuple[list[tuple[str, object]], list[str]]:

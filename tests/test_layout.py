@@ -14,7 +14,7 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 
 # What each folder may import of ours. `convrec.X` is a folder or a module beside them; "commands" are the modules right
 # under recipes/ and data_prep/. Every folder must stand here: a new one is a decision.
-BASE = {"convrec.errors", "convrec.files", "convrec.statistics"}
+BASE = {"convrec.errors", "convrec.files", "convrec.kinds", "convrec.statistics"}
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
 MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
@@ -22,6 +22,7 @@ LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "convrec.errors": set(),
     "convrec.files": {"convrec.errors"},
+    "convrec.kinds": {"convrec.errors"},
     "convrec.statistics": {"convrec.errors"},
     "convrec.data": BASE,
     "convrec.lists": BASE,
@@ -55,7 +56,7 @@ SEAMS = {
     "transfer_queue": ("convrec/training/", "convrec/rollout/"),
     "vllm": ("convrec/rollout/server.py", "convrec/cpu/server.py", "convrec/generation/child.py"),
 }
-LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")
+LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files", "kinds")
 NOT_LIGHT = {"convrec.lists.token_ranks"}  # tensors
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 

@@ -16,16 +16,17 @@ The index of the titles, with what counts as similar: `title_index`.
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
+from convrec.lists.settings import ListSettings
 from convrec.lists.title_index import TitleIndex
 from convrec.lists.titles import CACHE_SIZE, fold, normalise
 
-MODES = ("fuzzy", "exact", "reference")
 FOLDED = "\0"  # marks a folded key among normalised ones
 
 _YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
@@ -61,15 +62,20 @@ _NOT_AN_ITEM: _Found = (-1, "\n", NO_YEAR)  # no title's key has a line break
 class Matcher:
     """The rules of a hit over one catalog's index, built once and then read only; safe to share between threads."""
 
-    def __init__(self, catalog: Catalog, mode: str = "fuzzy", year_tolerance: int = 2, fuzzy_cutoff: float = 90):
-        if mode not in MODES:
-            raise ValueError(f"unknown matching {mode!r}: one of {', '.join(MODES)}")
+    def __init__(
+        self,
+        catalog: Catalog,
+        mode: str = ListSettings.matching,
+        year_tolerance: int = ListSettings.year_tolerance,
+        fuzzy_cutoff: float = ListSettings.fuzzy_cutoff,
+    ):
+        needs_years = _matching_named(mode).needs_years
         if year_tolerance < 0 or not 0 < fuzzy_cutoff <= 100:
             raise ValueError(
                 f"year_tolerance {year_tolerance} must be >= 0 and fuzzy_cutoff {fuzzy_cutoff} in (0, 100]"
             )
-        if mode == "reference" and not catalog.dated:
-            raise UserError("the catalog has no years, which matching `reference` needs: use `fuzzy` or `exact`")
+        if needs_years and not catalog.dated:
+            raise UserError(f"the catalog has no years, which matching `{mode}` needs: use `fuzzy` or `exact`")
         self.catalog, self.mode = catalog, mode
         self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
@@ -229,6 +235,34 @@ class Matcher:
             if item:
                 earlier.add(item)
         return result
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A name that `convrec.matching` takes. matcher: `Matcher` or a subclass of it, which gets the name as its mode."""
+
+    matcher: type[Matcher]
+    help: str
+    needs_years: bool = False  # of the catalog
+
+
+MATCHERS: dict[str, Matching] = {
+    "fuzzy": Matching(Matcher, "exact first, then titles folded, then the most similar title of the catalog"),
+    "exact": Matching(Matcher, "normalised titles"),
+    "reference": Matching(Matcher, "the rule of the public code", needs_years=True),
+}
+
+
+def _matching_named(name: str) -> Matching:
+    if name not in MATCHERS:
+        raise UserError(f"unknown matching {name!r}: one of {', '.join(MATCHERS)}")
+    return MATCHERS[name]
+
+
+def make_matcher(catalog: Catalog, settings: ListSettings) -> Matcher:
+    """The matcher that these settings name. Raises UserError for an unknown one, and for a catalog it cannot take."""
+    matcher = _matching_named(settings.matching).matcher
+    return matcher(catalog, settings.matching, settings.year_tolerance, settings.fuzzy_cutoff)
 
 
 def _without_year(title: str) -> str | None:

@@ -18,6 +18,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher, MatchResult
 from convrec.lists.rank_rewards import dcg, ideal_dcg
 from convrec.lists.ranks import Item
+from convrec.lists.settings import ListSettings
 from convrec.statistics import _labels, bootstrap, sign_flip
 
 PROTOCOLS = ("paper", "strict", "reference")
@@ -81,7 +82,7 @@ def summarise(
     ks: Sequence[int] = KS,
     contexts: Sequence[Hashable] | None = None,
     seed: int = 3407,
-    num_items: int = 20,
+    num_items: int = ListSettings.num_items,
 ) -> dict:
     """Means over rows with bootstrap standard errors over contexts.
 
@@ -139,7 +140,9 @@ def paired(
     }
 
 
-def popularity_baseline(truths: Iterable[Sequence[tuple[str, str]]], catalog: Catalog, n: int = 20) -> list[Item]:
+def popularity_baseline(
+    truths: Iterable[Sequence[tuple[str, str]]], catalog: Catalog, n: int = ListSettings.num_items
+) -> list[Item]:
     """The n catalog items that are ground truth most often; ties in the catalog's order.
 
     truths: the (title, year) pairs of each training row. The list is scored as a model's would be.

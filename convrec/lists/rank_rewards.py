@@ -1,9 +1,14 @@
-"""Relevance -> rank returns r_k, what Rank-GRPO trains on (paper, section 4)."""
+"""Relevance -> rank returns r_k, what Rank-GRPO trains on (docs/method.md 2): the registry of the rank rewards.
 
-from collections.abc import Sequence
+A rank reward of the user's own is `user_rewards`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import log2
+from typing import Any
 
-SHAPES = ("exp_inf", "log_decay", "exp_gamma")
+from convrec.kinds import ABOVE_ONE, Kind
 
 
 def dcg(relevance: Sequence[float], k: int) -> float:
@@ -16,30 +21,62 @@ def ideal_dcg(count: int) -> float:
     return dcg([1.0] * count, count)
 
 
+def exp_inf(relevance_N: list[float]) -> list[float]:
+    """r_k = rel_k: no credit for what comes later."""
+    return relevance_N
+
+
+def log_decay(relevance_N: list[float]) -> list[float]:
+    """r_k = sum_{j>=k} rel_j / log2(j + 1): causal DCG@k:N, j counted from 1."""
+    return _sums_from_each_rank([value / log2(j + 2) for j, value in enumerate(relevance_N)], 1.0)
+
+
+def exp_gamma(relevance_N: list[float], gamma: float) -> list[float]:
+    """r_k = sum_{j>=k} rel_j / gamma^(j - k), gamma > 1; exp_inf is its limit."""
+    return _sums_from_each_rank(relevance_N, 1.0 / gamma)
+
+
+def _sums_from_each_rank(gains_N: Sequence[float], keep: float) -> list[float]:
+    """s_k = gain_k + keep * s_{k+1}."""
+    later = 0.0
+    sums = []
+    for gain in reversed(gains_N):
+        later = gain + keep * later
+        sums.append(later)
+    return sums[::-1]
+
+
+@dataclass(frozen=True)
+class RankReward:
+    """returns(relevance_N, **parameters) -> N returns. parameters: settings below `convrec:`, and what each must be."""
+
+    returns: Callable[..., list[float]]
+    formula: str
+    parameters: Mapping[str, Kind] = field(default_factory=dict)
+
+
+RANK_REWARDS: dict[str, RankReward] = {
+    "exp_inf": RankReward(exp_inf, "r_k = rel_k"),
+    "log_decay": RankReward(log_decay, "r_k = sum over j >= k of rel_j / log2(j + 1)"),
+    "exp_gamma": RankReward(exp_gamma, "r_k = sum over j >= k of rel_j / gamma^(j - k)", {"gamma": ABOVE_ONE}),
+}
+DEFAULT_REWARD = "exp_inf"
+
+
 def rank_returns(
-    relevance: Sequence[float], num_ranks: int, shape: str = "exp_inf", gamma: float | None = None
+    relevance: Sequence[float], num_ranks: int, reward: str = DEFAULT_REWARD, **parameters: Any
 ) -> list[float]:
     """Returns of the first `num_ranks` ranks; ranks that the response lacks have relevance 0, overflow ranks none.
 
-    exp_inf:   r_k = rel_k                                    (no credit for what comes later)
-    log_decay: r_k = sum_{j>=k} rel_j / log2(j + 1)           (causal DCG@k:N, j counted from 1)
-    exp_gamma: r_k = sum_{j>=k} rel_j / gamma^(j - k)         (gamma > 1; exp_inf is its limit)
+    parameters: of the reward; further ones are left out. Raises ValueError for an unknown reward, and for a parameter
+    that is missing or of another kind.
     """
-    rel = [float(value) for value in relevance[:num_ranks]]
-    rel += [0.0] * (num_ranks - len(rel))
-    if shape == "exp_inf":
-        return rel
-    if shape == "log_decay":
-        gains, keep = [value / log2(j + 2) for j, value in enumerate(rel)], 1.0
-    elif shape == "exp_gamma":
-        if gamma is None or gamma <= 1:
-            raise ValueError(f"reward exp_gamma needs gamma > 1, got {gamma}")
-        gains, keep = rel, 1.0 / gamma
-    else:
-        raise ValueError(f"unknown reward {shape!r}: one of {', '.join(SHAPES)}")
-    later = 0.0
-    returns = []
-    for gain in reversed(gains):
-        later = gain + keep * later
-        returns.append(later)
-    return returns[::-1]
+    if reward not in RANK_REWARDS:
+        raise ValueError(f"unknown reward {reward!r}: one of {', '.join(RANK_REWARDS)}")
+    chosen = RANK_REWARDS[reward]
+    for name, kind in chosen.parameters.items():
+        if not kind.fits(parameters.get(name)):
+            raise ValueError(f"reward {reward} needs {name}, {kind.wanted}, not {parameters.get(name)}")
+    relevance_N = [float(value) for value in relevance[:num_ranks]]
+    relevance_N += [0.0] * (num_ranks - len(relevance_N))
+    return chosen.returns(relevance_N, **{name: parameters[name] for name in chosen.parameters})

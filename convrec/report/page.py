@@ -7,6 +7,7 @@ from typing import Any
 
 from convrec.lists import ranks
 from convrec.lists.matching import Matcher
+from convrec.lists.settings import ListSettings
 
 HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
@@ -34,8 +35,8 @@ def mark_list(
     matcher: Matcher,
     ground_truth: Sequence[tuple[str, Any]],
     seen: Sequence[str],
-    num_items: int = 20,
-    delimiter: str = ranks.DEFAULT_DELIMITER,
+    num_items: int = ListSettings.num_items,
+    delimiter: str = ListSettings.delimiter,
 ) -> list[ListLine]:
     """The first `num_items` lines of a response, each with what became of it."""
     lines = ranks.split_lines(text, delimiter)[:num_items]

@@ -10,8 +10,8 @@ from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import DEFAULT_DELIMITER
+from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.settings import ListSettings
 from convrec.report.page import Example, mark_list
 
 Row = dict[str, Any]
@@ -30,9 +30,7 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     ndcg = f"ndcg@{max(settings['ks'])}"
     scored = {name: _rows(folder / "rows.parquet") for name, folder in folders.items()}
     split = _rows(settings["data"], RL_SCHEMA.names)
-    # evaluations that did not note these had these values
-    tolerance, cutoff = settings.get("year_tolerance", 2), settings.get("fuzzy_cutoff", 90)
-    matcher = Matcher(load_catalog(settings["catalog"]), settings["matching"], tolerance, cutoff)
+    matcher = make_matcher(load_catalog(settings["catalog"]), ListSettings.of(settings))
 
     first, *_, last = (*scored.values(),) * 2
     in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]
@@ -74,9 +72,8 @@ def _example(
     truth, seen = truth_of(row), row["seen_titles"] or []
     lists = {}
     for name, side in sides.items():
-        settings = settings_of[name]
-        delimiter = settings.get("delimiter") or DEFAULT_DELIMITER
-        lists[name] = mark_list(side["text"], matcher, truth, seen, settings["num_items"], delimiter)
+        settings = ListSettings.of(settings_of[name])
+        lists[name] = mark_list(side["text"], matcher, truth, seen, settings.num_items, settings.delimiter)
     return Example(conversation_text(row), truth, lists, label)
 
 

@@ -12,6 +12,7 @@ from convrec.files import read_json, write_table
 from convrec.generation.answers import Answer
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
+from convrec.lists.settings import ListSettings
 from recipes.evaluation.split import Split
 
 Scored = list[dict[str, Any]]
@@ -66,7 +67,9 @@ def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def _scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]:
-    """What two evaluations must have in common. Those that did not note year_tolerance and fuzzy_cutoff had these."""
+    """What two evaluations must have in common. Where year_tolerance and fuzzy_cutoff were not noted, they had the
+    defaults."""
+    lists = ListSettings.of(settings)
 
     def file(name: str) -> str:
         path = Path(settings[name])
@@ -78,8 +81,8 @@ def _scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]
         "catalog": file("catalog"),
         "matching": settings["matching"],
         "num_items": settings["num_items"],
-        "year_tolerance": settings.get("year_tolerance", 2),
-        "fuzzy_cutoff": settings.get("fuzzy_cutoff", 90),
+        "year_tolerance": lists.year_tolerance,
+        "fuzzy_cutoff": lists.fuzzy_cutoff,
     }
 
 

@@ -3,35 +3,26 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from convrec import kinds
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json
 from convrec.generation.answers import Answer, model_answers
 from convrec.judges.verdict import outside_thinking
+from convrec.lists.matching import make_matcher
 from convrec.lists.metrics import KS
-from convrec.lists.ranks import DEFAULT_DELIMITER, parse_items
+from convrec.lists.ranks import parse_items
+from convrec.lists.settings import ListSettings
 from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
 from recipes.evaluation.scoring import compare, read_other, score, summary, write_rows
-from recipes.evaluation.split import Split, make_matcher, read_split, read_training_rows
+from recipes.evaluation.split import Split, read_split, read_training_rows
 
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
-
-# Setting -> key of a run's config, and what holds for a model of no run (the defaults of conf/rank_grpo.yaml). A list
-# separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
-TRAINED: Mapping[str, tuple[str, Any]] = {
-    "num_items": ("convrec.num_items", 20),
-    "delimiter": ("convrec.delimiter", DEFAULT_DELIMITER),
-    "matching": ("convrec.matching", "fuzzy"),
-    "year_tolerance": ("convrec.year_tolerance", 2),
-    "fuzzy_cutoff": ("convrec.fuzzy_cutoff", 90),
-    # None: convrec.generation.generate's own. {}, verl's default: nothing is passed to the template, as in training
-    "chat_template_kwargs": ("data.apply_chat_template_kwargs", None),
-}
 
 
 def evaluate(
@@ -65,8 +56,8 @@ def evaluate(
     A summary is scoring.summary's. The `baselines` need `train` and are left out without it, "paired" (this model minus
     the other) needs `against`. Row metrics in rows.parquet are of the first protocol; further ones are prefixed with
     theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is
-    what the `run` was trained with, None: the one the model is of (TRAINED has the defaults of other models); only
-    protocol `reference` has its own matching. ks None: metrics.KS up to num_items. Raises UserError for bad input,
+    what the `run` was trained with, None: the one the model is of (other models have the defaults of ListSettings);
+    only protocol `reference` has its own matching. ks None: metrics.KS up to num_items. Raises UserError for bad input,
     before vLLM starts.
     """
     out = Path(out)
@@ -76,39 +67,42 @@ def evaluate(
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
     of_api = str(model).startswith(API)
     model_path = str(model) if of_api else resolve_model(model, "--model ")
+    of_run = Path(run) if run else None if of_api else run_folder(model)
+    trained_with = read_config(of_run) if of_run else {}
     given = {
         "num_items": num_items,
         "delimiter": delimiter,
         "matching": matching,
         "year_tolerance": year_tolerance,
         "fuzzy_cutoff": fuzzy_cutoff,
-        "chat_template_kwargs": chat_template_kwargs,
     }
-    trained = _trained_with(Path(run) if run else None if of_api else run_folder(model), given)
-    num_items, template, tolerance = trained["num_items"], trained["chat_template_kwargs"], trained["year_tolerance"]
+    lists = _list_settings(trained_with, given)
+    num_items = lists.num_items
+    if chat_template_kwargs is None:
+        # {}, verl's default: nothing is passed to the template, as in training. None: generation.generate's own
+        chat_template_kwargs = setting(trained_with, "data.apply_chat_template_kwargs")
     ks = ks or [k for k in KS if k <= num_items] or [num_items]
     for k in ks:
         if not 1 <= k <= num_items:
             raise UserError(f"--ks {k}: must be from 1 to the {num_items} items of a list (--num-items)")
     matching_of = {
-        protocol: matching or ("reference" if protocol == "reference" else trained["matching"])
-        for protocol in protocols
+        protocol: matching or ("reference" if protocol == "reference" else lists.matching) for protocol in protocols
     }
-    split = read_split(data, catalog, matching_of[protocols[0]], limit, tolerance, trained["fuzzy_cutoff"])
+    split = read_split(data, catalog, replace(lists, matching=matching_of[protocols[0]]), limit)
     split_of = {
         mode: split
         if mode == split.matcher.mode
-        else replace(split, matcher=make_matcher(split.catalog, mode, tolerance, trained["fuzzy_cutoff"]))
+        else replace(split, matcher=make_matcher(split.catalog, replace(lists, matching=mode)))
         for mode in matching_of.values()
     }
     train_rows = read_training_rows(train, split.catalog) if train else []
-    lists = {name: baseline_lists(name, split, train_rows, num_items) for name in baselines if train}
+    items_of = {name: baseline_lists(name, split, train_rows, num_items) for name in baselines if train}
     settings = {
         "max_tokens": max_response_length,
         "max_prompt_tokens": max_prompt_length,
         "temperature": 0.0,
         "seed": seed,
-    } | ({} if template is None else {"chat_template_kwargs": dict(template)})
+    } | ({} if chat_template_kwargs is None else {"chat_template_kwargs": dict(chat_template_kwargs)})
     scored_by = {
         "data": str(data),
         "catalog": str(catalog),
@@ -118,9 +112,9 @@ def evaluate(
         "protocols": list(protocols),
         "matching": matching_of[protocols[0]],
         "matching_of": matching_of,
-        "delimiter": trained["delimiter"],
-        "year_tolerance": tolerance,
-        "fuzzy_cutoff": trained["fuzzy_cutoff"],
+        "delimiter": lists.delimiter,
+        "year_tolerance": lists.year_tolerance,
+        "fuzzy_cutoff": lists.fuzzy_cutoff,
     }
     other = read_other(Path(against), scored_by) if against else None
 
@@ -130,9 +124,9 @@ def evaluate(
 
     dated = split.catalog.dated
     texts = [answers[prompt]["text"] for prompt in split.prompt_ids]
-    lists = {"model": [parse_items(text, trained["delimiter"], dated) for text in texts]} | lists
+    items_of = {"model": [parse_items(text, lists.delimiter, dated) for text in texts]} | items_of
     scored = {
-        protocol: {name: score(split_of[mode], some, protocol, ks) for name, some in lists.items()}
+        protocol: {name: score(split_of[mode], items, protocol, ks) for name, items in items_of.items()}
         for protocol, mode in matching_of.items()
     }
     metrics: dict[str, Any] = {
@@ -157,7 +151,7 @@ def evaluate(
         },
         "warnings": split.warnings,
     }
-    lengths = Counter(len(items) for items in lists["model"])
+    lengths = Counter(len(items) for items in items_of["model"])
     length, times = lengths.most_common(1)[0]
     if length != num_items and times > USUAL * len(split.rows):
         metrics["warnings"] += [
@@ -173,16 +167,15 @@ def evaluate(
     return metrics
 
 
-def _trained_with(run: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each of TRAINED: what was given (not None), else the run's, else the default."""
-    config = read_config(run) if run else {}
-    found: dict[str, Any] = {}
-    for name, (key, default) in TRAINED.items():
-        values = (given[name], setting(config, key), default)
-        found[name] = next((value for value in values if value is not None), None)
-    if len(found["delimiter"]) != 1:
-        raise UserError(f"--delimiter {found['delimiter']!r}: one character between the items")
-    return found
+def _list_settings(trained_with: dict[str, Any], given: Mapping[str, Any]) -> ListSettings:
+    """What was given (not None), else the run's, else the default.
+
+    A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
+    """
+    of_run = setting(trained_with, "convrec") or {}
+    lists = ListSettings.of(of_run | {name: value for name, value in given.items() if value is not None})
+    kinds.check(asdict(lists), ListSettings)
+    return lists
 
 
 def _answers(

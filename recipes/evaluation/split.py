@@ -12,8 +12,9 @@ from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
 from convrec.generation.answers import prompt_id
 from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
+from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.ranks import Item, format_item
+from convrec.lists.settings import ListSettings
 
 FOREIGN_CATALOG = 0.1  # share of ground truth outside the catalog from which on it is worth a warning
 WRONG_CATALOG = 0.9  # and from which on no figure would mean anything
@@ -42,12 +43,10 @@ class Split:
 def read_split(
     data: str | Path,
     catalog: str | Path,
-    matching: str = "fuzzy",
+    settings: ListSettings | None = None,
     limit: int | None = None,
-    year_tolerance: int = 2,
-    fuzzy_cutoff: float = 90,
 ) -> Split:
-    """The first `limit` rows of a split, with its catalog.
+    """The first `limit` rows of a split, with its catalog and the matcher of the settings (None: the defaults).
 
     Raises UserError for a table or catalog that cannot be read, two rows of one sample_id (what is stored of rows is
     found by it), a ground-truth year that is no number, a split without any ground truth, and a catalog that holds less
@@ -63,20 +62,12 @@ def read_split(
     if not any(row[TRUTH] for row in rows):
         raise UserError(f"{data}: no row has ground truth ({TRUTH}); there is nothing to score")
     _require_years(rows, items, data)
-    matcher = make_matcher(items, matching, year_tolerance, fuzzy_cutoff)
+    matcher = make_matcher(items, settings or ListSettings())
     warnings = [*report.warnings]
     if items.problems:
         warnings.append(f"{catalog}: {len(items.problems)} entries cannot be matched, the first: {items.problems[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
     return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings)
-
-
-def make_matcher(catalog: Catalog, matching: str, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
-    """Raises UserError for settings that no matcher takes, or a catalog without years where they are needed."""
-    try:
-        return Matcher(catalog, matching, year_tolerance, fuzzy_cutoff)
-    except ValueError as error:
-        raise UserError(f"--matching {matching}: {error}") from None
 
 
 def _require_unique_ids(rows: Sequence[dict[str, Any]], data: str | Path) -> None:

@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
+from convrec.kinds import POSITIVE_NUMBER
+from convrec.lists.matching import MATCHERS, Identity, Matcher, Matching
+from convrec.lists.rank_rewards import RANK_REWARDS, RankReward
 from reward import catalog_match
 from reward.catalog_match import compute_score
 
@@ -129,6 +132,55 @@ def test_malformed_ground_truth_is_a_bug_and_raises(catalog_path, truth):
 def test_wrong_settings_raise(catalog_path, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong.values()))):
         compute_score("reddit", "Heat (1995)", TRUTH, **{"catalog_path": catalog_path, **wrong})
+
+
+@pytest.fixture
+def user_reward(tmp_path, monkeypatch):
+    """A module that returns relevance / 2 and, where there is an item, adds its year."""
+    (tmp_path / "catalog_match_rewards.py").write_text(
+        "def years(relevance, items):\n"
+        "    return [rel / 2 + (item.year if item else 0) for rel, item in zip(relevance, items, strict=True)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "catalog_match_rewards:years"
+
+
+def test_a_rank_reward_of_the_users_own_gets_relevance_and_items_of_all_ranks(catalog_path, user_reward):
+    text = "Heat (1995)\nno item\nJaws (1975)"
+    scored = score(text, catalog_path, reward=user_reward)
+    assert scored["rank_returns"] == [1995.0, 0.0, 1975.5, 0.0, 0.0]
+    assert scored == score(text, catalog_path) | {"rank_returns": scored["rank_returns"]}  # nothing else depends on it
+    longer = score("Heat (1995)\n" * 7, catalog_path, reward=user_reward)
+    assert longer["rank_returns"] == [1995.0] * 5
+    packed = score(text, catalog_path, reward=user_reward, matching="reference")
+    assert packed["rank_returns"] == [1995.0, 1975.5, 0.0, 0.0, 0.0]
+    lines = score("Heat (1995)|Jaws (1975)", catalog_path, reward=user_reward, delimiter="|")
+    assert lines["rank_returns"] == [1995.0, 1975.5, 0.0, 0.0, 0.0]
+
+
+def test_a_registered_rank_reward_is_known_by_its_entry_alone(catalog_path, monkeypatch):
+    def capped(relevance_N, cap):
+        return [min(rel, cap) for rel in relevance_N]
+
+    entry = RankReward(capped, "r_k = min(rel_k, cap)", {"cap": POSITIVE_NUMBER})
+    monkeypatch.setitem(RANK_REWARDS, "capped", entry)
+    scored = score("The Matrix (1999)", catalog_path, reward="capped", cap=0.25, gamma=None)
+    assert scored["rank_returns"] == [0.25, 0.0, 0.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="capped needs cap, a positive number, not None"):
+        score("The Matrix (1999)", catalog_path, reward="capped")
+
+
+def test_a_registered_matching_is_known_by_its_entry_alone(catalog_path, monkeypatch):
+    class Initials(Matcher):
+        """Titles are equal when their first letters are."""
+
+        def _identify(self, title, year):
+            row = next((row for row, known in enumerate(self.catalog.titles) if known[0] == title[0]), -1)
+            return Identity(row, title[0])
+
+    monkeypatch.setitem(MATCHERS, "initials", Matching(Initials, "first letters"))
+    assert score("Tiny (1999)", catalog_path, matching="initials")["relevance"] == [1, 0, 0, 0, 0]
+    assert score("Tiny (1999)", catalog_path)["relevance"] == [0] * 5
 
 
 def test_delimiter_separates_ranks(catalog_path):

@@ -30,8 +30,8 @@ def test_missing_ranks_return_zero_and_overflow_counts_nowhere():
 
 @pytest.mark.parametrize("gamma", [None, 1.0, 0.5])
 def test_exp_gamma_refuses_a_gamma_that_does_not_decay(gamma):
-    with pytest.raises(ValueError, match="gamma > 1"):
-        rank_returns([1], 1, "exp_gamma", gamma)
+    with pytest.raises(ValueError, match=f"exp_gamma needs gamma, a number above 1, not {gamma}"):
+        rank_returns([1], 1, "exp_gamma", gamma=gamma)
 
 
 def test_unknown_shape_names_the_known_ones():
@@ -46,10 +46,10 @@ def test_returns_equal_their_definition(relevance, n):
     exp_gamma = [sum(rel[j] / 1.7 ** (j - k) for j in range(k, n)) for k in range(n)]
     assert rank_returns(relevance, n) == rel
     assert rank_returns(relevance, n, "log_decay") == pytest.approx(log_decay)
-    assert rank_returns(relevance, n, "exp_gamma", 1.7) == pytest.approx(exp_gamma)
+    assert rank_returns(relevance, n, "exp_gamma", gamma=1.7) == pytest.approx(exp_gamma)
     assert rank_returns(relevance, n, "log_decay")[0] == pytest.approx(dcg(relevance, n))
     # exp_inf is the limit of exp_gamma
-    assert rank_returns(relevance, n, "exp_gamma", 1e12) == pytest.approx(rel, abs=1e-9)
+    assert rank_returns(relevance, n, "exp_gamma", gamma=1e12) == pytest.approx(rel, abs=1e-9)
 
 
 @given(relevances, st.integers(1, 24))

@@ -153,7 +153,7 @@ named = st.sampled_from(["Heat", "heat (1995)", "matrix", "Mother", "$", "", "No
     st.lists(written, max_size=8),
     st.lists(st.sampled_from([*FILMS, ("The Matrix", 2000), ("Nope", 2000)]), max_size=4),
     st.lists(named, max_size=2),
-    st.sampled_from(matching.MODES),
+    st.sampled_from([*matching.MATCHERS]),
 )
 def test_looking_at_all_ranks_at_once_is_looking_at_each(lines, truth, seen, mode):
     matcher = Matcher(Catalog.from_items(FILMS), mode)

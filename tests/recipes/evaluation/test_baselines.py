@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from convrec.lists.settings import ListSettings
 from recipes import evaluate
 from recipes.evaluation.baselines import baseline_lists
 from recipes.evaluation.paper import paper_rows, paper_table
@@ -70,7 +71,8 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
     rows = [row("a", "crime robbery", ["Heat"], seen)]
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files["data"])
-    (items,) = baseline_lists("retrieval", read_split(files["data"], files["catalog"], matching), TRAIN, 3)
+    split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
+    (items,) = baseline_lists("retrieval", split, TRAIN, 3)
     assert [item.title for item in items if item] == ["Alien"]
 
 

@@ -1,0 +1,44 @@
+"""The settings of lists: their defaults stand once, but for conf/rank_grpo.yaml, which must say the same."""
+
+import inspect
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from convrec.kinds import check
+from convrec.lists.matching import MATCHERS, Matcher
+from convrec.lists.settings import ListSettings
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+def test_the_shipped_config_has_the_defaults():
+    ours = yaml.safe_load((CONF / "rank_grpo.yaml").read_text())["convrec"]
+    defaults = asdict(ListSettings())
+    assert ours.pop("matching") is None  # depends on the preset; tests/recipes/launch/test_variables.py composes it
+    del defaults["matching"]
+    assert {name: ours[name] for name in defaults} == defaults
+
+
+def test_the_reward_is_given_every_setting_of_lists():
+    function = yaml.safe_load((CONF / "rank_grpo.yaml").read_text())["reward"]["custom_reward_function"]
+    given = {name: f"${{convrec.{name}}}" for name in asdict(ListSettings())}
+    assert function["reward_kwargs"].items() >= given.items()
+
+
+def test_the_defaults_are_of_their_kinds():
+    check(asdict(ListSettings()), ListSettings)
+    assert ListSettings.matching in MATCHERS
+
+
+def test_the_matchers_own_defaults_are_these():
+    defaults = {name: parameter.default for name, parameter in inspect.signature(Matcher).parameters.items()}
+    of_lists = ListSettings()
+    assert defaults["mode"] == of_lists.matching
+    assert (defaults["year_tolerance"], defaults["fuzzy_cutoff"]) == (of_lists.year_tolerance, of_lists.fuzzy_cutoff)
+
+
+def test_what_a_mapping_lacks_or_has_as_none_is_the_default():
+    given = {"num_items": 5, "matching": None, "reward": "log_decay", "year_tolerance": 0}
+    assert ListSettings.of(given) == ListSettings(num_items=5, year_tolerance=0)
