@@ -6,12 +6,15 @@ the two functions registered here only say so when a config asks for them under 
 """
 
 import hashlib
-from importlib.util import find_spec
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+from convrec.lists import user_rewards
+
 NAME = "rank_grpo"
 DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # in the environment of a run's workers: the driver's `source_digest()`
+USER_MODULE = "CONVREC_USER_MODULE"  # in the environment of the driver and its workers: where the user's reward is
 
 
 def _needs_the_trainer(*args: Any, **kwargs: Any) -> NoReturn:
@@ -30,15 +33,17 @@ def register() -> None:
 
 
 def source_digest() -> str:
-    """Digest of the source of convrec and reward as this process would import it, by name and content of the files.
+    """Digest of the source of convrec, reward and the package of USER_MODULE as this process would import it, by name
+    and content of the files.
 
     Two nodes with the same one run the same maths.
     """
-    reward = find_spec("reward")
-    packages = [Path(__file__).parents[1], *map(Path, (reward.submodule_search_locations or ()) if reward else ())]
+    packages = [Path(__file__).parents[1], *user_rewards.sources("reward")]
+    if module := os.environ.get(USER_MODULE):
+        packages += user_rewards.sources(module)
     digest = hashlib.sha256()
     for package in packages:
-        for path in sorted(package.rglob("*.py")):
+        for path in sorted(package.rglob("*.py")) if package.is_dir() else [package]:
             digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -72,8 +77,9 @@ def check(reports: list[dict[str, Any]], drivers: str) -> None:
                 f"(it imports convrec from {worker['source']}): install this version of convrec on that node"
             )
         if worker["digest"] != drivers:
+            what = " or ".join(["convrec", *filter(None, [os.environ.get(USER_MODULE)])])
             raise RuntimeError(
-                f"a worker on {worker['node']} runs another convrec than the driver "
+                f"a worker on {worker['node']} runs another {what} than the driver "
                 f"({worker['source']}, {worker['digest']} instead of {drivers}): "
                 "install the same version on every node"
             )

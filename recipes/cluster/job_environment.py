@@ -5,15 +5,19 @@ on every node. The variables of README.md are handed on, and those of SETTINGS; 
 environment has them.
 """
 
+import atexit
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from convrec.errors import UserError
+from convrec.lists import user_rewards
 from recipes.launch import settings
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
@@ -129,9 +133,31 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def runtime_environment(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
-    """runtime_env.yaml with this folder as what is uploaded, and the caller's variables."""
+def runtime_environment(recipe: Recipe, environment: Mapping[str, str], reward: str = "") -> dict[str, Any]:
+    """runtime_env.yaml with this folder as what is uploaded, and the caller's variables.
+
+    reward: `convrec.reward`; the package or module of one of the user's own is uploaded too.
+    """
     runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
     runtime_env["working_dir"] = str(HERE)
     runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **job_environment(recipe, environment)}
+    if user_rewards.is_user_reward(reward):
+        _upload_too(runtime_env, user_rewards.own_sources(reward))
     return runtime_env
+
+
+def _upload_too(runtime_env: dict[str, Any], sources: Sequence[Path]) -> None:
+    """Make the working directory a folder of links to what travels and to these packages and modules.
+
+    Not `py_modules`: Ray takes the `excludes` of the working directory to hold there too, which leaves nothing of a
+    package, and its job client cannot upload a single file.
+    """
+    if not sources:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="convrec-job-"))
+    atexit.register(shutil.rmtree, folder)  # removes links, not what they lead to
+    included = [pattern.removeprefix("!/") for pattern in runtime_env["excludes"] if pattern.startswith("!/")]
+    for path in [*(HERE / name for name in included), *sources]:
+        (folder / path.name).symlink_to(path.resolve())
+    runtime_env["working_dir"] = str(folder)
+    runtime_env["excludes"] += [f"!/{source.name}" for source in sources]

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.lists import user_rewards
 from convrec.runs import guard
 from convrec.training import registration
 from recipes.launch.environment import process_environment
@@ -60,6 +61,9 @@ def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
 
     environment = process_environment(config.trainer.device != "cpu")
     environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
+    users = user_module_environment(str(config.convrec.get("reward")))
+    os.environ.update(users)  # the driver's digest covers the module too
+    environment |= users
     start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):
@@ -72,6 +76,15 @@ def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
         task.run(config)
     finally:
         ray.shutdown()
+
+
+def user_module_environment(reward: str) -> dict[str, str]:
+    """What lets a run's processes import the user's reward, and check that all have the same; {} for one of ours."""
+    if not user_rewards.is_user_reward(reward):
+        return {}
+    folders = [str(source.parent) for source in user_rewards.own_sources(reward)]
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *folders]  # last: another convrec may lie beside it
+    return {registration.USER_MODULE: user_rewards.module_of(reward), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _task(config: DictConfig) -> Any:

@@ -1,6 +1,7 @@
 """A worker without our registrations, or with another convrec, stops the run and says where and why."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,31 @@ def test_digest_covers_the_reward_that_this_process_would_import(
 
     assert digest_with("a", "x = 1") == digest_with("b", "x = 1")
     assert digest_with("c", "x = 2") != digest_with("d", "x = 1")
+
+
+@pytest.mark.parametrize("file", ["users_rewards.py", "users_rewards/deep/rank.py"])
+def test_digest_covers_the_package_of_the_users_reward(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    def digest_with(folder: str, text: str) -> str:
+        path = tmp_path / folder / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / folder)
+            patch.setenv(registration.USER_MODULE, "users_rewards.deep.rank")
+            return registration.source_digest()
+
+    without = registration.source_digest()
+    assert len({without, digest_with("a", "x = 1"), digest_with("b", "x = 1"), digest_with("c", "x = 2")}) == 3
+    monkeypatch.setenv(registration.USER_MODULE, "users_rewards.deep.rank")
+    assert registration.source_digest() == without  # a node that does not have it
+
+
+def test_another_version_of_the_users_reward_is_told(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registration.USER_MODULE, "users_rewards")
+    with pytest.raises(RuntimeError, match=r"10\.0\.0\.7 runs another convrec or users_rewards than the driver"):
+        registration.check([good | {"digest": "0123456789abcdef"}], registration.source_digest())
 
 
 def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray._private.runtime_env.packaging import create_package
@@ -150,3 +151,44 @@ def test_the_job_knows_what_a_worker_needs() -> None:
     assert runtime_env["working_dir"] == str(job_environment.HERE)
     assert runtime_env["env_vars"]["LR"] == "2e-6"
     assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"
+
+
+MODULE = "def halves(relevance, items):\n    return [rel / 2 for rel in relevance]\n"
+
+
+def uploaded(runtime_env: dict[str, Any], target: Path) -> list[str]:
+    """Files that Ray puts into the package of this working directory."""
+    folder, excludes = runtime_env["working_dir"], runtime_env["excludes"]
+    create_package(folder, target, include_gitignore=True, excludes=excludes)
+    return [name for name in zipfile.ZipFile(target).namelist() if not name.endswith("/")]
+
+
+@pytest.mark.parametrize(
+    ("files", "reward", "travels"),
+    [
+        (["job_rewards.py", "job_other.py", "big.bin"], "job_rewards:halves", ["job_rewards.py"]),
+        (
+            ["job_package/__init__.py", "job_package/deep/rank.py", "job_package/data/table.csv", "job_other.py"],
+            "job_package.deep.rank:halves",
+            ["job_package/__init__.py", "job_package/data/table.csv", "job_package/deep/rank.py"],
+        ),
+    ],
+)
+def test_the_users_rank_reward_travels_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], reward: str, travels: list[str]
+) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = uploaded(job_environment.runtime_environment("rank_grpo", {}), tmp_path / "plain.zip")
+    names = uploaded(job_environment.runtime_environment("rank_grpo", {}, reward), tmp_path / "with.zip")
+    assert sorted(set(names) - set(plain)) == travels
+    assert set(plain) - set(names) == set()
+    assert "conf/host/cpu.yaml" in plain
+
+
+def test_a_rank_reward_of_ours_or_of_an_installed_package_changes_nothing() -> None:
+    plain = job_environment.runtime_environment("rank_grpo", {})
+    for reward in ("exp_inf", "", "convrec.lists.rank_rewards:exp_inf", "numpy:cumsum"):
+        assert job_environment.runtime_environment("rank_grpo", {}, reward) == plain
