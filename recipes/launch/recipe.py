@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch.schema import RankGRPOSettings, RLSettings
 from recipes.preflight import estimate
 from recipes.preflight.estimate import Requirements
 
@@ -29,6 +30,7 @@ class Recipe:
     script: str  # the same with RAY_ADDRESS=http://... understood
     host_group: str  # the Hydra group of conf/ with the settings of hosts with and without GPUs
     variables: tuple[Literal["sft", "rl", "lists"], ...]  # groups of environment variables that it reads
+    settings: type | None  # its section `convrec`, a class of recipes/launch/schema.py
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     parts: str  # what takes a while to start
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
@@ -60,6 +62,7 @@ SFT = Recipe(
     script="run_sft.sh",
     host_group="sft_host",
     variables=("sft",),
+    settings=None,
     answers="lists",
     parts="verl's SFT trainer",
     check=when_called("recipes.preflight.checks:check_sft"),
@@ -76,6 +79,7 @@ RANK_GRPO = Recipe(
     script="run_rank_grpo.sh",
     host_group="host",
     variables=("rl", "lists"),
+    settings=RankGRPOSettings,
     answers="lists",
     parts="Ray, the FSDP actor and the vLLM rollout server",
     check=when_called("recipes.preflight.checks:check_rank_grpo"),
@@ -98,6 +102,7 @@ POINTWISE_JUDGE = replace(
     command=("recipes.judge.train", "pointwise"),
     script="recipes/judge/run_pointwise.sh",
     variables=("rl",),
+    settings=RLSettings,
     answers="verdicts",
     check=when_called("recipes.preflight.checks:check_judge", mode="pointwise"),
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},

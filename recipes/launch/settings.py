@@ -1,6 +1,8 @@
 """A recipe's settings: conf/*.yaml, then the host, then environment variables, then command-line overrides."""
 
 import os
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -9,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
+from recipes.launch import schema
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.variables import overrides_from_environment
@@ -16,6 +19,7 @@ from recipes.preflight import host
 from recipes.preflight.cores import needed_cpu_slots
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 
 
@@ -25,26 +29,41 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
     name: a key of RECIPES. Raises UserError for a variable or an override that cannot be used.
     """
     recipe = RECIPES[name]
-    from_environment = overrides_from_environment(recipe, os.environ)  # at once: what follows imports for seconds
+    overrides_from_environment(recipe, os.environ)  # a wrong one at once: what follows imports torch
+    accelerators = host.num_accelerators()
+    of_host = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
+    if accelerators:
+        of_host.append(f"trainer.n_gpus_per_node={accelerators}")
+    config = compose_files(recipe, arguments, of_host)
+    with open_dict(config):
+        _complete(config, recipe)
+    return config
+
+
+def compose_files(recipe: Recipe, arguments: list[str], of_host: Sequence[str] = ()) -> DictConfig:
+    """The recipe's file with the host's overrides, the variables and these arguments; our own settings are checked.
+
+    Raises UserError for a variable, an override or a setting that cannot be used.
+    """
+    variables = overrides_from_environment(recipe, os.environ)
 
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    accelerators = host.num_accelerators()
-    overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
-    if accelerators:
-        overrides.append(f"trainer.n_gpus_per_node={accelerators}")
-    overrides += from_environment
-    try:
-        with initialize_config_dir(str(CONF), version_base=None):
-            config = hydra_compose(name, overrides=[*overrides, *arguments], return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"settings: {str(error).strip().splitlines()[0]}") from error
+    # as a path: for `pkg://`, which the files have, Hydra imports verl, and torch with it
+    known = [f"hydra.searchpath=['file://{VERL_CONF}']", *of_host]
+    with initialize_config_dir(str(CONF), version_base=None):
+        try:
+            config = hydra_compose(recipe.name, [*known, *variables, *arguments], return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            from recipes.launch.hydra_errors import explain
+
+            raise UserError(explain(error, lambda: hydra_compose(recipe.name, known))) from error
+    schema.check(config, recipe.settings)
     with open_dict(config):
         choices = config.pop("hydra").runtime.choices
-        config.run = {"recipe": name, "algorithm": _known_algorithm(choices.get("algorithm_preset"))}
-        _complete(config, recipe)
+        config.run = {"recipe": recipe.name, "algorithm": _known_algorithm(choices.get("algorithm_preset"))}
     return config
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from convrec.errors import UserError
+from convrec.lists.rank_rewards import DEFAULT_REWARD
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
+from recipes.launch.schema import REWARD
 
 
 def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> Callable[[str], str]:
@@ -61,6 +63,12 @@ def _some_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _reward(text: str) -> str:
+    if not REWARD.fits(text):
+        raise ValueError(REWARD.wanted)
+    return text
+
+
 @dataclass(frozen=True)
 class Variable:
     """One environment variable: the Hydra keys it sets, and how its text becomes a value.
@@ -99,7 +107,6 @@ def _sft(*keys: str) -> dict[str, tuple[str, ...]]:
     return {"sft": keys}
 
 
-REWARDS = ("exp_inf", "log_decay", "exp_gamma")
 TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")  # verl's, of use here
 
 VARIABLES: tuple[Variable, ...] = (
@@ -176,7 +183,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KL_LOSS_COEF", _rl("actor_rollout_ref.actor.kl_loss_coef"), _non_negative_float, "0.001", "KL to the start"
     ),
     Variable("MU", _rl("actor_rollout_ref.actor.ppo_epochs"), _positive_int, "1", "updates of a rollout batch"),
-    Variable("REWARD", _lists("convrec.reward"), _one_of(REWARDS), "exp_inf", "rank return: " + ", ".join(REWARDS)),
+    Variable("REWARD", _lists("convrec.reward"), _reward, DEFAULT_REWARD, f"rank return: {REWARD.wanted}"),
     Variable(
         "ALGORITHM",
         _lists("algorithm_preset"),

@@ -1,5 +1,6 @@
 """What a recipe checks before anything expensive starts. Each failure names the variable, file or row and the mend."""
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,12 +8,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from convrec import kinds
 from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.judges.schema import validate_judge_table
+from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import MATCHERS
+from convrec.lists.rank_rewards import RANK_REWARDS
 from recipes.preflight import host
 from recipes.preflight.cores import rollout_devices
 
@@ -21,15 +26,14 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     """Raise UserError for settings or data that cannot train; return warnings for what can but looks wrong."""
     _check_rl(config)
     ours = config.convrec
-    if ours.reward == "exp_gamma" and not (ours.gamma and ours.gamma > 1):
-        raise UserError(f"REWARD=exp_gamma needs convrec.gamma above 1, not {ours.gamma}: add convrec.gamma=2")
+    _check_rank_reward(ours)
     catalog_file = ours.catalog_file
     _require_file("CATALOG_FILE", catalog_file)
     catalog = load_catalog(catalog_file)
-    if ours.matching == "reference" and not catalog.dated:
+    if MATCHERS[ours.matching].needs_years and not catalog.dated:
         raise UserError(
-            f"{catalog_file}: no years, which convrec.matching=reference (PRESET=reference sets it) needs: "
-            "use convrec.matching=fuzzy"
+            f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
+            "needs: use convrec.matching=fuzzy"
         )
     problems = catalog.problems
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
@@ -37,6 +41,16 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     if len(problems) > 5:
         warnings.append(f"{catalog_file}: {len(problems) - 5} more such entries")
     return warnings
+
+
+def _check_rank_reward(ours: DictConfig) -> None:
+    """The rank reward has its parameters; one of the user's own is imported and tried out."""
+    if user_rewards.is_user_reward(ours.reward):
+        user_rewards.check(ours.reward, ours.num_items)
+        return
+    for name, kind in RANK_REWARDS[ours.reward].parameters.items():
+        if not kind.fits(ours[name]):
+            raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kind.wanted}, not {kinds.shown(ours[name])}")
 
 
 def check_judge(config: DictConfig, mode: str) -> list[str]:
@@ -47,6 +61,7 @@ def check_judge(config: DictConfig, mode: str) -> list[str]:
 
 def _check_rl(config: DictConfig) -> None:
     """What every RL recipe needs of its settings."""
+    _check_reward_function(config.reward.custom_reward_function)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     prompts = config.data.train_batch_size
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
@@ -73,16 +88,29 @@ def _check_rl(config: DictConfig) -> None:
             f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
             "choose a divisor"
         )
-    schedule = config.convrec.lr_schedule
-    if schedule and (schedule[0][0] != 0 or [s for s, _ in schedule] != sorted({s for s, _ in schedule})):
-        raise UserError(
-            f"convrec.lr_schedule={schedule}: give (step, lr) pairs in rising order of step, the first at step 0"
-        )
     lengths = {
         "MAX_PROMPT_LENGTH": config.data.max_prompt_length,
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
     }
     _check_model(config.actor_rollout_ref.model.path, lengths)
+
+
+def _check_reward_function(function: DictConfig) -> None:
+    """verl's workers will find it, as `pkg://module` or a file, and it is a function."""
+    key = "reward.custom_reward_function"
+    path, name = str(function.path), str(function.name)
+    if path.startswith("pkg://"):
+        try:
+            module = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
+        except ImportError as error:
+            raise UserError(f"{key}.path={path}: {error}; give pkg://package.module or a .py file") from error
+    else:
+        file = Path(path.removeprefix("file://"))
+        if not file.is_file():
+            raise UserError(f"{key}.path={path}: no such file; give pkg://package.module or a .py file")
+        return  # verl runs it, once in each of its workers
+    if not callable(getattr(module, name, None)):
+        raise UserError(f"{key}.name={name}: {path} has no such function")
 
 
 def check_sft(config: DictConfig) -> list[str]:

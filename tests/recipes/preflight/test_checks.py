@@ -106,8 +106,9 @@ def test_the_settings_these_tests_break_are_good(
         ({"VAL_FILE": "/no/val.parquet"}, "VAL_FILE=/no/val.parquet: no such file"),
         ({"CATALOG_FILE": "/no/catalog.parquet"}, "CATALOG_FILE=/no/catalog.parquet: no such file"),
         ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt, so at least 2"),
-        ({"REWARD": "ndcg"}, "REWARD=ndcg: expected one of exp_inf, log_decay, exp_gamma"),
-        ({"REWARD": "exp_gamma"}, "REWARD=exp_gamma needs convrec.gamma above 1, not None"),
+        ({"REWARD": "ndcg"}, "REWARD=ndcg: expected one of exp_inf, log_decay, exp_gamma, or package.module:function"),
+        ({"REWARD": "no_module:f"}, "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
+        ({"REWARD": "exp_gamma"}, "REWARD=exp_gamma needs convrec.gamma, a number above 1, not null"),
         ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 x ROLLOUT_N=2 = 8 responses do not divide over 3 devices"),
         ({"TENSOR_PARALLEL": "2"}, "TENSOR_PARALLEL=2 does not divide the 1 devices"),
         ({"TRAIN_BATCH_SIZE": "41"}, "TRAIN_FILE has 40 rows, fewer than TRAIN_BATCH_SIZE=41"),
@@ -128,11 +129,49 @@ def test_wrong_variable(refused: Refused, variables: dict[str, str], said: str) 
         ("actor_rollout_ref.rollout.top_k=50", "top_k=50"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "TRAIN_BATCH_SIZE=4 is not a multiple of"),
         ("convrec.lr_schedule=[[5,1e-6]]", "the first at step 0"),
-        ("actor_rollout_ref.rollout.temprature=1", "temprature"),
+        ("actor_rollout_ref.rollout.temprature=1", "temprature: no such setting; did you mean"),
+        ("convrec.reward=foo", "convrec.reward=foo: expected one of exp_inf, log_decay, exp_gamma, or package.module"),
+        ("convrec.reward=convrec.lists.rank_rewards:dgc", "has no function dgc; did you mean dcg"),
+        ("convrec.reward=convrec.lists.rank_rewards:exp_inf", "it raised TypeError"),
+        ("convrec.matching=foo", "convrec.matching=foo: expected one of fuzzy, exact, reference"),
+        ("convrec.preset=foo", "convrec.preset=foo: expected one of paper, reference"),
+        ("convrec.numitems=5", "convrec.numitems: no such setting; did you mean convrec.num_items?"),
+        ("+convrec.numitems=5", "convrec.numitems: no such setting; did you mean convrec.num_items?"),
+        ("reward.custom_reward_function.path=/no/reward.py", "custom_reward_function.path=/no/reward.py: no such file"),
+        ("reward.custom_reward_function.path=pkg://reward.none", "path=pkg://reward.none: No module named"),
+        ("reward.custom_reward_function.name=score", "name=score: pkg://reward.catalog_match has no such function"),
     ],
 )
 def test_wrong_override(refused: Refused, override: str, said: str) -> None:
     assert said in refused(override)
+
+
+def test_a_rank_reward_of_the_users_own_is_tried_out(
+    good: dict[str, str], set_variables: SetVariables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    (tmp_path / "checked_rewards.py").write_text(
+        "def good(relevance, items):\n    return relevance\n\ndef bad(relevance, items):\n    return [1.0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    set_variables(good | {"REWARD": "checked_rewards:good"})
+    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
+    message = refused(REWARD="checked_rewards:bad")
+    assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks: one a rank")
+
+
+def test_a_misspelt_variable_is_warned_about(
+    good: dict[str, str],
+    set_variables: SetVariables,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    set_variables(good)
+    monkeypatch.setenv("LEARNING_RATE", "1e-5")
+    monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
+    monkeypatch.setattr(rank_grpo, "train", lambda config: None)
+    with mock.patch.dict(os.environ):
+        assert rank_grpo.main([]) == 0
+    assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
 
 
 def test_missing_column_is_named_with_those_that_are_there(refused: Refused, sample: Path, tmp_path: Path) -> None:
