@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from convrec.errors import UserError
+from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose
 from recipes.preflight import node
@@ -23,7 +24,7 @@ from recipes.preflight.findings import examine
 def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     try:
         config = compose(recipe.name, arguments)
-        warnings = recipe.check(config)
+        warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
     except UserError as error:
         return [Finding("settings and data", "failure", recipe.name, str(error), "see the message")]
     found = [Finding("settings and data", "warning", recipe.name, warning, "see the message") for warning in warnings]

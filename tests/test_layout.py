@@ -56,7 +56,8 @@ SEAMS = {
     "transfer_queue": ("convrec/training/", "convrec/rollout/"),
     "vllm": ("convrec/rollout/server.py", "convrec/cpu/server.py", "convrec/generation/child.py"),
 }
-LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files", "kinds")
+LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")
+LIGHT += ("kinds",)
 NOT_LIGHT = {"convrec.lists.token_ranks"}  # tensors
 HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "sklearn", "matplotlib")
 

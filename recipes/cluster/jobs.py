@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
+from convrec.lists import user_rewards
 from recipes.cluster.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
+from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES, Recipe
+from recipes.launch.settings import compose_files
 from recipes.launch.variables import overrides_from_environment
 
 POLL_SECONDS = 1.0
@@ -72,11 +75,10 @@ def connect(address: str) -> Any:
 
 def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     """Submit, print the job's log as it comes, and return its exit status (1 when it has none)."""
-    overrides_from_environment(recipe, os.environ)  # a wrong value stops here, not on the cluster
-    refuse_relative_paths(recipe, arguments)
+    reward = _checked_reward(recipe, arguments)  # a wrong setting stops here, not on the cluster
     address = os.environ["RAY_ADDRESS"]
     client = connect(address)
-    runtime_env = runtime_environment(recipe, os.environ)
+    runtime_env = runtime_environment(recipe, os.environ, reward)
     job = f"{recipe.name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
     runtime_env["env_vars"][SUBMISSION_VARIABLE] = job
     save_path = runtime_env["env_vars"]["SAVE_PATH"]
@@ -95,6 +97,19 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
         say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
         return 0
     return follow(client, job)
+
+
+def _checked_reward(recipe: Recipe, arguments: list[str]) -> str:
+    """`convrec.reward`, once variables, overrides and a rank reward of the user's own have been checked."""
+    overrides_from_environment(recipe, os.environ)  # at once: what follows takes seconds
+    refuse_relative_paths(recipe, arguments)
+    for warning in misspelt_variables(os.environ):
+        say(f"warning: {warning}")
+    ours = compose_files(recipe, arguments).get("convrec", {})
+    reward = str(ours.get("reward", ""))
+    if user_rewards.is_user_reward(reward):
+        user_rewards.check(reward, ours.num_items)
+    return reward
 
 
 def _submit_job(client: Any, **job: Any) -> None:
@@ -141,11 +156,11 @@ def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
 
     Raises UserError when it has not ended after DOCTOR_SECONDS; then, and on Ctrl-C, the job is stopped.
     """
-    refuse_relative_paths(recipe, arguments)
+    reward = _checked_reward(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
     command = ["python", "-m", "recipes.doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
-    runtime_env = runtime_environment(recipe, os.environ)
+    runtime_env = runtime_environment(recipe, os.environ, reward)
     try:
         _submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
         info = _wait_for(client, job, DOCTOR_SECONDS)

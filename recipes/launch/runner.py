@@ -16,6 +16,7 @@ from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, finished_message, save_config
 
@@ -31,7 +32,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     start = time.monotonic()
     try:
         config = compose(recipe.name, arguments)
-        warnings = recipe.check(config)
+        warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
         with hold(Path(config.trainer.default_local_dir)) as more:
             return _run(console, start, recipe, arguments, config, [*warnings, *more])
     except UserError as error:

@@ -63,7 +63,7 @@ def test_a_command_line_wins_over_a_variable_and_that_over_the_host(monkeypatch:
 
 def test_settings_are_read_without_importing_verl() -> None:
     code = (
-        "import sys; from recipes.launch.settings import RECIPES, compose_files; compose_files(RECIPES['rank_grpo'], []); "
+        "import sys; from recipes.launch.settings import RECIPES, compose_files; compose_files(RECIPES['sft'], []); "
         "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
