@@ -1,0 +1,60 @@
+"""Ray's CPU slots that a run asks for. verl and TransferQueue wait for them without a limit: they are counted before.
+
+training            3 for each GPU, on the GPU's node: verl's resource pools reserve them, used or not
+rollout of its own  2 for each of its GPUs
+TransferQueue       1 for its controller and 1 for each storage unit, on any node
+others              1: actors without a number of their own (reward, agent loop) are placed one after another
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+CPUS_PER_GPU = 3  # verl's ResourcePoolManager.max_colocate_count
+CPUS_PER_ROLLOUT_GPU = 2  # of a rollout with GPUs of its own: RolloutReplica.init_standalone
+CONTROLLER, PLACING = 1, 1
+
+
+class CpuSlots(NamedTuple):
+    """groups: (number of nodes, slots on each of them). anywhere: further slots, of which each may be on any node."""
+
+    groups: tuple[tuple[int, int], ...]
+    anywhere: int
+
+    @property
+    def total(self) -> int:
+        return sum(nodes * slots for nodes, slots in self.groups) + self.anywhere
+
+
+def needed_cpu_slots(config: DictConfig, rollout_devices: tuple[int, int] = (0, 0)) -> CpuSlots:
+    """What an RL run asks for. rollout_devices: (nodes, devices of each) that sample and do not train."""
+    groups = [(config.trainer.nnodes, CPUS_PER_GPU * config.trainer.n_gpus_per_node)]
+    if rollout_devices[0]:
+        groups.append((rollout_devices[0], CPUS_PER_ROLLOUT_GPU * rollout_devices[1]))
+    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 1
+    return CpuSlots(tuple(groups), CONTROLLER + units + PLACING)
+
+
+def missing_cpu_slots(needed: CpuSlots, nodes: Sequence[Mapping[str, Any]], key: str) -> str:
+    """What lacks on these nodes, "" when nothing does.
+
+    Args:
+        nodes: {"where", "cpus_total", "cpus_free", ...} each, as `node.slots_of_cluster` gives them.
+        key: "cpus_total" or "cpus_free".
+    """
+    left = {entry["where"]: entry[key] for entry in nodes}
+    for number, slots in sorted(needed.groups, key=lambda group: -group[1]):
+        largest = sorted(left, key=lambda where: -left[where])[:number]
+        short = [where for where in largest if left[where] < slots]
+        if len(largest) < number:
+            return f"{number} nodes with {slots} CPU slots each are needed, there are {len(largest)}"
+        if short:
+            return f"{short[0]} has {left[short[0]]:g} CPU slots, {slots} are needed there for its GPUs"
+        for where in largest:
+            left[where] -= slots
+    rest = sum(int(slots) for slots in left.values())
+    if rest < needed.anywhere:
+        have = sum(entry[key] for entry in nodes)
+        return f"the nodes have {have:g} CPU slots together, {needed.total} are needed"
+    return ""
