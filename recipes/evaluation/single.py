@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.checkpoints.models import resolve_model, run_folder
+from convrec.data.damage import REPORT, write_report
 from convrec.errors import UserError
 from convrec.generation.answers import Answer, model_answers
 from convrec.judges.verdict import outside_thinking
@@ -16,7 +17,7 @@ from convrec.lists.ranks import DEFAULT_DELIMITER, parse_items
 from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
 from recipes.evaluation.scoring import compare, file_hash, read_other, score, summary, write_json, write_rows
-from recipes.evaluation.split import Split, make_matcher, read_split, read_training_rows
+from recipes.evaluation.split import Rows, Split, make_matcher, read_rows, read_split
 
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
 
@@ -56,17 +57,20 @@ def evaluate(
     against: str | Path | None = None,
     tensor_parallel: int = 1,
     run: str | Path | None = None,
+    skip_damaged: float | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate and write OUT's three files; returns what metrics.json holds.
 
-    {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired"}.
+    {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired",
+    "damaged"}.
     A summary is scoring.summary's. The `baselines` need `train` and are left out without it, "paired" (this model minus
     the other) needs `against`. Row metrics in rows.parquet are of the first protocol; further ones are prefixed with
     theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is
     what the `run` was trained with, None: the one the model is of (TRAINED has the defaults of other models); only
-    protocol `reference` has its own matching. ks None: metrics.KS up to num_items. Raises UserError for bad input,
-    before vLLM starts.
+    protocol `reference` has its own matching. ks None: metrics.KS up to num_items. "damaged" has how many rows of data
+    and of train were left out (skip_damaged: the share that may be; None: an error); damaged.jsonl names them. Raises
+    UserError for bad input, before vLLM starts.
     """
     out = Path(out)
     if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
@@ -93,15 +97,16 @@ def evaluate(
         protocol: matching or ("reference" if protocol == "reference" else trained["matching"])
         for protocol in protocols
     }
-    split = read_split(data, catalog, matching_of[protocols[0]], limit, tolerance, trained["fuzzy_cutoff"])
+    matching_by = (matching_of[protocols[0]], limit, tolerance, trained["fuzzy_cutoff"])
+    split = read_split(data, catalog, *matching_by, skip_damaged)
     split_of = {
         mode: split
         if mode == split.matcher.mode
         else replace(split, matcher=make_matcher(split.catalog, mode, tolerance, trained["fuzzy_cutoff"]))
         for mode in matching_of.values()
     }
-    train_rows = read_training_rows(train, split.catalog) if train else []
-    lists = {name: baseline_lists(name, split, train_rows, num_items) for name in baselines if train}
+    of_train = read_rows(train, split.catalog, skip_damaged, scored=False) if train else Rows([], {}, [])
+    lists = {name: baseline_lists(name, split, of_train.rows, num_items) for name in baselines if train}
     settings = {
         "max_tokens": max_response_length,
         "max_prompt_tokens": max_prompt_length,
@@ -154,7 +159,8 @@ def evaluate(
             "truncated_prompts": sum(answer["prompt_truncated"] for answer in answers.values()),
             "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in answers.values()),
         },
-        "warnings": split.warnings,
+        "warnings": split.warnings + ([of_train.warnings[-1]] if of_train.damaged else []),
+        "damaged": {"data": len(split.damaged), "train": len(of_train.damaged)},
     }
     lengths = Counter(len(items) for items in lists["model"])
     length, times = lengths.most_common(1)[0]
@@ -168,6 +174,12 @@ def evaluate(
         found = compare(other, split, by_model[protocols[0]], ks, seed)
         metrics["paired"] = found | {"against": str(against)}
     write_rows(out / "rows.parquet", split, answers, by_model)
+    (out / REPORT).unlink(missing_ok=True)
+    if damaged := [(data, split.damaged), (train, of_train.damaged)] if split.damaged or of_train.damaged else []:
+        write_report(
+            out / REPORT,
+            ({"file": str(path), "row": row, "reason": why} for path, rows in damaged for row, why in rows.items()),
+        )
     write_json(out / "metrics.json", metrics)
     return metrics
 
