@@ -66,17 +66,18 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         run = partial(metadata.run, asker=asker)
         return Stage(name, ["rows", "teacher"], STAGES[name], run), {"metadata": given.metadata} | asked
     if name == "remap":
-        if given.remap == "full":
+        chosen = _remap(given)
+        if chosen == "full":
             check_embedding(given.embedding)
         if given.candidates < num_items:
             raise UserError(f"--candidates {given.candidates}: give at least --num-items ({num_items})")
         settings = {
-            key: getattr(given, key)
-            for key in ("remap", "embedding", "dimensions", "candidates", "conversation_weight", "seed")
-        }
+            key: getattr(given, key) for key in ("embedding", "dimensions", "candidates", "conversation_weight", "seed")
+        } | {"remap": chosen}
         if given.trust_remote_code:  # otherwise the records of former versions stay good
             settings["trust_remote_code"] = True
-        return Stage(name, ["rows", "teacher", "metadata"], STAGES[name], remap.run), settings
+        run = partial(remap.run, num_items=num_items, is_chosen=given.remap is not None)
+        return Stage(name, ["rows", "teacher", "metadata"], STAGES[name], run), settings
     if name == "reflect":
         asker, asked = _asker(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
         judged = min(given.judged or given.candidates, given.candidates)
@@ -91,6 +92,13 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
     assert name == "demonstrations"
     settings = {"num_items": num_items, "check": True}
     return Stage(name, ["rows", "adjust"], STAGES[name], demonstrations.run), settings
+
+
+def _remap(given: argparse.Namespace) -> str:
+    """--remap; where it is not given, what the stage was run with, else what fits the catalog."""
+    folder = Path(given.out)
+    record = None if given.remap or given.redo else read_record(folder, "remap")
+    return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
 
 
 def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +174,7 @@ def _check_ahead(given: argparse.Namespace) -> None:
         endpoint("teacher")
     if given.judge in MODEL_JUDGES:
         endpoint("judge")
-    if given.remap == "full":
+    if given.remap != "none":
         check_embedding(given.embedding)
     if given.candidates < given.num_items:
         raise UserError(f"--candidates {given.candidates}: give at least --num-items ({given.num_items})")
@@ -214,7 +222,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="metadata: the catalog's columns, or a model too (%(default)s)",
     )
     add(
-        "--remap", choices=("full", "none"), default="full", help="remap; none: the teacher's items alone (%(default)s)"
+        "--remap",
+        choices=("full", "none"),
+        help="remap; none: the teacher's items alone (full; none where the catalog has nothing but titles)",
     )
     add("--embedding", default=TFIDF_SVD, help="remap: %(default)s, or sentence-transformers:MODEL")
     add("--trust-remote-code", action="store_true", help="remap: run the code that comes with MODEL")

@@ -16,15 +16,17 @@ none of these all is train.
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from convrec.data.damage import REPORT, add_skip_damaged, counted, write_report
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json
@@ -33,9 +35,9 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from data_prep.own_data.catalog import read_catalog
-from data_prep.own_data.files import BadLine, Damage, read_records
+from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
-from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule
+from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, complete
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
@@ -48,6 +50,7 @@ from data_prep.tables import (
 )
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
+Reading: TypeAlias = Callable[[Path, Damage], Iterator[tuple[int, dict[str, Any]]]]
 BY_OWN_WORD = SplitRule()
 ID = pa.field("id", pa.string())  # a row's own; null where it has none
 
@@ -61,73 +64,85 @@ def convert_own(
     num_items: int = ListSettings.num_items,
     rule: SplitRule = BY_OWN_WORD,
     overwrite: bool = False,
+    skip_damaged: float | None = None,
+    longest_line: float = LONGEST_LINE,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
 
-    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched"}, "splits": {"by", ...}, "rows": counts}.
+    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched"}, "splits": {"by", ...}, "rows": counts,
+    "damaged": rows left out by reason}. skip_damaged: the share of the rows, and of the items, that may be left out as
+    damaged; None: none. longest_line: MiB.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     _check_out(out, overwrite)
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
     borders = check_rule(rule)
-    damage = Damage()
-    table, dated = read_catalog(Path(catalog), damage)
-    if not dated and damage:
-        damage.raise_if_any()  # whether years are missed in the conversations depends on the catalog
+    if not longest_line > 0:
+        raise UserError(f"--longest-line {longest_line:g}: give a size above 0, in MiB")
+    damage = Damage(skip_damaged)
+    table, dated = read_catalog(Path(catalog), damage, longest_line)
+    if not dated or skip_damaged is not None:
+        damage.check([Path(catalog)], len(table))  # whether years are missed in the conversations depends on it
     known = Catalog.from_items(zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True))
     matcher = Matcher(known)
-    facts = list(_first_reading(paths, matcher, num_items, damage, progress))
-    damage.raise_if_any()
+    reading = partial(read_records, longest_line=longest_line)
+    facts = list(_first_reading(paths, reading, matcher, num_items, damage, progress))
+    facts = complete(facts, rule, damage)
+    damage.check(paths, len(facts))
     if not facts:
         raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
     split_of, described = assign(facts, rule, borders)
 
-    with folder_written_whole(out) as partial:
-        pq.write_table(table, partial / "catalog.parquet")
-        rows = _rows(paths, dated, len(facts) if progress else None)
-        files, counts = _write_tables(partial, rows, split_of, matcher, item, num_items)
+    with folder_written_whole(out) as folder:
+        pq.write_table(table, folder / "catalog.parquet")
+        rows = _rows(paths, reading, damage.lines(), dated, len(facts) if progress else None)
+        files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
         summary = {
             "files": files,
             "catalog": {"items": len(known), "dated": dated, "never_matched": _unreadable_titles(known, matcher)},
             "splits": described,
             "rows": counts,
+            "damaged": damage.counts(),
         }
-        write_json(partial / "summary.json", summary)
+        write_json(folder / "summary.json", summary)
+        if damage:
+            entries = ({"file": str(e.path), "line": e.line, "reason": str(e.problem)} for e in damage.entries)
+            write_report(folder / REPORT, entries)
     return summary
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
     if out.exists() and not overwrite:
         raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
-    ours = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json"}
+    ours = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT}
     if out.exists() and (not out.is_dir() or (others := sorted({path.name for path in out.iterdir()} - ours))):
         what = f"holds {others[0]}" if out.is_dir() else "is a file"
         raise UserError(f"{out}: {what}, which this command did not write, so it is not replaced; give another --out")
 
 
 def _first_reading(
-    paths: Sequence[Path], matcher: Matcher, num_items: int, damage: Damage, progress: bool
+    paths: Sequence[Path], reading: Reading, matcher: Matcher, num_items: int, damage: Damage, progress: bool
 ) -> Iterator[Facts]:
     """Facts of every sound row; everything else goes to `damage`."""
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
     for path in paths:
         for line, record in tqdm(
-            read_records(path, damage), f"reading {path.name}", disable=None if progress else True, unit=" rows"
+            reading(path, damage), f"reading {path.name}", disable=None if progress else True, unit=" rows"
         ):
             here = f"{path}, line {line}"
             try:
                 row = read_row(record, matcher.catalog.dated)
                 check_demonstration(row.demonstration, num_items, matcher)
                 if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
-                    raise BadLine(f"id {row.id!r} is that of {first} too; give every row its own, or none")
+                    raise BadLine("id %r is that of %s too; give every row its own, or none", row.id, first)
                 name = conversation_name(row)
                 if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
                     raise BadLine(
-                        f"split is {row.split}, but {first_split[1]} puts the same conversation into {first_split[0]}; "
-                        "put all its rows into one"
+                        "split is %s, but %s puts the same conversation into %s; put all its rows into one",
+                        *(row.split, first_split[1], first_split[0]),
                     )
             except BadLine as problem:
                 damage.add(path, line, problem)
@@ -140,13 +155,16 @@ def conversation_name(row: Row) -> int:
     return hash64(row.conversation_id if row.conversation_id is not None else beginning(row.conversation))
 
 
-def _rows(paths: Sequence[Path], dated: bool, total: int | None) -> Iterator[Row]:
+def _rows(
+    paths: Sequence[Path], reading: Reading, left_out: set[tuple[Path, int]], dated: bool, total: int | None
+) -> Iterator[Row]:
     """The second reading, of what the first found sound."""
     with tqdm(total=total, desc="writing", unit=" rows", disable=None if total else True) as bar:
         for path in paths:
-            for _, record in read_records(path, Damage()):
-                yield read_row(record, dated)
-                bar.update()
+            for line, record in reading(path, Damage()):
+                if (path, line) not in left_out:
+                    yield read_row(record, dated)
+                    bar.update()
 
 
 def _write_tables(
@@ -223,6 +241,9 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
         lines.append(f"{'':<15}and {len(catalog['never_matched']) - 5:,} more such titles: summary.json")
     lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
     lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
+    if summary["damaged"]:
+        lines.append(f"{sum(summary['damaged'].values()):,} damaged rows left out, named in {REPORT}:")
+        lines += counted(summary["damaged"])
     if missing := [name for name in ("train", "validation") if name not in summary["files"]]:
         lines.append(f"no rows for {' and '.join(missing)}, which run_rank_grpo.sh needs; see the options for splits")
     return "\n".join([*lines, f"wrote {out}: {counts['read']:,} rows read"])
@@ -241,6 +262,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
     parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")
     parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="the last of the rows, by time")
+    add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
+    parser.add_argument(
+        "--longest-line", type=float, default=LONGEST_LINE, metavar="MIB", help="longer ones are damage (%(default)s)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = parser.parse_args(argv)
     rule = SplitRule(given.validation_from, given.test_from, given.validation_share, given.test_share)
@@ -253,6 +278,8 @@ def main(argv: list[str] | None = None) -> None:
             num_items=given.num_items,
             rule=rule,
             overwrite=given.overwrite,
+            skip_damaged=given.skip_damaged,
+            longest_line=given.longest_line,
             progress=sys.stderr.isatty(),
         )
     except UserError as error:

@@ -14,7 +14,8 @@
 Parts that the source lacks are left out and named. A row stays a row: one for each replying user, never aggregated.
 Text is left as it is (`?` for an apostrophe, curly quotes). Repaired: years written in another way ("1995.0"), pairs
 without title or year (taken out), null lists. Set aside: rows without exactly one user message with text; without
-ground truth (RL) or exactly one assistant message with text (SFT).
+ground truth (RL) or exactly one assistant message with text (SFT). Text that is no UTF-8, and damaged parts of a shard,
+stop the command; with --skip-damaged such rows are set aside too, and it stops only where more than a share is damaged.
 
 Rows stream through; memory holds one batch, one row group and 64 bits a row. Each file is written under a temporary
 name and carries what it was made from, so that the same command continues after an interruption, and refuses files that
@@ -27,22 +28,22 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair
+from convrec.data.damage import add_skip_damaged, check_share
+from convrec.data.schema import CATALOG_SCHEMA, TRUTH
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table, written_whole
-from convrec.lists.catalog import Catalog, load_catalog, parse_year
+from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
-from data_prep.released import Split, find_split, read_split
+from data_prep.released import NO_PROMPT, Split, Target, Unreadable, clean_row, find_split, read_split
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
     describe,
-    message,
     table_writer,
 )
 
@@ -50,19 +51,6 @@ KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": .
 FORM = 2  # raise when the conversion writes something else for the same source
 CATALOG = "gt_catalog.pkl"
 GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
-
-
-class Target(NamedTuple):
-    """A file to write and where its rows come from: the first of the folders that is there."""
-
-    name: str
-    folders: tuple[str, ...]
-    completion: bool = False  # SFT: rows need one
-    truth: bool = False  # rows need ground truth
-
-    @property
-    def schema(self) -> pa.Schema:
-        return SFT_SCHEMA if self.completion else RL_SCHEMA
 
 
 TARGETS = (
@@ -74,59 +62,20 @@ TARGETS = (
 )
 
 
-def clean_row(row: Mapping[str, Any], target: Target) -> tuple[dict[str, Any] | None, list[str]]:
-    """(the row without sample_id, what was repaired), or (None, [why it is set aside])."""
-    prompt = _only_text(row["prompt"], "user")
-    if prompt is None:
-        return None, ["the prompt is not exactly one user message with text"]
-    repairs: list[str] = []
-    truth = []
-    for entry in row[TRUTH] or []:
-        pair, repair = _clean_pair(entry)
-        if repair:
-            repairs.append(repair)
-        if pair:
-            truth.append(pair)
-    if row[TRUTH] is None:
-        repairs.append("null ground truth: written as an empty list")
-    if target.truth and not truth:
-        return None, ["no ground truth", *repairs]
-    seen = [title for title in row["seen_titles"] or [] if title is not None and title.strip()]
-    if row["seen_titles"] is None or len(seen) < len(row["seen_titles"]):
-        repairs.append("null or blank seen titles: taken out")
-    cleaned = {"prompt": message("user", prompt), "seen_titles": seen, TRUTH: truth}
-    if target.completion:
-        completion = _only_text(row["completion"], "assistant")
-        if completion is None:
-            return None, ["the completion is not exactly one assistant message with text"]
-        cleaned["completion"] = message("assistant", completion)
-    return cleaned, repairs
-
-
-def _only_text(messages: list[Mapping[str, Any]] | None, role: str) -> str | None:
-    if not messages or len(messages) != 1 or messages[0] is None or messages[0].get("role") != role:
-        return None
-    text = messages[0].get("content")
-    return text if text and text.strip() else None
-
-
-def _clean_pair(entry: Any) -> tuple[Pair | None, str]:
-    """([title, "YYYY"], what was repaired or ""). Years are read from any type; {title, year} is a pair too."""
-    values = [entry.get("title"), entry.get("year")] if isinstance(entry, Mapping) else entry
-    title, raw_year = values if values and len(values) == 2 else (None, None)
-    year = parse_year(raw_year)
-    if not isinstance(title, str) or not title.strip() or year is None:
-        return None, f"ground truth {entry!r} has no title or no year: taken out"
-    if raw_year != str(year):
-        return (title, str(year)), f"ground truth {title!r}: year {raw_year!r} written as '{year}'"
-    return (title, raw_year), ""
-
-
-def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, progress: bool = False) -> dict[str, Any]:
+def convert(
+    source: str | Path,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    skip_damaged: float | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
     """Write what the source has parts for; returns what summary.json holds.
 
     {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError before anything is
     written when the source has none of the parts, the pickle is refused, or OUT has files of another making.
+    skip_damaged: the share of a file's rows that may be set aside as damaged, unreadable ones among them; None: an
+    unreadable row raises UserError.
     """
     source, out = Path(source), Path(out)
     if not source.is_dir():
@@ -161,7 +110,7 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
     for target in TARGETS:
         if split := splits[target.name]:
             files[target.name] = done.get(target.name) or _convert_split(
-                target, split, out, matcher, made_from[target.name], progress
+                target, split, out, matcher, made_from[target.name], skip_damaged, progress
             )
     missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
     summary = {
@@ -201,12 +150,19 @@ def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, An
 
 
 def _convert_split(
-    target: Target, split: Split, out: Path, matcher: Matcher | None, made_from: str, progress: bool
+    target: Target,
+    split: Split,
+    out: Path,
+    matcher: Matcher | None,
+    made_from: str,
+    skip_damaged: float | None,
+    progress: bool,
 ) -> dict[str, Any]:
     columns = ("prompt", "seen_titles", TRUTH) + (("completion",) if target.completion else ())
     numbers, ids = TableNumbers(), SampleIds()
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
+    damaged: Counter[str] = Counter()
     with (
         table_writer(out / f"{target.name}.parquet", target.schema) as table,
         # in its place before the table, whose presence says that both are whole
@@ -216,8 +172,16 @@ def _convert_split(
         place = 0
         for rows in read_split(split, columns, target.name if progress else None):
             for row in rows:
-                cleaned, notes = clean_row(row, target)
+                if not isinstance(row, Unreadable):
+                    cleaned, notes = clean_row(row, target)
+                elif skip_damaged is None:
+                    mend = "fetch this folder again, or set such rows aside with --skip-damaged"
+                    raise UserError(f"{split.name}, row {place}: {row.reason}; {mend}")
+                else:
+                    cleaned, notes = None, [row.reason]
                 if cleaned is None:
+                    if isinstance(row, Unreadable) or notes[0] == NO_PROMPT:
+                        damaged[notes[0]] += 1
                     counts["set_aside"] += 1
                     reasons[notes[0]] += 1
                     _note(changes, split, place, "set aside", notes)
@@ -230,6 +194,8 @@ def _convert_split(
                         counts["repaired"] += 1
                         _note(changes, split, place, "repaired", notes)
                 place += 1
+        if skip_damaged is not None:
+            check_share(split.name, damaged, place, skip_damaged)
         if place and not numbers.rows:
             why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
             raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
@@ -284,9 +250,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--source", default="processed_datasets", help="the unpacked download (%(default)s)")
     parser.add_argument("--out", default="data/reddit_v2", help="folder to write (%(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="write every file anew")
+    add_skip_damaged(parser, "set rows that cannot be read aside too, damaged ones in all")
     given = parser.parse_args(argv)
     try:
-        summary = convert(given.source, given.out, overwrite=given.overwrite, progress=sys.stderr.isatty())
+        summary = convert(
+            given.source,
+            given.out,
+            overwrite=given.overwrite,
+            skip_damaged=given.skip_damaged,
+            progress=sys.stderr.isatty(),
+        )
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(format_summary(summary))

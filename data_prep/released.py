@@ -1,24 +1,30 @@
-"""The released tree as its users download it: a Hugging Face `save_to_disk` folder, read in record batches.
+"""The released tree as its users download it: a Hugging Face `save_to_disk` folder, read in record batches, and its
+rows cleaned.
 
     SOURCE/sft_dataset/{train,validation,test}
     SOURCE/grpo/grpo_dataset/train                 or SOURCE/grpo_dataset/train
     SOURCE/gt_catalog.pkl
 
-Each split is a folder with state.json, which names the shards: Arrow streams. Only one batch is in memory.
+Each split is a folder with state.json, which names the shards: Arrow streams in that folder. Only one batch is in
+memory.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from tqdm import tqdm
 
-from convrec.data.schema import MESSAGES, TRUTH
+from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair
+from convrec.data.utf8 import rows_without_utf8
 from convrec.errors import UserError
+from convrec.lists.catalog import parse_year
+from data_prep.tables import message
 
+NO_PROMPT = "the prompt is not exactly one user message with text"
 BATCH_ROWS = 1000
 MEBIBYTE = 1 << 20
 _TITLED = pa.struct([("title", pa.string())])
@@ -33,6 +39,19 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 AGAIN = "the download looks incomplete: fetch this folder again"
 
 
+class Target(NamedTuple):
+    """A file to write and where its rows come from: the first of the folders that is there."""
+
+    name: str
+    folders: tuple[str, ...]
+    completion: bool = False  # SFT: rows need one
+    truth: bool = False  # rows need ground truth
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SFT_SCHEMA if self.completion else RL_SCHEMA
+
+
 class Split(NamedTuple):
     """One split on disk; `identity` changes when its content does, as far as its fingerprint or the ends of its shards
     tell."""
@@ -40,6 +59,12 @@ class Split(NamedTuple):
     name: str  # relative to the source, as messages name it
     shards: list[Path]
     identity: str
+
+
+class Unreadable(NamedTuple):
+    """In a row's place: why it cannot be read."""
+
+    reason: str
 
 
 def find_split(source: Path, *candidates: str) -> Split | None:
@@ -57,7 +82,8 @@ def _read_state(name: str, folder: Path) -> Split:
         raise UserError(f"{folder}: no state.json, so this is no folder of datasets' save_to_disk; {AGAIN}")
     try:
         state = json.loads(state_file.read_text(encoding="utf-8"))
-        shards = [folder / entry["filename"] for entry in state["_data_files"]]
+        names = [entry["filename"] for entry in state["_data_files"]]
+        shards = [folder / file_name for file_name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{state_file}: not the state of a dataset ({error!r}); {AGAIN}") from error
     if chosen := [key for key, value in state.items() if "indices" in key and value]:
@@ -65,6 +91,12 @@ def _read_state(name: str, folder: Path) -> Split:
             f"{folder}: a selection of rows (state.json has {chosen[0]}), which is not read; save the data set again "
             "after `flatten_indices()`"
         )
+    for file_name, shard in zip(names, shards, strict=True):
+        if not shard.resolve().is_relative_to(folder.resolve()):  # also where a part of the way is a link
+            raise UserError(
+                f"{state_file} names {file_name!r}, a file outside of its folder, which is not read; if that is a link "
+                f"of your own (a download cache has such), copy it with what it links to: cp -rL {folder} PLACE"
+            )
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
     for shard in shards:
@@ -85,7 +117,9 @@ def _ends_hash(shard: Path) -> str:
         return hashlib.sha256(first + file.read()).hexdigest()
 
 
-def read_split(split: Split, columns: tuple[str, ...], progress: str | None = None) -> Iterator[list[dict]]:
+def read_split(
+    split: Split, columns: tuple[str, ...], progress: str | None = None
+) -> Iterator[list[dict[str, Any] | Unreadable]]:
     """Batches of rows with these columns. `progress` is the label of a bar over bytes; None: no bar.
 
     Raises UserError naming the shard for a column that is missing or of another type, and for a damaged shard.
@@ -101,7 +135,9 @@ def read_split(split: Split, columns: tuple[str, ...], progress: str | None = No
                     raise UserError(f"{shard}: not readable as an Arrow stream ({error}); {AGAIN}") from error
 
 
-def _read_shard(file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqdm) -> Iterator[list[dict]]:
+def _read_shard(
+    file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqdm
+) -> Iterator[list[dict[str, Any] | Unreadable]]:
     before = 0
     with pa.ipc.open_stream(file) as reader:
         missing = [name for name in columns if name not in reader.schema.names]
@@ -119,10 +155,21 @@ def _read_shard(file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqd
         for batch in reader:
             wanted = batch.select(list(columns))
             for start in range(0, len(wanted), BATCH_ROWS):
-                yield wanted.slice(start, BATCH_ROWS).to_pylist()
+                yield _rows(wanted.slice(start, BATCH_ROWS), shard)
             bar.update(file.tell() - before)
             before = file.tell()
     bar.update(shard.stat().st_size - before)
+
+
+def _rows(batch: pa.RecordBatch, shard: Path) -> list[dict[str, Any] | Unreadable]:
+    try:
+        damaged = rows_without_utf8(batch)
+    except pa.ArrowInvalid as error:
+        return [Unreadable(f"in a damaged part of {shard.name} ({error})")] * len(batch)
+    if not damaged:
+        return batch.to_pylist()
+    text = Unreadable(f"text in {shard.name} that is no UTF-8")
+    return [text if row in damaged else batch.slice(row, 1).to_pylist()[0] for row in range(len(batch))]
 
 
 def _is_like(kind: pa.DataType, wanted: pa.DataType) -> bool:
@@ -137,3 +184,51 @@ def _is_like(kind: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_list(wanted):
         return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_like(kind.value_type, wanted.value_type)
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def clean_row(row: Mapping[str, Any], target: Target) -> tuple[dict[str, Any] | None, list[str]]:
+    """(the row without sample_id, what was repaired), or (None, [why it is set aside])."""
+    prompt = _only_text(row["prompt"], "user")
+    if prompt is None:
+        return None, [NO_PROMPT]
+    repairs: list[str] = []
+    truth = []
+    for entry in row[TRUTH] or []:
+        pair, repair = _clean_pair(entry)
+        if repair:
+            repairs.append(repair)
+        if pair:
+            truth.append(pair)
+    if row[TRUTH] is None:
+        repairs.append("null ground truth: written as an empty list")
+    if target.truth and not truth:
+        return None, ["no ground truth", *repairs]
+    seen = [title for title in row["seen_titles"] or [] if title is not None and title.strip()]
+    if row["seen_titles"] is None or len(seen) < len(row["seen_titles"]):
+        repairs.append("null or blank seen titles: taken out")
+    cleaned = {"prompt": message("user", prompt), "seen_titles": seen, TRUTH: truth}
+    if target.completion:
+        completion = _only_text(row["completion"], "assistant")
+        if completion is None:
+            return None, ["the completion is not exactly one assistant message with text"]
+        cleaned["completion"] = message("assistant", completion)
+    return cleaned, repairs
+
+
+def _only_text(messages: list[Mapping[str, Any]] | None, role: str) -> str | None:
+    if not messages or len(messages) != 1 or messages[0] is None or messages[0].get("role") != role:
+        return None
+    text = messages[0].get("content")
+    return text if text and text.strip() else None
+
+
+def _clean_pair(entry: Any) -> tuple[Pair | None, str]:
+    """([title, "YYYY"], what was repaired or ""). Years are read from any type; {title, year} is a pair too."""
+    values = [entry.get("title"), entry.get("year")] if isinstance(entry, Mapping) else entry
+    title, raw_year = values if values and len(values) == 2 else (None, None)
+    year = parse_year(raw_year)
+    if not isinstance(title, str) or not title.strip() or year is None:
+        return None, f"ground truth {entry!r} has no title or no year: taken out"
+    if raw_year != str(year):
+        return (title, str(year)), f"ground truth {title!r}: year {raw_year!r} written as '{year}'"
+    return (title, raw_year), ""

@@ -23,6 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from convrec.data.damage import REPORT, add_skip_damaged
 from convrec.errors import UserError
 from convrec.kinds import shown
 from convrec.lists.matching import MATCHERS
@@ -46,6 +47,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
             f"{settings['data']}: {n} rows, {contexts} conversations, protocol {protocol}, "
             f"matching {settings['matching_of'][protocol]}"
             + (f"; {without} rows without ground truth left out" if without else "")
+            + (f"; {damaged} damaged rows left out" if (damaged := metrics["damaged"]["data"]) else "")
         )
         order = sorted(results, key=lambda name: name == "model")
         lines.append(text_table([table_row(name, results[name], settings["ks"]) for name in order]))
@@ -86,6 +88,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--chat-template-kwargs", type=_json_object, help=f'JSON ({of_run} {{"enable_thinking": false}})'
     )
     parser.add_argument("--limit", type=int, help="only the first rows")
+    add_skip_damaged(parser, f"leave damaged rows out and name them in {REPORT}")
     parser.add_argument("--seed", type=int, default=3407)
     parser.add_argument("--max-prompt-length", type=int, default=2048)
     parser.add_argument("--max-response-length", type=int, default=1024)

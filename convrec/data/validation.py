@@ -4,17 +4,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from convrec.data.schema import (
-    DEMONSTRATION_SCHEMA,
-    RL_SCHEMA,
-    SFT_SCHEMA,
-    TRUTH,
-    is_demonstration_table,
-)
+from convrec.data.schema import DEMONSTRATION_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, is_demonstration_table
+from convrec.data.utf8 import rows_without_utf8
 from convrec.errors import UserError
 
 _YEAR_PATTERN = r"^\s*(1[89]\d\d|20\d\d)\s*$"
@@ -37,7 +33,15 @@ def validate_rl_table(
     way about: nothing would ever match. Single ground-truth years that are no year are only warned about. Rows without
     ground truth are an error in training; evaluation, which counts them and leaves them out, allows them.
     """
-    return _validate_conversations(path, RL_SCHEMA, allow_empty_ground_truth, dated)
+    found, report = _inspect_conversations(path, RL_SCHEMA, allow_empty_ground_truth, dated)
+    found.raise_if_any()
+    return report
+
+
+def inspect_rl_table(path: str | os.PathLike, dated: bool) -> tuple["Findings", TableReport]:
+    """The rows that `validate_rl_table` refuses in evaluation, for a caller that leaves them out. Raises UserError for
+    what is wrong with the whole table."""
+    return _inspect_conversations(path, RL_SCHEMA, allow_empty_ground_truth=True, dated=dated)
 
 
 def validate_sft_table(path: str | os.PathLike) -> TableReport:
@@ -47,114 +51,129 @@ def validate_sft_table(path: str | os.PathLike) -> TableReport:
     """
     if is_demonstration_table(path):
         return _validate_demonstrations(path)
-    return _validate_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True, dated=None)
+    found, report = _inspect_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True, dated=None)
+    found.raise_if_any()
+    return report
 
 
-def _validate_conversations(
+def _inspect_conversations(
     path: str | os.PathLike, schema: pa.Schema, allow_empty_ground_truth: bool, dated: bool | None
-) -> TableReport:
-    found = _Findings(path)
+) -> tuple["Findings", TableReport]:
+    found = Findings(path)
     bad_years: list[str] = []
-    rows = num_pairs = without_year = 0
-    for batch in _read_batches(path, schema):
-        _check_message(found, rows, batch["prompt"], "prompt", "user")
+    num_pairs = without_year = 0
+    for batch, numbers in _readable_batches(path, schema, found):
+        _check_message(found, numbers, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
-            _check_message(found, rows, batch["completion"], "completion", "assistant")
+            _check_message(found, numbers, batch["completion"], "completion", "assistant")
         for name in ("seen_titles", "sample_id"):
-            found.add(f"`{name}` is null", rows, pc.is_null(batch[name]), "write an empty list or a stable id")
-        found.add(
-            "`seen_titles` holds a null",
-            rows,
-            _rows_with(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten())),
-            "leave out titles that are not known",
-        )
+            missing = numbers.filter(pc.is_null(batch[name]))
+            found.add(f"`{name}` is null", missing, "write an empty list or a stable id")
+        null_titles = _rows_with(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten()))
+        found.add("`seen_titles` holds a null", numbers.filter(null_titles), "leave out titles that are not known")
         truth = batch[TRUTH]
+        is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
         if not allow_empty_ground_truth:
-            found.add(
-                "no ground truth",
-                rows,
-                pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0),
-                "no response to such a row can earn a reward: drop these rows from the training file",
-            )
-        pairs = truth.flatten()
-        not_pair = pc.not_equal(pc.fill_null(pc.list_value_length(pairs), 0), 2)
-        found.add("ground truth that is no [title, year] pair", rows, _rows_with(truth, not_pair), "write pairs")
-        if pc.any(not_pair).as_py():
-            rows += batch.num_rows
-            continue
-        title_and_year = pairs.flatten()
+            mend = "no response to such a row can earn a reward: drop these rows from the training file"
+            found.add("no ground truth", numbers.filter(is_empty), mend)
+        no_pairs = _rows_with(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
+        found.add("ground truth that is no [title, year] pair", numbers.filter(no_pairs), "write pairs")
+        truth, numbers = truth.filter(pc.invert(no_pairs)), numbers.filter(pc.invert(no_pairs))
+        title_and_year = truth.flatten().flatten()
         titles, years = title_and_year[0::2], title_and_year[1::2]
         blank = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(titles)), 0), True)
-        found.add("a ground truth without a title", rows, _rows_with(truth, blank), "leave the pair out")
+        found.add("a ground truth without a title", numbers.filter(_rows_with(truth, blank)), "leave the pair out")
         has_year = pc.fill_null(pc.not_equal(years, ""), False)
         num_pairs += len(years)
         without_year += len(years) - (pc.sum(has_year).as_py() or 0)
         if dated is False:
             mend = 'write [title, ""], or give the catalog its years'
             problem = "a ground truth with a year, but the catalog has no years"
-            found.add(problem, rows, _rows_with(truth, has_year), mend)
+            found.add(problem, numbers.filter(_rows_with(truth, has_year)), mend)
         is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
         parents = pc.list_parent_indices(truth)
-        for index in _true_rows(pc.invert(is_year)) if dated else ():
-            bad_years.append(
-                f"row {rows + parents[index].as_py()}: {titles[index].as_py()!r}, {years[index].as_py()!r}"
-            )
-        rows += batch.num_rows
-    found.raise_if_any()
-    _require_rows(path, rows)
-    if dated and 0 < num_pairs == without_year:
+        for index in pc.indices_nonzero(pc.invert(is_year)).to_pylist() if dated else ():
+            row = numbers[parents[index].as_py()].as_py()
+            bad_years.append(f"row {row}: {titles[index].as_py()!r}, {years[index].as_py()!r}")
+    _require_rows(path, found.rows_read)
+    if dated and 0 < num_pairs == without_year and not found:
         raise UserError(
             f"{path}: no ground truth has a year, but the catalog has years: nothing would ever match; write "
             '[title, "YYYY"], or take the catalog of these data (its years null in every row)'
         )
-    return TableReport(rows, _summary(path, "a ground-truth year that is no year", bad_years))
+    return found, TableReport(found.rows_read, _summary(path, "a ground-truth year that is no year", bad_years))
 
 
 def _validate_demonstrations(path: str | os.PathLike) -> TableReport:
-    found = _Findings(path)
-    rows = 0
-    for batch in _read_batches(path, DEMONSTRATION_SCHEMA):
-        _check_message(found, rows, batch["prompt"], "prompt", "user")
-        _check_message(found, rows, batch["completion"], "completion", "assistant")
-        rows += batch.num_rows
+    found = Findings(path)
+    for batch, numbers in _readable_batches(path, DEMONSTRATION_SCHEMA, found):
+        _check_message(found, numbers, batch["prompt"], "prompt", "user")
+        _check_message(found, numbers, batch["completion"], "completion", "assistant")
     found.raise_if_any()
-    _require_rows(path, rows)
-    return TableReport(rows, [])
+    _require_rows(path, found.rows_read)
+    return TableReport(found.rows_read, [])
 
 
-class _Findings:
+class Findings:
     """Rows that break a rule, collected over the batches of one file, so that one error names them all."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = path
+        self.rows_read = 0
         self.rows_by_problem: dict[tuple[str, str], list[int]] = {}
 
-    def add(self, problem: str, offset: int, broken: pa.Array, mend: str) -> None:
-        rows = [offset + row for row in _true_rows(broken)]
-        if rows:
-            self.rows_by_problem.setdefault((problem, mend), []).extend(rows)
+    def __bool__(self) -> bool:
+        return bool(self.rows_by_problem)
 
-    def raise_if_any(self) -> None:
+    def add(self, problem: str, rows: pa.Array | Sequence[int], mend: str) -> None:
+        """rows: numbers from 0."""
+        if len(rows):
+            numbers = rows.to_pylist() if isinstance(rows, pa.Array) else rows
+            self.rows_by_problem.setdefault((problem, mend), []).extend(numbers)
+
+    def reasons(self) -> dict[int, str]:
+        """Row -> the first of its problems, and the mend."""
+        reasons: dict[int, str] = {}
+        for (problem, mend), rows in self.rows_by_problem.items():
+            for row in rows:
+                reasons.setdefault(row, f"{problem}; {mend}")
+        return dict(sorted(reasons.items()))
+
+    def raise_if_any(self, shown: int | None = 5) -> None:
+        """shown: rows of one problem that the error names; None: all."""
         if self.rows_by_problem:
             raise UserError(
                 "\n".join(
-                    f"{self.path}: {_name_rows(rows)}: {problem}; {mend}"
+                    f"{self.path}: {_name_rows(rows, shown)}: {problem}; {mend}"
                     for (problem, mend), rows in self.rows_by_problem.items()
                 )
             )
 
 
-def _check_message(found: _Findings, offset: int, messages: pa.ListArray, column: str, role: str) -> None:
+def _check_message(found: Findings, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
     """One message of the given role with non-blank content a row."""
     wrong_count = pc.not_equal(pc.fill_null(pc.list_value_length(messages), 0), 1)
-    problem, mend = f"`{column}` is not exactly one {role} message", f'write [{{"role": "{role}", "content": ...}}]'
-    found.add(problem, offset, wrong_count, mend)
     flat = messages.flatten()
     roles, contents = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
-    wrong_role = pc.fill_null(pc.not_equal(roles, role), True)
-    found.add(problem, offset, pc.and_(_rows_with(messages, wrong_role), pc.invert(wrong_count)), mend)
+    wrong_role = _rows_with(messages, pc.fill_null(pc.not_equal(roles, role), True))
+    mend = f'write [{{"role": "{role}", "content": ...}}]'
+    found.add(f"`{column}` is not exactly one {role} message", numbers.filter(pc.or_(wrong_count, wrong_role)), mend)
     blank = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(contents)), 0), True)
-    found.add(f"`{column}` has no text", offset, _rows_with(messages, blank), "drop these rows")
+    found.add(f"`{column}` has no text", numbers.filter(_rows_with(messages, blank)), "drop these rows")
+
+
+def _readable_batches(
+    path: str | os.PathLike, schema: pa.Schema, found: Findings
+) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """(rows whose text is UTF-8, their numbers), batch by batch; the others go to `found`."""
+    for batch in _read_batches(path, schema):
+        numbers = pa.array(np.arange(found.rows_read, found.rows_read + len(batch)))
+        found.rows_read += len(batch)
+        if damaged := rows_without_utf8(batch):
+            found.add("text that is no UTF-8", numbers.take(pa.array(damaged)), "write the row again")
+            keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
+            batch, numbers = batch.filter(keep), numbers.filter(keep)
+        yield batch, numbers
 
 
 def _read_batches(path: str | os.PathLike, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -184,7 +203,10 @@ def _read_batches(path: str | os.PathLike, schema: pa.Schema) -> Iterator[pa.Rec
                     f"{path}: column {name} is {present.field(name).type}, "
                     f"not {schema.field(name).type}; write it in that type"
                 )
-        yield from file.iter_batches(batch_size=8192, columns=schema.names)
+        try:
+            yield from file.iter_batches(batch_size=8192, columns=schema.names)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path}: damaged ({error}); write it again") from error
 
 
 def _compatible(present: pa.DataType, wanted: pa.DataType) -> bool:
@@ -206,14 +228,10 @@ def _rows_with(lists: pa.ListArray, broken_values: pa.Array) -> pa.Array:
     return pa.array([row in broken_rows for row in range(len(lists))], pa.bool_())
 
 
-def _true_rows(mask: pa.Array) -> list[int]:
-    return pc.indices_nonzero(mask).to_pylist()
-
-
-def _name_rows(rows: Sequence[int]) -> str:
+def _name_rows(rows: Sequence[int], shown: int | None) -> str:
     rows = sorted(rows)
-    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:_SHOWN]))}{more}"
+    more = f" and {len(rows) - shown} more" if shown and len(rows) > shown else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:shown]))}{more}"
 
 
 def _summary(path: str | os.PathLike, problem: str, cases: list[str]) -> list[str]:
@@ -223,6 +241,7 @@ def _summary(path: str | os.PathLike, problem: str, cases: list[str]) -> list[st
     return [f"{path}: {problem}: {'; '.join(cases[:_SHOWN])}{more}"]
 
 
-def _require_rows(path: str | os.PathLike, rows: int) -> None:
+def _require_rows(path: str | os.PathLike, rows: int) -> int:
     if rows == 0:
         raise UserError(f"{path}: no rows; check how the file was written")
+    return rows

@@ -1,13 +1,11 @@
 """The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
 
-import io
-import pickle
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from convrec.errors import UserError
+from convrec.lists.plain_pickle import read_pickle
 from convrec.lists.ranks import NO_YEAR
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
@@ -71,26 +69,6 @@ class Catalog:
         return parse_year(value) if self.dated else NO_YEAR
 
 
-# What the unpickler raises for damaged bytes.
-_NOT_A_PICKLE = (
-    *(pickle.UnpicklingError, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, MemoryError),
-)
-
-
-class _NoGlobals(pickle._Unpickler):
-    """Plain lists, tuples, sets, strings and numbers only: a pickle that names any class or function is refused.
-
-    The unpickler written in Python: a few damaged bytes make the one in C allocate gigabytes for its memo.
-    """
-
-    def find_class(self, module: str, name: str) -> object:
-        raise UserError(
-            f"the catalog pickle wants {module}.{name}: only plain lists, tuples, sets, strings and numbers are "
-            "loaded. Write it as parquet with the columns title and year instead."
-        )
-
-
 def load_catalog(path: str | Path) -> Catalog:
     """Read .parquet (columns title, year, optionally mentions) or .pkl (list, tuple or set of (title, year))."""
     path = Path(path)
@@ -100,9 +78,10 @@ def load_catalog(path: str | Path) -> Catalog:
         return _load_parquet(path)
     if path.suffix in (".pkl", ".pickle"):
         try:
-            return _load_pickle(path)
-        except RecursionError:  # from hashing, sorting or naming an entry
-            raise UserError(f"catalog {path}: entries are nested too deeply; (title, year) was expected") from None
+            entries = read_pickle(path.read_bytes())
+        except UserError as error:
+            raise UserError(f"catalog {path}: {error}") from None
+        return _nonempty(Catalog.from_items(entries), path)
     raise UserError(f"catalog {path}: unknown format {path.suffix!r}; .parquet and .pkl are read")
 
 
@@ -119,27 +98,14 @@ def _load_parquet(path: Path) -> Catalog:
             f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}. Items "
             "without years have a column year that is null in every row."
         )
-    columns = pq.read_table(path, columns=[name for name in ("title", "year", "mentions") if name in names]).to_pydict()
+    table = pq.read_table(path, columns=[name for name in ("title", "year", "mentions") if name in names])
+    try:
+        columns = table.to_pydict()
+    except UnicodeDecodeError as error:
+        raise UserError(f"catalog {path}: a title that is no UTF-8 ({error}); write it again") from error
     return _nonempty(
         Catalog.from_items(zip(columns["title"], columns["year"], strict=True), columns.get("mentions")), path
     )
-
-
-def _load_pickle(path: Path) -> Catalog:
-    try:
-        content = _NoGlobals(io.BytesIO(path.read_bytes())).load()
-    except UserError as error:
-        raise UserError(f"catalog {path}: {error}") from None
-    except _NOT_A_PICKLE as error:
-        raise UserError(f"catalog {path}: not a pickle ({error})") from error
-    if not isinstance(content, list | tuple | set | frozenset):
-        raise UserError(f"catalog {path}: a list of (title, year) was expected, not {type(content).__name__}")
-    # A set has no order of its own; sorting makes indices the same in every process.
-    rows = sorted(content, key=repr) if isinstance(content, set | frozenset) else content
-    for row, entry in enumerate(rows):
-        if not isinstance(entry, tuple | list) or len(entry) != 2:
-            raise UserError(f"catalog {path}: entry {row} is {entry!r}, not (title, year)")
-    return _nonempty(Catalog.from_items(rows), path)
 
 
 def _nonempty(catalog: Catalog, path: Path) -> Catalog:

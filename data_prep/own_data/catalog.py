@@ -12,52 +12,53 @@ import pyarrow.parquet as pq
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.titles import normalise
-from data_prep.own_data.files import BadLine, Damage, read_records
+from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 
 
-def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
+def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE) -> tuple[pa.Table, bool]:
     """(table of title, year and further columns; whether items have years). Damaged lines go to `damage`.
 
     All items have a year or none has.
     """
-    records = list(_read_parquet(path) if path.suffix == ".parquet" else read_records(path, damage))
-    titles: list[str] = []
-    years: list[int | None] = []
+    parquet = path.suffix == ".parquet"
+    records = {}
     first: dict[tuple[str, int | None], int] = {}
-    for line, record in records:
+    entries: dict[int, tuple[str, int | None]] = {}  # line -> title and year
+    for line, record in _read_parquet(path) if parquet else read_records(path, damage, longest_line):
         try:
             title, year = _read_entry(record)
             if (earlier := first.setdefault((normalise(title), year), line)) != line:
-                raise BadLine(f"{title!r} is on line {earlier} already; leave one out")
+                raise BadLine("%r is on line %s already; leave one out", title, earlier)
         except BadLine as problem:
             damage.add(path, line, problem)
             continue
-        titles.append(title)
-        years.append(year)
-    if not titles and not damage:
+        records[line], entries[line] = record, (title, year)
+    if not entries and not damage:
         raise UserError(f"{path}: no items; check how the file was written")
-    missing = years.count(None)
-    if 0 < missing < len(years):
-        line = next(line for (title, year), line in first.items() if year is None)
-        damage.add(path, line, f"no year, and {missing - 1:,} more items have none, but {len(years) - missing:,} have "
-                   "one; fill them in, or leave the year out of every item")  # fmt: skip
+    undated = [line for line, (_, year) in entries.items() if year is None]
+    if 0 < len(undated) < len(entries):
+        no_year = BadLine("no year, but %s items have one; fill it in, or leave the year out of every item",
+                          f"{len(entries) - len(undated):,}")  # fmt: skip
+        for line in undated:
+            damage.add(path, line, no_year)
+            del records[line], entries[line]
+        undated = []
+    titles, years = [title for title, _ in entries.values()], [year for _, year in entries.values()]
     columns = {"title": pa.array(titles, pa.string()), "year": pa.array(years, pa.int32())}
-    if not damage:
-        columns |= _further_columns(path, records, damage)
-    return pa.table(columns), missing < len(years)
+    return pa.table(columns | _further_columns(path, records, damage)), not undated
 
 
 def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
     title, year = record.get("title"), record.get("year")
     if not isinstance(title, str) or not title.strip():
-        raise BadLine(f"no title (the keys are {', '.join(map(str, record))}); every item needs one")
+        raise BadLine("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
     if "\n" in title.strip():
-        raise BadLine(f"{title!r} has a line break, but a list has one item a line; take it out")
+        raise BadLine("%r has a line break, but a list has one item a line; take it out", title)
     if year is None or year == "":
         return title.strip(), None
     number = parse_year(year)
     if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
-        raise BadLine(f"{title!r} has the year {year!r}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
+        raise BadLine(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
     return title.strip(), number
 
 
@@ -71,16 +72,17 @@ def _read_parquet(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
 
 
-def _further_columns(path: Path, records: list[tuple[int, dict[str, Any]]], damage: Damage) -> dict[str, pa.Array]:
+def _further_columns(path: Path, records: Mapping[int, Mapping[str, Any]], damage: Damage) -> dict[str, pa.Array]:
     columns = {}
-    for name in dict.fromkeys(name for _, record in records for name in record if name not in ("title", "year")):
-        values = [record.get(name) for _, record in records]
+    names = dict.fromkeys(name for record in records.values() for name in record if name not in ("title", "year"))
+    for name in names:
+        values = [record.get(name) for record in records.values()]
         if (problem := _mixed(values)) is None:
             columns[name] = pa.array(values)
         else:
             place = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)
-            mend = "write one type in every item"
-            damage.add(path, records[place][0], f"column {name} mixes types here ({problem}); {mend}")
+            text = f"column {name} mixes types here (%s); write one type in every item"
+            damage.add_file(path, list(records)[place], BadLine(text, problem))
     return columns
 
 

@@ -3,7 +3,9 @@
 JSONL (an object a line) or CSV (a header, then the same keys as columns):
 
     conversation     [{"role": "user" | "assistant", "content": text}, ...], a user's turn last; also, and in CSV
-                     always, as text: "USER: ...\\nSYSTEM: ...\\nUSER: ..." (role "system", too, is the recommender)
+                     always, as text: "USER: ...\\nSYSTEM: ...\\nUSER: ...", where SYSTEM is the recommender, as in the
+                     released data. A turn of the role "system" is an instruction to a model, and refused. `messages`
+                     is the same key
     ground_truth     items: what was right to recommend
     seen             items that the conversation names
     demonstration    items: a list to imitate, best first
@@ -30,8 +32,19 @@ from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_li
 from data_prep.own_data.files import BadLine
 
 KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")
+# What other programs call these.
+ALSO_CALLED = {
+    **dict.fromkeys(("dialogue", "dialog", "turns", "history", "chat", "context", "prompt", "text"), "conversation"),
+    **dict.fromkeys(("label", "labels", "target", "targets", "answer", "answers", "gold", "truth"), "ground_truth"),
+    **dict.fromkeys(("completion", "response", "recommendations", "list", "output"), "demonstration"),
+    **dict.fromkeys(("date", "created", "created_utc"), "time"),
+    **dict.fromkeys(("session_id", "thread_id", "dialog_id"), "conversation_id"),
+}
 SPLITS = ("train", "validation", "test")
-SPEAKERS = {"user": "USER", "assistant": "SYSTEM", "system": "SYSTEM"}
+SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}
+INSTRUCTIONS = ("system", "developer")  # roles of a chat that are no speaker
+TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
+_ANOTHER_TURN = re.compile(r"\n(USER|SYSTEM): ")
 _TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
@@ -52,9 +65,13 @@ class Row(NamedTuple):
 
 def read_row(record: Mapping[str, Any], dated: bool) -> Row:
     """A record of the conversations. Raises BadLine. `dated`: whether the catalog has years."""
+    if "messages" in record:
+        if "conversation" in record:
+            raise BadLine("both conversation and messages, which are the same; keep one")
+        record = {("conversation" if key == "messages" else key): value for key, value in record.items()}
     for key in record:
         if key not in KEYS:
-            near = get_close_matches(str(key), KEYS, 1, 0.5)
+            near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
             raise BadLine(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
     truth: dict[Pair, None] = {}
@@ -66,7 +83,7 @@ def read_row(record: Mapping[str, Any], dated: bool) -> Row:
         raise BadLine("neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out")
     split = record.get("split")
     if split is not None and split not in SPLITS:
-        raise BadLine(f"split is {split!r}; write train, validation or test")
+        raise BadLine("split is %r; write train, validation or test", split)
     return Row(
         read_conversation(record.get("conversation")),
         list(truth),
@@ -84,7 +101,8 @@ def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher)
     """Raises BadLine where the list is too long, names an item twice, or a line of it would be read as another item."""
     if len(items) > num_items:
         raise BadLine(
-            f"demonstration holds {len(items)} items, the prompt asks for {num_items}; shorten it, or give --num-items"
+            "demonstration holds %s items, the prompt asks for %s; shorten it, or give --num-items",
+            *(len(items), num_items),
         )
     first: dict[object, Item] = {}  # by what `Matcher.match` tells items apart by
     for item in items:
@@ -92,11 +110,11 @@ def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher)
         earlier = first.setdefault(row if row >= 0 else (key, item.year), item)
         if earlier is not item:
             other = f", once as {format_item(*item)!r}" if item != earlier else ""
-            raise BadLine(f"demonstration holds {format_item(*earlier)!r} twice{other}; leave the repeat out")
+            raise BadLine("demonstration holds %r twice%s; leave the repeat out", format_item(*earlier), other)
         again = read_again(item, matcher)
         if again is None or matcher.identify(*again) != (row, key):
             name = repr(format_item(*again)) if again else "no item"
-            raise BadLine(f"demonstration holds {format_item(*item)!r}, a line that is read as {name}; leave it out")
+            raise BadLine("demonstration holds %r, a line that is read as %s; leave it out", format_item(*item), name)
 
 
 def read_again(item: Item, matcher: Matcher) -> Item | None:
@@ -106,38 +124,47 @@ def read_again(item: Item, matcher: Matcher) -> Item | None:
 
 def read_conversation(turns: Any) -> str:
     """ "USER: ...\\nSYSTEM: ...\\n" of a list of turns or of such a text. Raises BadLine."""
-    mend = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
     if turns is None or turns == []:
-        raise BadLine(f"no conversation; {mend}")
+        raise BadLine(f"no conversation; {TURNS}")
     if isinstance(turns, str):
         text = turns.replace("\r\n", "\n").strip() + "\n"
         speakers = [turn[1] for turn in TURN.finditer(text)]
         if not TURN.match(text):
             raise BadLine("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
     elif isinstance(turns, list):
-        read = [_read_turn(turn, place, mend) for place, turn in enumerate(turns)]
+        read = [_read_turn(turn, place) for place, turn in enumerate(turns)]
         speakers = [speaker for speaker, _ in read]
         text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
     else:
-        raise BadLine(f"conversation is a {type(turns).__name__}; {mend}")
+        raise BadLine("conversation is a %s; " + TURNS, type(turns).__name__)
     if speakers[-1] != "USER":
         raise BadLine("the last turn is not the user's, but the list answers one; end with the user's turn")
     return text
 
 
-def _read_turn(turn: Any, place: int, mend: str) -> tuple[str, str]:
+def _read_turn(turn: Any, place: int) -> tuple[str, str]:
     if not isinstance(turn, dict) or set(turn) != {"role", "content"}:
-        raise BadLine(f"turn {place} of the conversation is not {{role, content}}; {mend}")
-    if turn["role"] not in tuple(SPEAKERS):  # a tuple also takes what has no hash
-        raise BadLine(f"turn {place} has the role {turn['role']!r}; write user, or assistant for the recommender")
-    if not isinstance(turn["content"], str) or not turn["content"].strip():
-        raise BadLine(f"turn {place} has no text; leave it out")
-    if another := TURN.search(turn["content"].strip(), 1):
+        raise BadLine("turn %s of the conversation is not {role, content}; " + TURNS, place)
+    role, content = turn["role"], turn["content"]
+    if role in INSTRUCTIONS:
         raise BadLine(
-            f"turn {place} has a line that begins with {another[0].strip()!r}, which would be another turn; make it "
-            "one, or change the line"
+            "turn %s has the role %r, which is an instruction to a model and no turn of the user or the recommender; "
+            "leave it out: the prompt has an instruction of its own (--item, --num-items)",
+            *(place, role),
         )
-    return SPEAKERS[turn["role"]], turn["content"].strip()
+    if role not in tuple(SPEAKERS):  # a tuple also takes what has no hash
+        raise BadLine("turn %s has the role %r; write user, or assistant for the recommender", place, role)
+    if not isinstance(content, str | None):
+        raise BadLine("the content of turn %s is a %s; write a text", place, type(content).__name__)
+    content = (content or "").strip()
+    if not content:
+        raise BadLine("turn %s has no text; leave it out", place)
+    if another := _ANOTHER_TURN.search(content):
+        raise BadLine(
+            "turn %s has a line that begins with %r, which would be another turn; make it one, or change the line",
+            *(place, another[0].strip()),
+        )
+    return SPEAKERS[role], content
 
 
 def _entries(record: Mapping[str, Any], key: str) -> list[Any]:
@@ -147,7 +174,7 @@ def _entries(record: Mapping[str, Any], key: str) -> list[Any]:
     if isinstance(value, str):
         return split_lines(value, "|")
     if not isinstance(value, list):
-        raise BadLine(f"{key} is a {type(value).__name__}; write a list of items")
+        raise BadLine(f"{key} is a %s; write a list of items", type(value).__name__)
     return value
 
 
@@ -160,18 +187,18 @@ def read_item(entry: Any, key: str, dated: bool) -> Item:
     title, year = _title_and_year(entry, key)
     if not dated:
         if year not in (None, ""):
-            raise BadLine(f"{key} holds {entry!r} with a year, but the catalog has no years; leave years out of both")
+            raise BadLine(f"{key} holds %r with a year, but the catalog has no years; leave years out of both", entry)
         return Item(title, NO_YEAR)
     if isinstance(entry, str):
         item = parse_item(entry)
         if item is None:
-            raise BadLine(f"{key} holds {entry!r}, which is not `Title (1999)`; add the year, as in the catalog")
+            raise BadLine(f"{key} holds %r, which is not `Title (1999)`; add the year, as in the catalog", entry)
         if _TWO_YEARS.search(entry):
-            raise BadLine(f"{key} holds {entry!r}, which has two years; write [title, year]")
+            raise BadLine(f"{key} holds %r, which has two years; write [title, year]", entry)
         title, year = item
     number = parse_year(year)
     if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
-        raise BadLine(f"{key} holds {entry!r}: {year!r} is no year from {OLDEST_YEAR} to {NEWEST_YEAR}; write it right")
+        raise BadLine(f"{key} holds %r: %r is no year from {OLDEST_YEAR} to {NEWEST_YEAR}; write it right", entry, year)
     return Item(title, number)
 
 
@@ -185,7 +212,7 @@ def _title_and_year(entry: Any, key: str) -> tuple[str, Any]:
     elif isinstance(entry, dict) and set(entry) <= {"title", "year"}:
         title, year = entry.get("title"), entry.get("year")
     if not isinstance(title, str) or not title.strip():
-        raise BadLine(f'{key} holds {entry!r}, which is no item; write "Title (1999)" or [title, year]')
+        raise BadLine(f'{key} holds %r, which is no item; write "Title (1999)" or [title, year]', entry)
     return " ".join(title.split()), year
 
 
@@ -202,15 +229,16 @@ def read_time(value: Any) -> float:
         try:
             moment = datetime.fromisoformat(value.strip())
         except ValueError:
-            raise BadLine(f"time is {value!r}; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970") from None
+            raise BadLine("time is %r; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970", value) from None
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadLine(f"time is a {type(value).__name__}; write 2022-10-31T18:05:00Z or seconds since 1970")
+        raise BadLine("time is a %s; write 2022-10-31T18:05:00Z or seconds since 1970", type(value).__name__)
     seconds = float(value) if isinstance(value, str) else value
     if not 1e8 <= seconds < 1e11:  # from 1973 on: less is a year or a date without its quotes
         raise BadLine(
-            f"time is {value!r}; a number is seconds since 1970 (milliseconds: divide by 1,000), a date is a text: "
-            '"2022-10-31"'
+            "time is %r; a number is seconds since 1970 (milliseconds: divide by 1,000), a date is a text: "
+            '"2022-10-31"',
+            value,
         )
     return float(seconds)
 
@@ -220,5 +248,5 @@ def _read_name(record: Mapping[str, Any], key: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise BadLine(f"{key} is {value!r}; write a text or a number, or leave it out")
+        raise BadLine(f"{key} is %r; write a text or a number, or leave it out", value)
     return str(value).strip()

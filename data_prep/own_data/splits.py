@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from convrec.errors import UserError
-from data_prep.own_data.files import BadLine
+from data_prep.own_data.files import BadLine, Damage
 from data_prep.own_data.rows import read_time
 
 WHOLE = 1 << 64  # of 64-bit names
@@ -115,40 +115,40 @@ def check_rule(rule: SplitRule) -> Borders:
     return Borders(*times)
 
 
+def complete(facts: Sequence[Facts], rule: SplitRule, damage: Damage) -> list[Facts]:
+    """The rows that have what they are split by: a split where any has one, a time where the rule goes by time. The
+    others go to `damage`."""
+    if any(fact.split is not None for fact in facts):
+        field, problem = "split", BadLine("no split, but other rows have one; write it in every row")
+    elif any(rule) and (rule.validation_from or rule.test_from or any(fact.time is not None for fact in facts)):
+        field, problem = "time", BadLine("no time, which splitting by time needs in every row; write it")
+    else:
+        return list(facts)
+    for fact in facts:
+        if getattr(fact, field) is None:
+            damage.add(fact.path, fact.line, problem)
+    return [fact for fact in facts if getattr(fact, field) is not None]
+
+
 def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:
-    """(conversation -> split, what the summary says of it). Raises UserError when rule and rows do not go together."""
-    by_time = borders != Borders(None, None)
+    """(conversation -> split, what the summary says of it) of rows that are `complete`. Raises UserError when rule and
+    rows do not go together."""
     by_share = bool(rule.validation_share or rule.test_share)
-    own = [fact.split is not None for fact in facts]
-    if any(own):
-        if by_time or by_share:
-            raise UserError(
-                f"{_where(facts[own.index(True)])}: rows have a split; leave it out, or the options for splits"
-            )
-        if not all(own):
-            raise UserError(
-                f"{_where(facts[own.index(False)])}: no split, but other rows have one; write it in every row"
-            )
+    by_rule = by_share or borders != Borders(None, None)
+    if facts[0].split is not None:
+        if by_rule:
+            raise UserError(f"{facts[0].path}, line {facts[0].line}: rows have a split; leave it out, or the options "
+                            "for splits")  # fmt: skip
         return {fact.conversation: fact.split or "" for fact in facts}, {"by": "the rows' own split"}
-    if not (by_time or by_share):
+    if not by_rule:
         return {fact.conversation: "train" for fact in facts}, {"by": "nothing: all is train"}
-    untimed = [fact for fact in facts if fact.time is None]
-    if by_share and len(untimed) == len(facts):
-        names = {fact.conversation for fact in facts}
+    if facts[0].time is None:
         shares = (rule.validation_share, rule.test_share)
-        by_name = {name: split_by_name(name, *shares) for name in names}
+        by_name = {fact.conversation: split_by_name(fact.conversation, *shares) for fact in facts}
         return by_name, {"by": "hash of the conversation: rows have no time"}
-    if untimed:
-        raise UserError(
-            f"{_where(untimed[0])}: no time, which splitting by time needs in every row ({len(untimed):,} lack it)"
-        )
     latest = latest_times((fact.conversation, fact.time) for fact in facts)  # type: ignore[misc]
     if by_share:
         rows = Counter(latest[fact.conversation] for fact in facts)
         borders = borders_at_shares(rows, rule.validation_share, rule.test_share)
     shown = {name: time and datetime.fromtimestamp(time, UTC).isoformat() for name, time in borders._asdict().items()}
     return {name: borders.split_of(time) for name, time in latest.items()}, {"by": "time"} | shown
-
-
-def _where(fact: Facts) -> str:
-    return f"{fact.path}, line {fact.line}"

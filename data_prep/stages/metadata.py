@@ -1,5 +1,6 @@
 """What an item is, in words, for its embedding: what the catalog says, and keywords and plot by a language model."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ PROMPT = (
 )
 CATALOG_TEXT = "\nWhat the catalog says about it:\n{text}"
 # The name, how often an item is a training target, and what pandas leaves.
+_WORD = re.compile(r"[^\W\d_]{2,}")
 NOT_WORDS = ("title", "year", "mentions", "__index_level_0__")
 CORRECTION = 'That is not the form. Reply with two lines, one that begins with "Keywords:" and one with "Plot:".'
 
@@ -61,6 +63,19 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             rows = [{**item, "text": text} for item, text in zip(block, texts, strict=True)]
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
     return {"items": len(items)} | ({"kept_catalog_text": fallbacks} | asker.summary() if asker else {})
+
+
+def has_only_titles(folder: Path) -> bool:
+    """Whether metadata.parquet tells items apart by nothing but their names: what it says besides, if anything, are
+    numbers, or the same words of every item that it says something about (the letters of an id)."""
+    words = []
+    for item in pq.read_table(folder / FILE).to_pylist():
+        said = {
+            word.lower() for word in _WORD.findall(item["text"].removeprefix(item_name(item["title"], item["year"])))
+        }
+        if said:
+            words.append(said)
+    return not words or set.union(*words) == set.intersection(*words)
 
 
 def _prompt(name: str, text: str) -> Messages:

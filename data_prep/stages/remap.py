@@ -22,9 +22,12 @@ from scipy import sparse
 from tqdm import tqdm
 
 from convrec.data.schema import conversation_text
+from convrec.errors import UserError
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
+from data_prep.stages.metadata import FILE as METADATA
+from data_prep.stages.metadata import has_only_titles
 from data_prep.stages.record import Summary, count_rows, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher
 from data_prep.tables import parquet_writer
@@ -40,6 +43,9 @@ SCHEMA = pa.schema(
 BLOCK = 512  # conversations: a block of scores over 7,404 items is 15 MB
 FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
 FOLDS, ALL = 4, -1
+NAMESAKES = (
+    "the catalog has nothing but titles, whose words tfidf-svd compares: namesakes of what the teacher names rise"
+)
 
 
 def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
@@ -85,17 +91,30 @@ def writable_rows(matcher: Matcher) -> np.ndarray:
     return np.array([y is not None and matcher.identify(t, y).index == m for m, (t, y) in enumerate(items)])
 
 
-def run(folder: Path, settings: dict[str, Any]) -> Summary:
+BETTER = "--metadata llm, a catalog with text columns, or --embedding sentence-transformers:MODEL"
+
+
+def choose(folder: Path, embedding: str) -> str:
+    """What --remap is where it is not given: "none" where the embedding knows items by their titles' words alone."""
+    return "none" if _compares_titles(folder, embedding) else "full"
+
+
+def _compares_titles(folder: Path, embedding: str) -> bool:
+    return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
+
+
+def run(folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: bool = True) -> Summary:
     """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), remap ("full" or "none"), and
-    trust_remote_code where it is given."""
+    trust_remote_code where it is given. is_chosen: whether `remap` was asked for; if not, raises UserError where most
+    rows have fewer than `num_items` candidates without it."""
     matcher = catalog_matcher(folder)
     num_catalog, writable_M = len(matcher.catalog), writable_rows(matcher)
-    metadata = pq.read_table(folder / "metadata.parquet", columns=["text"])["text"].to_pylist()
+    metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
     spaces = make_spaces(folder, matcher, metadata, settings) if settings["remap"] == "full" else {}
-    kept = 0
+    total, kept, short = count_rows(folder / ROWS), 0, 0
     with (
         parquet_writer(folder / FILE, SCHEMA) as writer,
-        tqdm(total=count_rows(folder / ROWS), desc="remap", unit="row", disable=None) as bar,
+        tqdm(total=total, desc="remap", unit="row", disable=None) as bar,
     ):
         for rows, teacher in zip(
             read_blocks(folder / ROWS, BLOCK), read_blocks(folder / "teacher.parquet", BLOCK, ["items"]), strict=True
@@ -108,6 +127,7 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
                 scores_M[matcher.seen_rows(row["seen_titles"])] = -np.inf
                 found.append(top_candidates(scores_M, settings["candidates"]))
             kept += sum(map(len, found))
+            short += sum(len(candidates) < num_items for candidates in found)
             writer.write_batch(
                 pa.record_batch(
                     [
@@ -119,8 +139,23 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
                 )
             )
             bar.update(len(rows))
+        if not (spaces or is_chosen) and 2 * short > total:
+            raise UserError(
+                f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} lists "
+                f"of the teacher name fewer than {num_items} of its items and would be left out. Give {BETTER}; or "
+                "choose: --remap full or none"
+            )
     dimensions = spaces[ALL].items_ID.shape[1] if spaces else 0
-    return {"candidates_a_row": round(kept / max(count_rows(folder / ROWS), 1), 1), "dimensions": dimensions}
+    summary: Summary = {"candidates_a_row": round(kept / max(total, 1), 1), "dimensions": dimensions}
+    return summary | {"too_few_candidates": short, "warnings": _warnings(folder, settings)}
+
+
+def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:
+    if not _compares_titles(folder, settings["embedding"]):
+        return []
+    if settings["remap"] == "full":
+        return [f"{NAMESAKES}; --remap none leaves them out, {BETTER} tells items apart"]
+    return [f"the catalog has nothing but titles: only the teacher's items, without remap; for remap give {BETTER}"]
 
 
 def _scores(

@@ -9,6 +9,7 @@ from typing import Any
 
 from convrec import kinds
 from convrec.checkpoints.models import resolve_model, run_folder
+from convrec.data.damage import REPORT, write_report
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json
 from convrec.generation.answers import Answer, model_answers
@@ -20,7 +21,7 @@ from convrec.lists.settings import ListSettings
 from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
 from recipes.evaluation.scoring import compare, read_other, score, summary, write_rows
-from recipes.evaluation.split import Split, read_split, read_training_rows
+from recipes.evaluation.split import Rows, Split, read_rows, read_split
 
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
 
@@ -48,17 +49,20 @@ def evaluate(
     against: str | Path | None = None,
     tensor_parallel: int = 1,
     run: str | Path | None = None,
+    skip_damaged: float | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate and write OUT's three files; returns what metrics.json holds.
 
-    {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired"}.
+    {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired",
+    "damaged"}.
     A summary is scoring.summary's. The `baselines` need `train` and are left out without it, "paired" (this model minus
     the other) needs `against`. Row metrics in rows.parquet are of the first protocol; further ones are prefixed with
     theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is
     what the `run` was trained with, None: the one the model is of (other models have the defaults of ListSettings);
-    only protocol `reference` has its own matching. ks None: metrics.KS up to num_items. Raises UserError for bad input,
-    before vLLM starts.
+    only protocol `reference` has its own matching. ks None: metrics.KS up to num_items. "damaged" has how many rows
+    of data and of train were left out (skip_damaged: the share that may be; None: an error); damaged.jsonl names them.
+    Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
     if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
@@ -88,15 +92,16 @@ def evaluate(
     matching_of = {
         protocol: matching or ("reference" if protocol == "reference" else lists.matching) for protocol in protocols
     }
-    split = read_split(data, catalog, replace(lists, matching=matching_of[protocols[0]]), limit)
+    scored_with = replace(lists, matching=matching_of[protocols[0]])
+    split = read_split(data, catalog, scored_with, limit, skip_damaged)
     split_of = {
         mode: split
         if mode == split.matcher.mode
         else replace(split, matcher=make_matcher(split.catalog, replace(lists, matching=mode)))
         for mode in matching_of.values()
     }
-    train_rows = read_training_rows(train, split.catalog) if train else []
-    items_of = {name: baseline_lists(name, split, train_rows, num_items) for name in baselines if train}
+    of_train = read_rows(train, split.catalog, skip_damaged, scored=False) if train else Rows([], {}, [])
+    items_of = {name: baseline_lists(name, split, of_train.rows, num_items) for name in baselines if train}
     settings = {
         "max_tokens": max_response_length,
         "max_prompt_tokens": max_prompt_length,
@@ -149,7 +154,8 @@ def evaluate(
             "truncated_prompts": sum(answer["prompt_truncated"] for answer in answers.values()),
             "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in answers.values()),
         },
-        "warnings": split.warnings,
+        "warnings": split.warnings + ([of_train.warnings[-1]] if of_train.damaged else []),
+        "damaged": {"data": len(split.damaged), "train": len(of_train.damaged)},
     }
     lengths = Counter(len(items) for items in items_of["model"])
     length, times = lengths.most_common(1)[0]
@@ -163,6 +169,12 @@ def evaluate(
         found = compare(other, split, by_model[protocols[0]], ks, seed)
         metrics["paired"] = found | {"against": str(against)}
     write_rows(out / "rows.parquet", split, answers, by_model)
+    (out / REPORT).unlink(missing_ok=True)
+    if damaged := [(data, split.damaged), (train, of_train.damaged)] if split.damaged or of_train.damaged else []:
+        write_report(
+            out / REPORT,
+            ({"file": str(path), "row": row, "reason": why} for path, rows in damaged for row, why in rows.items()),
+        )
     write_json(out / "metrics.json", metrics)
     return metrics
 

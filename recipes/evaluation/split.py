@@ -1,14 +1,16 @@
 """A split and its catalog as evaluation reads them: checked, with warnings for what looks like another data set's."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
+from convrec.data.damage import REPORT, check_share, counted
 from convrec.data.schema import RL_SCHEMA, TRUTH, Pair, truth_of
-from convrec.data.validation import validate_rl_table
+from convrec.data.validation import Findings, inspect_rl_table
 from convrec.errors import UserError
 from convrec.generation.answers import prompt_id
 from convrec.lists.catalog import Catalog, load_catalog
@@ -30,6 +32,7 @@ class Split:
     catalog: Catalog
     matcher: Matcher
     warnings: list[str]
+    damaged: Mapping[int, str]  # number of a row of the file that was left out -> reason
 
     @property
     def prompts(self) -> dict[str, list[dict[str, str]]]:
@@ -45,54 +48,77 @@ def read_split(
     catalog: str | Path,
     settings: ListSettings | None = None,
     limit: int | None = None,
+    skip_damaged: float | None = None,
 ) -> Split:
     """The first `limit` rows of a split, with its catalog and the matcher of the settings (None: the defaults).
 
-    Raises UserError for a table or catalog that cannot be read, two rows of one sample_id (what is stored of rows is
-    found by it), a ground-truth year that is no number, a split without any ground truth, and a catalog that holds less
-    than a tenth of it: another data set's.
+    Raises UserError for a table or catalog that cannot be read, a split without any ground truth, and a catalog that
+    holds less than a tenth of it: another data set's. Damaged rows (also those with an earlier one's sample_id, by
+    which what is stored of rows is found, and with a ground-truth year that is no number) are an error that names them
+    all, or, with `skip_damaged`, are left out up to this share of the rows.
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
     items = load_catalog(catalog)
-    report = validate_rl_table(data, allow_empty_ground_truth=True, dated=items.dated)
-    rows = pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()
-    _require_unique_ids(rows, data)
+    rows, damaged, warnings = read_rows(data, items, skip_damaged)
     rows = rows[:limit]
     if not any(row[TRUTH] for row in rows):
         raise UserError(f"{data}: no row has ground truth ({TRUTH}); there is nothing to score")
-    _require_years(rows, items, data)
     matcher = make_matcher(items, settings or ListSettings())
-    warnings = [*report.warnings]
     if items.problems:
         warnings.append(f"{catalog}: {len(items.problems)} entries cannot be matched, the first: {items.problems[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
-    return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings)
+    return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, damaged)
 
 
-def _require_unique_ids(rows: Sequence[dict[str, Any]], data: str | Path) -> None:
+class Rows(NamedTuple):
+    """Sound rows of a file, the numbers of the others with the reason, and warnings."""
+
+    rows: list[dict[str, Any]]
+    damaged: dict[int, str]
+    warnings: list[str]
+
+
+def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, scored: bool = True) -> Rows:
+    """scored: whether the rows need ids of their own and years that are numbers, which baselines do not."""
+    found, report = inspect_rl_table(path, catalog.dated)
+    table = pq.read_table(path, columns=RL_SCHEMA.names)
+    unsound = found.reasons()
+    numbers = [row for row in range(report.rows) if row not in unsound]
+    rows = dict(zip(numbers, table.take(numbers).to_pylist(), strict=True))
+    if scored:
+        _find_repeated_ids(rows, found)
+        _find_years(rows, catalog, found)
+    if skip_damaged is None:
+        found.raise_if_any(shown=None)
+        return Rows(list(rows.values()), {}, report.warnings)
+    damaged = found.reasons()
+    counts = Counter(damaged.values())
+    check_share(str(path), counts, report.rows, skip_damaged)
+    told = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(counts)]
+    warnings = report.warnings + (["\n".join(told)] if damaged else [])
+    return Rows([content for row, content in rows.items() if row not in damaged], damaged, warnings)
+
+
+def _find_repeated_ids(rows: Mapping[int, Mapping[str, Any]], found: Findings) -> None:
     first: dict[str, int] = {}
-    for place, row in enumerate(rows):
-        before = first.setdefault(row["sample_id"], place)
-        if before != place:
-            raise UserError(
-                f"{data}: rows {before} and {place} have the same sample_id {row['sample_id']!r}: give each row its own"
-            )
+    repeated = [row for row, content in rows.items() if first.setdefault(content["sample_id"], row) != row]
+    if repeated:
+        name = rows[repeated[0]]["sample_id"]
+        problem = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r})"
+        found.add(problem, repeated, "give each row its own")
 
 
-def _require_years(rows: Sequence[dict[str, Any]], catalog: Catalog, data: str | Path) -> None:
-    bad = [
-        f"row {place}: {title!r} has the year {year!r}"
-        for place, row in enumerate(rows)
-        for title, year in truth_of(row)
+def _find_years(rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, found: Findings) -> None:
+    wrong = {
+        row: f"{title!r}, {year!r}"
+        for row, content in rows.items()
+        for title, year in content[TRUTH] or []
         if catalog.year_of(year) is None
-    ]
-    if bad:
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        raise UserError(
-            f"{data}: {'; '.join(bad[:5])}{more}: a whole number such as 1999 is needed; mend the year, or leave the "
-            "title out"
-        )
+    }
+    if wrong:
+        problem = f"a ground-truth year that is no whole number such as 1999 ({next(iter(wrong.values()))})"
+        found.add(problem, list(wrong), "write the year, or leave the title out")
 
 
 def _foreign_catalog(
@@ -113,12 +139,6 @@ def _foreign_catalog(
     if len(missing) > WRONG_CATALOG * len(truths):
         raise UserError(f"{text}: it is another data set's catalog; give the one that belongs to the split")
     return [f"{text}: is it another data set's catalog?"]
-
-
-def read_training_rows(train: str | Path, catalog: Catalog) -> list[dict[str, Any]]:
-    """The training split, for baselines that learn from it."""
-    validate_rl_table(train, allow_empty_ground_truth=True, dated=catalog.dated)
-    return pq.read_table(train, columns=RL_SCHEMA.names).to_pylist()
 
 
 def as_items(catalog: Catalog, indices: Sequence[int]) -> list[Item | None]:

@@ -22,7 +22,7 @@ from convrec.data.validation import validate_sft_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import format_item, parse_items
 from data_prep.build import _asker, main, parse
-from data_prep.stages.metadata import catalog_text
+from data_prep.stages.metadata import catalog_text, has_only_titles
 
 from .conftest import make_rows
 
@@ -135,7 +135,7 @@ def test_a_catalog_without_years_is_built_with_titles_alone(undated, tmp_path):
     catalog = [(title, "") for title, _ in BOOKS + JOKES]
     (tmp_path / "catalog.pkl").write_bytes(pickle.dumps(catalog))
     out = tmp_path / "out"
-    main(arguments(undated, out, *NO_MODEL, f"--catalog={tmp_path / 'catalog.pkl'}"))
+    main(arguments(undated, out, *NO_MODEL, "--remap=full", f"--catalog={tmp_path / 'catalog.pkl'}"))
     assert not load_catalog(out / "catalog.parquet").dated
     assert summary_of(out, "teacher")["in_catalog"] == 1
     assert summary_of(out, "reflect")["not_zero"] > 0  # what is named together counts
@@ -229,6 +229,70 @@ def test_the_training_file_must_still_be_the_one_that_was_read(source, tmp_path,
     message = refusal(capsys, ["teacher", "--out", str(tmp_path / "out"), "--teacher=retrieval"])
     assert "not the file that the stage `rows` read" in message
     assert "train was" in refusal(capsys, given)
+
+
+@pytest.fixture(scope="module")
+def titles_only(source, tmp_path_factory):
+    """The same data; the catalog has an id besides titles and years, but no words."""
+    folder = shutil.copytree(source, tmp_path_factory.mktemp("titles_only") / "source")
+    table = pq.read_table(folder / "catalog.parquet").drop(["genres"])
+    ids = pa.array([f"tt{n:07}" for n in range(len(table))])
+    pq.write_table(table.append_column("imdb_id", ids), folder / "catalog.parquet")
+    return folder
+
+
+def test_a_catalog_of_titles_is_not_remapped_unless_told_to(titles_only, source, tmp_path, capsys):
+    main(arguments(titles_only, tmp_path / "out", *NO_MODEL))
+    assert (
+        "warning: the catalog has nothing but titles: only the teacher's items, without remap"
+        in capsys.readouterr().err
+    )
+    assert json.loads((tmp_path / "out/remap.json").read_text())["settings"]["remap"] == "none"
+    for row, teacher in zip(read(tmp_path / "out/remap.parquet"), read(tmp_path / "out/teacher.parquet"), strict=True):
+        assert set(row["candidates"]) <= set(teacher["items"])
+    assert len(read(tmp_path / "out/sft_train.parquet")) == 60
+    main(arguments(titles_only, tmp_path / "full", *NO_MODEL, "--remap=full"))
+    assert "namesakes of what the teacher names rise; --remap none leaves them out" in capsys.readouterr().err
+    main(arguments(titles_only, tmp_path / "full", *NO_MODEL))  # what was chosen once stays
+    assert capsys.readouterr().out.count("as it was") == 7
+    main(arguments(source, tmp_path / "words", *NO_MODEL))
+    assert json.loads((tmp_path / "words/remap.json").read_text())["settings"]["remap"] == "full"
+    assert "nothing but titles" not in capsys.readouterr().err
+
+
+def test_lists_that_the_teacher_does_not_fill_are_no_silent_loss(
+    titles_only, tmp_path, chat_server, monkeypatch, capsys
+):
+    set_model(
+        monkeypatch, chat_server(lambda body, count: "Ghost House (1980)\nLaughing Dog (1990)\nUp (2009)\nM (1931)")
+    )
+    given = arguments(titles_only, tmp_path / "out", "--teacher=llm", "--judge=none", "--max-epochs=0", "--share=0.1")
+    message = refusal(capsys, given)
+    assert "so --remap is none, and 28 of 28 lists of the teacher name fewer than 4 of its items" in message
+    assert "choose: --remap full or none" in message
+    main([*given, "--remap=none"])
+    assert summary_of(tmp_path / "out", "remap")["too_few_candidates"] == 28
+    main([*given, "--remap=full", "--redo"])
+    assert len(read(tmp_path / "out/sft_validation.parquet")) == 16
+
+
+@pytest.mark.parametrize(
+    ("texts", "only_titles"),
+    [
+        (["", ""], True),
+        (["pages: 100", "pages: 90"], True),
+        (["imdb: tt01", "imdb: tt02", ""], True),
+        (["genres: horror", ""], True),  # of one item alone: nothing to compare it with
+        (["genres: horror", "genres: comedy"], False),
+        (["Keywords: dark\nPlot: two ghosts", "Keywords: light\nPlot: a dog"], False),
+        (["導演: 王家衛", "導演: 侯孝賢"], False),
+    ],
+)
+def test_what_tells_items_apart_besides_their_titles(tmp_path, texts, only_titles):
+    items = [(f"Film {name}", 1990, text) for name, text in zip("ABC", texts, strict=False)]
+    rows = [{"title": t, "year": y, "text": "\n".join(filter(None, (f"{t} ({y})", text)))} for t, y, text in items]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "metadata.parquet")
+    assert has_only_titles(tmp_path) == only_titles
 
 
 # ---- a scripted model

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
 from data_prep.own import convert_own, main
-from data_prep.own_data.files import BadLine
+from data_prep.own_data.files import BadLine, Damage, read_records
 from data_prep.own_data.rows import KEYS, read_conversation, read_row, read_time
 from data_prep.own_data.splits import SplitRule
 from data_prep.retrieval import conversation_of
@@ -265,6 +266,10 @@ USER = {"role": "user", "content": "hi"}
         ({"conversation": [USER, {"role": "assistant", "content": "Up?"}]}, "the last turn is not the user's"),
         ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
         ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
+        ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
+        ({"conversation": [{"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
+        ({"conversation": [USER, {"role": "developer", "content": "Be brief."}, USER]}, "turn 1 has the role 'devel"),
+        ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
         ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
         ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
         ({"ground_truth": ["Heat"]}, "'Heat', which is not `Title (1999)`; add the year"),
@@ -282,6 +287,8 @@ USER = {"role": "user", "content": "hi"}
         ({"ground_truth": ["Blade (1982) Cut (2007)"]}, "which has two years; write [title, year]"),
         ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
         ({"seen_titles": ["Heat"]}, "unknown key 'seen_titles'; did you mean seen? Keys: conversation,"),
+        ({"groundtruth": ["Heat"]}, "unknown key 'groundtruth'; did you mean ground_truth?"),
+        ({"labels": ["Heat"]}, "unknown key 'labels'; did you mean ground_truth?"),
         ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
         ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
         ({"time": 1669852800000}, "a number is seconds since 1970 (milliseconds: divide by 1,000)"),
@@ -336,6 +343,132 @@ def test_damaged_csv_is_named(files, text, problem):
     assert problem in told(files(text, "title,year\nM,1931\n", ".csv"))
 
 
+def test_messages_are_a_conversation(files):
+    rows = [{"messages" if key == "conversation" else key: value for key, value in line().items()}]
+    given = files(rows)
+    convert_own(**given)
+    assert read(given["out"], "train")[0]["prompt"][0]["content"] == prompt_text(TEXT)
+
+
+SOUND = [line(conversation_id=n) for n in range(38)]
+
+
+def test_damaged_rows_are_left_out_named_and_counted(files, tmp_path, capsys):
+    given = files(SOUND)
+    convert_own(**given)
+    expected = {name: read(given["out"], name) for name in ("train", "catalog")}
+    rows = [json.dumps(row) for row in [*SOUND[:3], line(time="day 1"), *SOUND[3:], line(time="day 2")]]
+    catalog = [*FILMS, *({"title": f"Film {n}", "year": 2000} for n in range(17)), {"title": "No Year"}]
+    given = files("\n".join(rows), catalog, ".jsonl") | {"out": tmp_path / "skipped"}
+    argv = ["--conversations", str(given["conversations"][0]), "--catalog", str(given["catalog"])]
+    argv += ["--out", str(given["out"])]
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert not given["out"].exists()
+    main([*argv, "--skip-damaged"])  # 2 of 40 rows and 1 of 21 items
+    assert read(given["out"], "train") == expected["train"]
+    assert [row["title"] for row in read(given["out"], "catalog")] == [row["title"] for row in catalog[:-1]]
+    reasons = ["time is 'day 1'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"]
+    reasons += [reasons[0].replace("day 1", "day 2")]
+    told = [json.loads(text) for text in (given["out"] / "damaged.jsonl").read_text().splitlines()]
+    dialogues = str(given["conversations"][0])
+    assert told[1:] == [
+        {"file": dialogues, "line": 4, "reason": reasons[0]},
+        {"file": dialogues, "line": 40, "reason": reasons[1]},
+    ]
+    assert (told[0]["file"], told[0]["line"]) == (str(given["catalog"]), 21)
+    printed = capsys.readouterr().out
+    assert "3 damaged rows left out, named in damaged.jsonl:" in printed
+    assert "       2: time is ...; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970" in printed
+    main([*argv, "--skip-damaged", "--overwrite"])  # its own report is no foreign file
+
+
+def test_more_damage_than_may_be_left_out_stops(files):
+    given = files([*SOUND, line(split="dev"), line(split="eval"), line(ground_truth=[])])
+    with pytest.raises(UserError) as told_of:
+        convert_own(**given, skip_damaged=0.05)
+    message = str(told_of.value)
+    assert "dialogues.jsonl: 3 of 41 rows are damaged, more than the share of 0.05 that may be left out" in message
+    assert "       2: split is ...; write train, validation or test\n       1: neither ground_truth nor" in message
+    assert not given["out"].exists()
+    assert convert_own(**given, skip_damaged=0.08)["rows"]["read"] == 38
+    catalog = [*FILMS, {"title": "Dune"}]
+    with pytest.raises(UserError, match=r"catalog\.jsonl: 1 of 4 rows are damaged"):
+        convert_own(**files(SOUND, catalog), skip_damaged=0.05, overwrite=True)
+
+
+def test_rows_without_a_time_or_split_are_damage_where_the_others_have_one(files):
+    rows = [line(time="2022-10-01", conversation_id=n) for n in range(20)]
+    given = files([*rows, line(conversation_id=99)])
+    convert_own(**given, rule=SplitRule("2022-11-01"), skip_damaged=0.05)
+    assert len(read(given["out"], "train")) == 20
+    rows = [line(split="test", conversation_id=n) for n in range(20)]
+    convert_own(**files([*rows, line(conversation_id=99)]), skip_damaged=0.05, overwrite=True)
+    assert len(read(given["out"], "test")) == 20
+    assert "line 21: no split" in (given["out"] / "damaged.jsonl").read_text().replace(
+        '"line": 21, "reason": "', "line 21: "
+    )
+
+
+def test_a_damaged_csv_record_takes_nothing_else_with_it(files):
+    rows = [f'"USER: number {n}\nSYSTEM: more?\nUSER: yes","M (1931)"\n' for n in range(40)]
+    head = "conversation,ground_truth\n"
+    texts = [
+        "".join(rows[:7]),
+        rows[7].replace("more", "m\udce9re"),
+        "".join(rows[8:20]),
+        "a,b,c\n",
+        "".join(rows[20:]),
+    ]
+    given = files("", "title,year\nM,1931\n", ".csv")
+    given["conversations"][0].write_bytes((head + "".join(texts)).encode("utf-8", "surrogateescape"))
+    assert "line 23: no UTF-8 (byte 9: invalid continuation byte)" in told(given)  # the record's first line
+    summary = convert_own(**given, skip_damaged=0.1)
+    assert sum(summary["damaged"].values()) == 4  # three lines and one
+    found = [row["prompt"][0]["content"].split("number ")[1].split("\n")[0] for row in read(given["out"], "train")]
+    assert found == [str(n) for n in range(40) if n != 7]
+    # a quote that is never closed takes in all that follows: as many rows as lines
+    plain = "USER: hi,M (1931)\n"
+    given["conversations"][0].write_text(head + plain * 20 + '"' + plain * 20)
+    with pytest.raises(UserError, match="20 of 40 rows are damaged"):
+        convert_own(**given, skip_damaged=0.4, overwrite=True)
+
+
+def test_what_spoils_a_whole_file_is_never_left_out(files):
+    given = files("conversation;ground_truth\nUSER: hi;M (1931)\n", "title,year\nM,1931\n", ".csv")
+    with pytest.raises(UserError, match="line 1: columns are divided by ';'"):
+        convert_own(**given, skip_damaged=0.9)
+    given = files(SOUND, [*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}])
+    with pytest.raises(UserError, match="line 4: column plot mixes types here"):
+        convert_own(**given, skip_damaged=0.9)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_line_that_is_too_long_is_never_read_whole(tmp_path, suffix):
+    start, end = ('{"conversation": "USER: ', '"}\n') if suffix == ".jsonl" else ('"USER: ', '"\n')
+    path = tmp_path / f"long{suffix}"
+    head = "conversation\n" if suffix == ".csv" else ""
+    path.write_text(f"{head}{start}{'x' * (50 << 20)}{end}{start}short{end}")
+    damage = Damage()
+    tracemalloc.start()
+    records = list(read_records(path, damage, longest_line=1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [record["conversation"] for _, record in records] == ["USER: short"]
+    (entry,) = damage.entries
+    assert entry.line == (2 if head else 1)
+    assert "longer than 1 MiB; shorten it, or give --longest-line" in str(entry.problem)
+    assert peak < 8 << 20
+    damage = Damage()
+    path.write_text(f"{head}{start}{'x' * (1 << 20)}{end}")
+    assert not list(read_records(path, damage, longest_line=1))
+    assert list(read_records(path, Damage(), longest_line=1.1))
+
+
+def test_a_long_value_is_quoted_in_part(files):
+    assert len(told(files([line(split="dev" * 10**5)]))) < 1000
+
+
 def test_bytes_that_are_no_utf8_are_named(files):
     given = files([line()])
     content = given["conversations"][0].read_bytes()
@@ -354,7 +487,10 @@ def test_bytes_that_are_no_utf8_are_named(files):
         ),
         ([*FILMS, {"title": "HEAT", "year": "1995"}], "line 4: 'HEAT' is on line 1 already; leave one out"),
         ([*FILMS, {"title": "A\nB", "year": 1995}], "line 4: 'A\\nB' has a line break, but a list has one item a line"),
-        ([*FILMS, {"title": "Dune"}], "line 4: no year, and 0 more items have none, but 3 have one; fill them in"),
+        (
+            [*FILMS, {"title": "Dune"}],
+            "line 4: no year, but 3 items have one; fill it in, or leave the year out of every",
+        ),
         ([{"title": "Heat", "year": "soon"}], "line 1: 'Heat' has the year 'soon'"),
         ([*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}], "line 4: column plot mixes types here ("),
         ([], "no items; check how the file was written"),
@@ -392,7 +528,7 @@ def test_rows_that_contradict_each_other_are_named(files):
     assert "line 1: rows have a split; leave it out" in told(files(rows[:1]), rule=SplitRule(test_share=0.5))
     rows = [line(time="2022-10-01"), line(conversation_id=1)]
     message = told(files(rows), rule=SplitRule("2022-11-01"))
-    assert "line 2: no time, which splitting by time needs in every row (1 lack it)" in message
+    assert "line 2: no time, which splitting by time needs in every row; write it\n" in message
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import struct
 from collections import OrderedDict
 
 import datasets
@@ -17,8 +18,8 @@ from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from data_prep import reddit_v2
-from data_prep.reddit_v2 import TARGETS, clean_row, convert, main
-from data_prep.released import find_split, read_split
+from data_prep.reddit_v2 import TARGETS, convert, main
+from data_prep.released import clean_row, find_split, read_split
 from data_prep.tables import SampleIds, conversation_of
 
 TRUTH = "groundtruth_with_release_year"
@@ -391,6 +392,82 @@ def test_columns_of_another_type_are_named_with_their_shard(tmp_path, column, va
     with pytest.raises(UserError) as told:
         convert(tmp_path / "tree", tmp_path / "out")
     assert f"data-00000-of-00001.arrow: {problem}" in str(told.value)
+
+
+@pytest.mark.parametrize("how", ["absolute", "..", "link", "link to a folder"])
+def test_a_state_that_names_a_file_outside_of_its_folder_is_refused(tree, tmp_path, how):
+    folder = tree / "sft_dataset/train"
+    (shard,) = folder.glob("*.arrow")
+    elsewhere = tmp_path / "private"
+    elsewhere.mkdir()
+    shard.rename(elsewhere / "mine.arrow")
+    name = {
+        "absolute": str(elsewhere / "mine.arrow"),
+        "..": "../../../private/mine.arrow",
+        "link": "data.arrow",
+        "link to a folder": "inside/mine.arrow",
+    }[how]
+    (folder / "data.arrow").symlink_to(elsewhere / "mine.arrow")
+    (folder / "inside").symlink_to(elsewhere)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with pytest.raises(UserError, match=r"state\.json names .*, a file outside of its folder, .* cp -rL"):
+        convert(tree, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_within_the_folder_and_to_the_folder_is_read(tree, tmp_path):
+    folder = tree / "sft_dataset/train"
+    (shard,) = folder.glob("*.arrow")
+    shard.rename(folder / "kept.arrow")
+    shard.symlink_to("kept.arrow")
+    (tmp_path / "linked").symlink_to(tree)
+    assert convert(tmp_path / "linked", tmp_path / "out")["files"]["sft_train"]["rows"] == 50
+
+
+def spoil(tree, before: bytes, after: bytes) -> None:
+    (shard,) = (tree / "sft_dataset/train").glob("*.arrow")
+    content = shard.read_bytes()
+    assert content.count(before) == 1
+    shard.write_bytes(content.replace(before, after))
+
+
+def test_a_row_whose_text_is_no_utf8_stops_or_is_set_aside(tree, tmp_path):
+    spoil(tree, "know “it” 7\n".encode(), b"know \xff\xfeit now 7\n")
+    where = r"sft_dataset/train, row 7: text in data-00000-of-00001\.arrow that is no UTF-8; .* --skip-damaged"
+    with pytest.raises(UserError, match=where):
+        convert(tree, tmp_path / "out")
+    summary = convert(tree, tmp_path / "out", skip_damaged=0.05)["files"]["sft_train"]
+    assert (summary["rows_read"], summary["rows"], summary["set_aside"]) == (50, 49, 1)
+    assert changes(tmp_path / "out", "sft_train") == [
+        {
+            "source": "sft_dataset/train",
+            "row": 7,
+            "action": "set aside",
+            "why": ["text in data-00000-of-00001.arrow that is no UTF-8"],
+        }
+    ]
+    prompts = [row["prompt"][0]["content"] for row in read(tmp_path / "out", "sft_train")]
+    assert prompts == [row(number)["prompt"][0]["content"] for number in range(50) if number != 7]
+
+
+def test_offsets_that_lead_out_of_a_batch_cost_its_rows(tree, tmp_path):
+    offsets = struct.pack("<4i", *(len(row(0)["prompt"][0]["content"].encode()) * n for n in range(4)))
+    spoil(tree, offsets, offsets[:4] + struct.pack("<i", -9) + offsets[8:])
+    with pytest.raises(
+        UserError, match=r"sft_dataset/train, row 0: in a damaged part of data-00000-of-00001\.arrow \("
+    ):
+        convert(tree, tmp_path / "out")
+    with pytest.raises(UserError, match=r"sft_dataset/train: 50 of 50 rows are damaged, more than the share of 0\.5 "):
+        convert(tree, tmp_path / "out", skip_damaged=0.5)
+
+
+def test_more_damaged_prompts_than_may_be_left_out_stop(tmp_path):
+    save(tmp_path / "tree/sft_dataset/train", [*map(row, range(18)), *(row(n, prompt=[]) for n in range(2))])
+    assert convert(tmp_path / "tree", tmp_path / "out", skip_damaged=0.1)["files"]["sft_train"]["set_aside"] == 2
+    with pytest.raises(
+        UserError, match=r"2 of 20 rows are damaged, .*\n +2: the prompt is not exactly one user message"
+    ):
+        convert(tmp_path / "tree", tmp_path / "out", skip_damaged=0.05, overwrite=True)
 
 
 def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):

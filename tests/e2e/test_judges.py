@@ -217,7 +217,7 @@ def conversations(sft: Path) -> Path:
 def reflect_arguments(conversations: Path, out: Path) -> list[str]:
     """Of all stages of a build that asks about four conversations."""
     files = [f"--{name}={conversations / name}.parquet" for name in ("train", "validation", "catalog")]
-    return ["all", "--out", str(out), *files, "--share=0.1", "--candidates=20", "--max-epochs=2"]
+    return ["all", "--out", str(out), *files, "--share=0.1", "--candidates=20", "--max-epochs=2", "--remap=full"]
 
 
 def read_answers(out: Path) -> list[str]:

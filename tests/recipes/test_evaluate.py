@@ -336,10 +336,10 @@ def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: l
     with pytest.raises(UserError, match=r"no metrics\.json"):
         run(files, out, against=tmp_path / "nothing")
     pq.write_table(pa.Table.from_pylist([*ROWS, {**ROWS[3], "sample_id": "b"}], RL_SCHEMA), empty)
-    with pytest.raises(UserError, match=r"empty\.parquet: rows 1 and 4 have the same sample_id 'b'"):
+    with pytest.raises(UserError, match=r"empty\.parquet: row 4: `sample_id` is that of an earlier row \(row 1, 'b'\)"):
         run(files, out, data=empty)
     pq.write_table(pa.Table.from_pylist([ROWS[0], row("e", "x", [("Heat", "n/a")])], RL_SCHEMA), empty)
-    with pytest.raises(UserError, match=r"empty\.parquet: row 1: 'Heat' has the year 'n/a': a whole number"):
+    with pytest.raises(UserError, match=r"empty\.parquet: row 1: a ground-truth year .* \('Heat', 'n/a'\); write the"):
         run(files, out, data=empty)
     for limit in (0, -1):
         with pytest.raises(UserError, match=f"--limit {limit}: at least 1 row"):
@@ -350,6 +350,66 @@ def test_bad_input_is_refused_before_generating(files: dict[str, Path], asked: l
         run(files, files["data"] / "out")
     assert asked == []
     assert not out.exists()
+
+
+BROKEN = [
+    ROWS[0] | {"prompt": []},
+    row("b", "space", [("Heat", "1995")]),  # b's id, again and again
+    *(row(f"x{n}", "crime", [("Heat", "n/a")]) for n in range(7)),
+    row("c", "crime", [("Heat", "1995")]),
+]
+
+
+def test_damaged_rows_are_all_named_or_left_out_and_counted(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(files, tmp_path / "whole")
+    asked.clear()
+    rows = [*ROWS[:2], *BROKEN[:9], *ROWS[2:], BROKEN[9]]
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files["data"])
+    content = files["data"].read_bytes()
+    with pytest.raises(UserError) as told:
+        run(files, tmp_path / "out")
+    text = str(told.value)
+    assert "data.parquet: row 2: `prompt` is not exactly one user message; write [" in text
+    assert "data.parquet: rows 3, 13: `sample_id` is that of an earlier row (row 1, 'b'); give each row its own" in text
+    assert "data.parquet: rows 4, 5, 6, 7, 8, 9, 10: a ground-truth year that is no whole number such as 1999" in text
+    with pytest.raises(UserError, match=r"10 of 14 rows are damaged, more than the share of 0\.7 that may"):
+        run(files, tmp_path / "out", skip_damaged=0.7)
+    assert asked == []
+    assert files["data"].read_bytes() == content
+
+    arguments = ["--out", str(tmp_path / "out"), "--num-items", "3", "--ks", "1", "3", "--skip-damaged", "0.8"]
+    arguments += [part for name in ("model", "data", "catalog", "train") for part in (f"--{name}", str(files[name]))]
+    assert recipe.main(arguments) == 0
+    said = capsys.readouterr()
+    assert "3 rows, 2 conversations, protocol paper" in said.out
+    assert "1 rows without ground truth left out; 10 damaged rows left out" in said.out
+    assert "10 damaged rows left out, named in damaged.jsonl:\n       7: a ground-truth year" in said.err
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["damaged"] == {"data": 10, "train": 0}
+    assert metrics["results"] == json.loads((tmp_path / "whole" / "metrics.json").read_text())["results"]
+    assert whole["damaged"] == {"data": 0, "train": 0}
+    named = [json.loads(line) for line in (tmp_path / "out" / "damaged.jsonl").read_text().splitlines()]
+    assert [entry["row"] for entry in named] == [*range(2, 11), 13]
+    assert {entry["file"] for entry in named} == {str(files["data"])}
+    pq.write_table(pa.Table.from_pylist(ROWS, RL_SCHEMA), files["data"])
+    run(files, tmp_path / "out", skip_damaged=0.8)
+    assert not (tmp_path / "out" / "damaged.jsonl").exists()
+
+
+def test_text_that_is_no_utf8_is_a_damaged_row(files: dict[str, Path], asked: list[int], tmp_path: Path) -> None:
+    for name, text in (("data", b"crime"), ("train", b"Jaws")):
+        table = pq.read_table(files[name])
+        pq.write_table(table, files[name], compression="none", use_dictionary=False, write_statistics=False)
+        content = files[name].read_bytes()
+        files[name].write_bytes(content.replace(text, b"\xff" + text[1:], 1))
+    with pytest.raises(UserError, match=r"data\.parquet: row 2: text that is no UTF-8; write the row again"):
+        run(files, tmp_path / "out")
+    metrics = run(files, tmp_path / "out", skip_damaged=0.5)
+    assert metrics["damaged"] == {"data": 1, "train": 1}
+    assert metrics["results"]["paper"]["model"]["n"] == 2
+    assert len(metrics["warnings"]) == 2
 
 
 def test_a_catalog_without_a_tenth_of_the_ground_truth_is_warned_about_and_a_foreign_one_refused(

@@ -1,4 +1,6 @@
 import pickle
+import time
+import tracemalloc
 from collections import OrderedDict
 
 import pyarrow as pa
@@ -66,6 +68,59 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, capsys):
     with pytest.raises(UserError, match="only plain lists"):
         load_catalog(write(tmp_path / "c.pkl", [RunsCode()]))
     assert capsys.readouterr().out == ""
+
+
+def nested(element: bytes, build: bytes, depth: int = 60) -> bytes:
+    """Opcodes for an element in a pair with itself, that pair in one with itself, and so on; ends on the stack."""
+    memo = b"".join(b"(h%ch%c%c\x94" % (n, n, build) for n in range(depth))
+    return b"\x80\x04(" + element + b"\x94" + memo + b"1" + b"h%c" % depth
+
+
+TUPLES, LISTS = nested(b")", b"t"), nested(b"]", b"l")
+SHARED = "x" * 10**6  # one string in the pickle, however many entries have it
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TUPLES + b"\x85.",  # in a tuple
+        TUPLES + b"\x94]h=a.",  # in a list
+        TUPLES + b"\x94\x8f(h=\x90.",  # in a set, which hashes it
+        TUPLES + b"\x94(h=\x91.",  # in a frozenset
+        TUPLES + b"\x94}h=Ns.",  # a key
+        LISTS + b"\x94]h=a.",
+        b"\x80\x04]\x94h\x00a.",  # a list in itself
+        b"\x80\x04]](]\x94h\x00ah\x00ee.",
+        b"\x80\x04\x96" + (8 << 30).to_bytes(8, "little") + b".",  # a bytearray of 8 GiB that is not there
+        b"\x80\x04(("
+        + b"K\x01" * 10**5
+        + b"t\x941\x8f("
+        + b"h\x00K\x01\x86" * 10**5
+        + b"\x90.",  # hashed again and again
+        pickle.dumps({(SHARED, n) for n in range(20000)}),
+        pickle.dumps([(SHARED, None)] * 20000),
+        pickle.dumps([("Heat", SHARED)] * 20000),
+        pickle.dumps([("Heat", 10**5000)]),  # more digits than Python prints
+        pickle.dumps([["Heat", 1, 10**5000]]),
+    ],
+)
+def test_a_small_pickle_cannot_take_long(tmp_path, content):
+    (tmp_path / "c.pkl").write_bytes(content)
+    tracemalloc.start()
+    start = time.process_time()
+    with pytest.raises(UserError, match=r"c\.pkl"):
+        load_catalog(tmp_path / "c.pkl")
+    seconds, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < 5  # 20 times what it takes
+    assert peak < 64 << 20
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_every_protocol_load(tmp_path, protocol):
+    for content in ([("Heat", 1995), ("Up", "2009"), ("M", 1931.0)], (("Heat", 1995), ["Up", -1], ("Her", None))):
+        (tmp_path / "c.pkl").write_bytes(pickle.dumps(content, protocol))
+        assert load_catalog(tmp_path / "c.pkl").titles == [title for title, _ in content]
 
 
 @pytest.mark.parametrize(
