@@ -126,8 +126,8 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     columns |= {name: one["results"][protocol]["model"] for name, one in metrics.items()}
     summary = next(iter(columns.values()))
     about = (
-        f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol {protocol}, "
-        f"matching {first['matching']}, greedy lists."
+        f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol "
+        f"{protocol}, matching {first['matching']}, greedy lists."
     )
     return [table_row(name, _with_nan(some), first["ks"]) for name, some in columns.items()], about
 

@@ -10,6 +10,7 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -71,6 +72,7 @@ STYLE = {
 def chart_svg(chart: Chart, prefix: str) -> Markup:
     """The chart without title and legend, which the page has. prefix: unlike any other's of the page."""
     with matplotlib.rc_context(STYLE):
+        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         _draw(figure.subplots(), chart)
         return _svg(figure, f"{chart.title} over steps", prefix)
@@ -79,6 +81,7 @@ def chart_svg(chart: Chart, prefix: str) -> Markup:
 def gains_svg(chart: GainChart, prefix: str) -> Markup:
     """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
     with matplotlib.rc_context(STYLE):
+        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
         figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
         axis = figure.subplots()
         axis.axvline(0, color=TEXT, linewidth=1)
@@ -101,8 +104,8 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
     rows = math.ceil(len(charts) / columns)
     legend_rows = math.ceil(len(names) / columns) if len(names) > 1 else 0
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.22 * legend_rows), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches around each
+        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
+        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.22 * legend_rows), layout=engine)
         axes = figure.subplots(rows, columns, squeeze=False)
         for axis in axes.flat[len(charts) :]:
             axis.axis("off")
@@ -138,11 +141,11 @@ def _draw(axis: Axes, chart: Chart) -> None:
         steps, values = zip(*_thinned(points), strict=True)
         if errors := chart.errors.get(name):
             bars = [errors.get(step, math.nan) for step in steps]
-            ends = [[value + side * bar for value, bar in zip(values, bars, strict=True)] for side in (-1, 1)]
+            low, high = ([value + side * bar for value, bar in zip(values, bars, strict=True)] for side in (-1, 1))
             if len(points) > 1:
-                axis.fill_between(steps, *ends, color=style["color"], alpha=0.15, linewidth=0, clip_on=False)
+                axis.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False)
             else:
-                axis.vlines(steps, *ends, color=style["color"], alpha=0.6, clip_on=False)
+                axis.vlines(steps, low, high, color=style["color"], alpha=0.6, clip_on=False)
         if chart.window > 1 and not chart.ordered and len(chart.lines) <= FEW:
             axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8, clip_on=False)
         marker = "o" if len(points) == 1 or (len(points) <= 25 and chart.window == 1) else None

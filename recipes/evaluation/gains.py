@@ -31,8 +31,8 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     for name, of_model in others:
         samples = [sample for sample in rows if sample in of_model]
         conversations = [rows[sample]["prompt_id"] for sample in samples]
-        sides = [[side[sample] for sample in samples] for side in (rows, of_model)]
-        found[name] = paired(*sides, ks, conversations, seed)
+        before, after = ([side[sample] for sample in samples] for side in (rows, of_model))
+        found[name] = paired(before, after, ks, conversations, seed)
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     if len(found) == 1:

@@ -1,4 +1,4 @@
-"""Curves go through their values, errors and small changes are drawn to scale, lines differ, the PNG has every panel."""
+"""Curves go through their values, errors are drawn to scale, lines differ, the PNG has every panel."""
 
 import math
 import re
@@ -95,7 +95,7 @@ def test_text_is_text_in_the_pages_font_and_colours_are_the_pages() -> None:
     assert ">nats $x$ &lt;b&gt;</text>" in svg
     assert "font-family" not in svg
     assert not re.search("#[0-9a-f]{6}", svg)
-    assert {name for name in re.findall(r"var\(--([\w-]+)\)", svg)} <= set(COLOURS)
+    assert set(re.findall(r"var\(--([\w-]+)\)", svg)) <= set(COLOURS)
 
 
 def test_a_gain_is_drawn_with_one_and_two_standard_errors_beside_0() -> None:
