@@ -72,7 +72,6 @@ STYLE = {
 def chart_svg(chart: Chart, prefix: str) -> Markup:
     """The chart without title and legend, which the page has. prefix: unlike any other's of the page."""
     with matplotlib.rc_context(STYLE):
-        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         _draw(figure.subplots(), chart)
         return _svg(figure, f"{chart.title} over steps", prefix)
@@ -81,7 +80,6 @@ def chart_svg(chart: Chart, prefix: str) -> Markup:
 def gains_svg(chart: GainChart, prefix: str) -> Markup:
     """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
     with matplotlib.rc_context(STYLE):
-        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
         figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
         axis = figure.subplots()
         axis.axvline(0, color=TEXT, linewidth=1)
