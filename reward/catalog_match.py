@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from convrec.errors import UserError
 from convrec.lists import user_rewards
@@ -39,7 +40,7 @@ def compute_score(
     *,
     catalog_path: str,
     reward: str = DEFAULT_REWARD,
-    **settings: object,
+    **settings: Any,
 ) -> dict[str, float | int | list]:
     """Score one response.
 
