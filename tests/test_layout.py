@@ -1,6 +1,7 @@
 """Imports point one way, folder by folder; there is no circle, and light modules stay light."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -155,6 +156,14 @@ for name in {light!r}:
 def test_every_module_has_a_docstring(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     assert not tree.body or ast.get_docstring(tree)
+
+
+def test_contributing_names_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = re.findall(r"(?:convrec|recipes|reward|data_prep|conf|docs|tests|benchmarks)/[\w/]+\.(?:py|md|yaml)", text)
+    names = {"conf/NAME.yaml", "conf/algorithm_preset/NAME.yaml", "recipes/NAME.py"}  # of what is added
+    assert len(files) > 20
+    assert [file for file in files if file not in names and not (ROOT / file).exists()] == []
 
 
 def test_the_readme_names_every_folder() -> None:

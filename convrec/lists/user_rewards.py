@@ -115,9 +115,9 @@ def sources(module: str) -> list[Path]:
 
 def own_sources(name: str) -> list[Path]:
     """`sources` of a reward's module, without what every node has: installed packages and those of this project."""
-    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
-    folders: list[Path | str] = [*installed, site.getusersitepackages(), *(OURS / package for package in OUR_PACKAGES)]
-    known = [Path(folder).resolve() for folder in folders]
+    installed = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
+    installed += [Path(site.getusersitepackages()), *(OURS / package for package in OUR_PACKAGES)]
+    known = [folder.resolve() for folder in installed]
     return [
         source
         for source in sources(module_of(name))

@@ -51,7 +51,7 @@ class RLSettings:
 class RankGRPOSettings(RLSettings, ListSettings):
     """conf/rank_grpo.yaml, with what it has of conf/rl.yaml."""
 
-    matching: str | None = setting(  # type: ignore[assignment]  # null until the preset has chosen
+    matching: str = setting(
         None, one_of(MATCHERS).or_null(), "how titles are compared; null: fuzzy, or reference with that preset"
     )
     reward: str = setting(DEFAULT_REWARD, REWARD, "the rank return: how later hits count at a rank")

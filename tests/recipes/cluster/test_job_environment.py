@@ -181,14 +181,14 @@ def test_the_users_rank_reward_travels_with_its_package(
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    plain = uploaded(job_environment.runtime_environment("rank_grpo", {}), tmp_path / "plain.zip")
-    names = uploaded(job_environment.runtime_environment("rank_grpo", {}, reward), tmp_path / "with.zip")
+    plain = uploaded(job_environment.runtime_environment(RANK_GRPO, {}), tmp_path / "plain.zip")
+    names = uploaded(job_environment.runtime_environment(RANK_GRPO, {}, reward), tmp_path / "with.zip")
     assert sorted(set(names) - set(plain)) == travels
     assert set(plain) - set(names) == set()
     assert "conf/host/cpu.yaml" in plain
 
 
 def test_a_rank_reward_of_ours_or_of_an_installed_package_changes_nothing() -> None:
-    plain = job_environment.runtime_environment("rank_grpo", {})
+    plain = job_environment.runtime_environment(RANK_GRPO, {})
     for reward in ("exp_inf", "", "convrec.lists.rank_rewards:exp_inf", "numpy:cumsum"):
-        assert job_environment.runtime_environment("rank_grpo", {}, reward) == plain
+        assert job_environment.runtime_environment(RANK_GRPO, {}, reward) == plain

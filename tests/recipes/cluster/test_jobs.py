@@ -13,7 +13,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
-from recipes import submit
+from recipes import doctor, submit
 from recipes.cluster import jobs as cluster_jobs
 from recipes.launch.recipe import RANK_GRPO
 
@@ -28,6 +28,34 @@ def test_a_cluster_that_does_not_answer_is_an_error_of_the_user(
     error = capsys.readouterr().err
     assert "RAY_ADDRESS=http://127.0.0.1:9: no answer" in error
     assert "http://head:8265" in error
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("convrec.num_items=0", "convrec.num_items=0: expected a positive integer"),
+        ("trainer.total_stepz=3", "trainer.total_stepz: no such setting; did you mean trainer.total_epochs"),
+        ("convrec.reward=no_module:f", "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
+    ],
+)
+@pytest.mark.parametrize("command", ["submit", "doctor"])
+def test_a_wrong_setting_is_refused_before_the_cluster_is_asked(
+    command: str, override: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [command, "rank_grpo", override])
+    assert {"submit": submit.main, "doctor": doctor.main}[command]() != 0
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    assert "no answer" not in printed.out + printed.err
+
+
+def test_a_misspelt_variable_would_not_travel_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINFILE", "train.parquet")
+    monkeypatch.setattr(sys, "argv", ["submit", "rank_grpo"])
+    assert submit.main() == 2
+    assert "warning: TRAINFILE is set, but no recipe reads it: did you mean TRAIN_FILE?" in capsys.readouterr().err
 
 
 def answer_of_cluster(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes) -> str:
