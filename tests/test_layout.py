@@ -152,6 +152,11 @@ for name in {light!r}:
     assert done.returncode == 0, done.stderr
 
 
+def test_temporary_names_of_files_are_made_in_one_place() -> None:
+    naming = [file for file in FILES if ".partial" in (ROOT / file).read_text(encoding="utf-8")]
+    assert naming == ["convrec/files.py"], "write with convrec.files: written_whole, folder_written_whole, write_*"
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_module_has_a_docstring(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.files import write_text
 
 REPORT = "damaged.jsonl"
 SHARE = 0.05  # --skip-damaged without a value
@@ -55,7 +56,5 @@ def counted(counts: Mapping[str, int]) -> list[str]:
 
 
 def write_report(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object a line; the file is there whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries), encoding="utf-8")
-    partial.replace(path)
+    """A JSON object a line."""
+    write_text(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))

@@ -14,6 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from convrec.files import written_whole
 from convrec.report.charts import Chart, GainChart, smoothed
 from convrec.report.svg import inline_svg
 
@@ -115,10 +116,8 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
         if legend_rows:
             handles = [Line2D([], [], label=name, **_style(index, False)) for index, name in enumerate(names)]
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        figure.savefig(partial, dpi=130, format="png")
-    partial.replace(path)
+        with written_whole(path) as partial:
+            figure.savefig(partial, dpi=130, format="png")
 
 
 def line_key(index: int, ordered: bool) -> dict[str, str]:

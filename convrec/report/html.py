@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from convrec.files import write_text
 from convrec.report.charts import Chart, GainChart
 from convrec.report.drawing import COLOURS, chart_svg, gains_svg, line_key
 from convrec.report.page import MISS, SYMBOLS, Example, number_text
@@ -65,10 +66,7 @@ def write_report(
         settings=_differing(settings),
     )
     out = Path(out_html)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(out)
+    write_text(out, page)
     return out
 
 

@@ -44,7 +44,6 @@ SPLITS = ("train", "validation", "test")
 SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}
 INSTRUCTIONS = ("system", "developer")  # roles of a chat that are no speaker
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
-_ANOTHER_TURN = re.compile(r"\n(USER|SYSTEM): ")
 _TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
@@ -159,7 +158,7 @@ def _read_turn(turn: Any, place: int) -> tuple[str, str]:
     content = (content or "").strip()
     if not content:
         raise BadLine("turn %s has no text; leave it out", place)
-    if another := _ANOTHER_TURN.search(content):
+    if another := TURN.search(content, 1):
         raise BadLine(
             "turn %s has a line that begins with %r, which would be another turn; make it one, or change the line",
             *(place, another[0].strip()),
