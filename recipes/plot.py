@@ -82,9 +82,9 @@ def _check_sweeps(runs: Sequence[RunCurves]) -> None:
 
 def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
     """Write the figures and the table; returns their paths. Raises UserError when no run has logged anything yet."""
+    runs = read_runs(folders, split)
     from convrec.report.drawing import write_png  # matplotlib, after what can be refused
 
-    runs = read_runs(folders, split)
     written = []
     for recipe in PANELS:
         of_recipe = [run for run in runs if run.recipe == recipe]

@@ -17,8 +17,7 @@ from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.report.charts import Chart, GainChart, charts_of
 from convrec.report.curves import PANELS, RunCurves, labels_of
-from convrec.report.html import write_report
-from convrec.report.page import table_row
+from convrec.report.page import number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
@@ -50,6 +49,8 @@ def report(
     protocol = "" if is_judge or not metrics else next(iter(metrics.values()))["settings"]["protocol"]
     closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
     has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
+    from convrec.report.html import write_report  # matplotlib, after what can be refused
+
     hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
     return write_report(
         out,
@@ -99,9 +100,11 @@ def _headline(gains: Sequence[GainChart], metrics: Mapping[str, dict[str, Any]])
     k, split = max(settings["ks"]), Path(settings["data"]).name
     if gains:
         gain = gains[0].gains[f"NDCG@{k}"]
-        return f"{gains[0].title}, {split}: NDCG@{k} {gain.mean:+.4f} ± {gain.se:.4f}, p\u00a0=\u00a0{gain.p:.4f}"
+        return (
+            f"{gains[0].title}, {split}: NDCG@{k} {gain.mean:+.4f} ± {number_text(gain.se)}, p\u00a0=\u00a0{gain.p:.4f}"
+        )
     ndcg = _with_nan(first["results"][settings["protocol"]]["model"])[f"ndcg@{k}"]
-    return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {ndcg['se']:.4f}"
+    return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
 
 
 def _metrics(folder: Path) -> dict[str, Any]:

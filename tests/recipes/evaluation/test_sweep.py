@@ -117,7 +117,7 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     assert report.main([str(run), "--out", str(out)]) == 0
     html = out.read_text()
     for text in (
-        "Rank-GRPO (step 4) minus Rank-GRPO (step 0), test.parquet: NDCG@2 +",
+        "rank_grpo (step 4) minus rank_grpo (step 0), test.parquet: NDCG@2 +",
         "popularity",
         "KL to the start",
         "NDCG@2 on test",
@@ -169,7 +169,8 @@ def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
     (run / "evaluation" / "test" / "step_000006").mkdir()
     html = report.report([run], tmp_path / "report.html").read_text()
     assert "ends at step 4, without the newest checkpoint, step 6; sweep again" in html
-    assert "Rank-GRPO (step 4)" in html
+    assert "rank_grpo (step 4)" in html
+    assert "nan" not in html
 
 
 def test_evaluations_of_different_splits_are_not_put_side_by_side(
