@@ -62,8 +62,11 @@ PINS = (
     Pin(
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch",
         "be92c8d155f0c179",
-        ("convrec.training.without_flash_attention:prepare_micro_batches",),
-        "arguments, micro-batches a process",
+        (
+            "convrec.training.without_flash_attention:prepare_micro_batches",
+            "convrec.training.loss:rank_grpo_loss",
+        ),
+        "arguments, micro-batches a process; batch_num_tokens counts loss_mask",
     ),
     Pin(
         "verl.workers.engine.utils:postprocess_batch_func",
@@ -175,6 +178,7 @@ PINS = (
         "b2630e6178ed99f7",
         (
             "convrec.training.trainer_base:ConvRecMixin._compute_old_log_prob",
+            "convrec.training.trainer_base:ConvRecMixin._check_rollout",
             "convrec.training.rank_trainer:RankGRPOMixin._compute_old_log_prob",
         ),
     ),
@@ -230,6 +234,31 @@ PINS = (
         ("convrec.report.curves:read_curves",),
         "actor/kl: its kl_loss is without the coefficient",
     ),
+    # learning rate
+    Pin(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_lr_scheduler",
+        "3a9dd2e4f0894732",
+        ("convrec.training.worker:set_learning_rate",),
+        "a LambdaLR",
+    ),
+    Pin(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.lr_scheduler_step",
+        "5df166dad20babd5",
+        ("convrec.training.worker:set_learning_rate",),
+        "which replaces it",
+    ),
+    Pin(
+        "verl.workers.engine_workers:TrainingWorker.train_mini_batch",
+        "02b50b03fe7d8d29",
+        ("convrec.training.worker:set_learning_rate",),
+        "the schedule advances once a call",
+    ),
+    Pin(
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer.step",
+        "e22f53aadb7805d2",
+        ("convrec.training.trainer_base:ConvRecMixin._load_checkpoint",),
+        "parameter_sync_step updates a step",
+    ),
     # SFT
     Pin(
         "verl.trainer.sft_trainer:run_sft",
@@ -274,8 +303,11 @@ PINS = (
     Pin(
         "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint",
         "6f75218097c563a0",
-        ("convrec.checkpoints.saving:check_world_size",),
-        "names of the shards",
+        (
+            "convrec.checkpoints.saving:check_world_size",
+            "convrec.training.worker:set_learning_rate",
+        ),
+        "names of the shards; optimizer and schedule come back",
     ),
     Pin(
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer._save_checkpoint",

@@ -70,7 +70,7 @@ def _short(load: Callable[[Any], None]) -> Callable[[Any], None]:
 def _dispatch() -> dict[int, Callable[[Any], None]]:
     """Opcode -> function. All others make objects, or take memory ahead of their data."""
     functions = pickle._Unpickler.dispatch
-    found = dict.fromkeys(functions, _refuse)
+    found: dict[int, Callable[[Any], None]] = dict.fromkeys(functions, _refuse)
 
     def code(name: str) -> int:
         return getattr(pickle, name)[0]

@@ -12,16 +12,26 @@ from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_po
 
 
 def rank_grpo_loss(
-    model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None, *, settings: RankLossSettings
+    model_output: dict[str, torch.Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
+    *,
+    settings: RankLossSettings,
+    old_is_rollout: bool = False,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's loss-function form of `rank_policy_loss`: nested tensors in, (loss of the micro-batch, metrics) out."""
+    """verl's loss-function form of `rank_policy_loss`: nested tensors in, (loss of the micro-batch, metrics) out.
+
+    old_is_rollout: `old_log_probs` are those of the rollout (verl's bypass mode).
+    """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     optional = [
         key for key in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights") if key in data
     ]
-    counts = BatchCounts(data["global_batch_size"], data["batch_num_tokens"], data["dp_size"])
-    batch = data.select("response_mask", "advantages", "policy_units", *optional).to_padded_tensor()
-    mask = batch["response_mask"].bool()
+    # of the mini-batch; verl counts `loss_mask`, which may be nothing but dropped rows
+    num_tokens = max(data["batch_num_tokens"], 1)
+    counts = BatchCounts(data["global_batch_size"], num_tokens, data["dp_size"])
+    batch = data.select("loss_mask", "advantages", "policy_units", *optional).to_padded_tensor()
+    mask = batch["loss_mask"].bool()
     loss, metrics = rank_policy_loss(
         log_prob,
         batch["advantages"],
@@ -33,9 +43,10 @@ def rank_grpo_loss(
         rollout_is_weights_BT=batch.get("rollout_is_weights"),
     )
     verl_metrics = {key: Metric(metric_aggregation(key), value) for key, value in metrics.items()}
-    # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is
-    policy_log_prob = batch.get("old_log_probs", log_prob).detach()
-    per_token = data["dp_size"] / data["batch_num_tokens"]
+    # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is. Where those are the
+    # rollout's, which must not be compared with themselves, it is this one but for the updates made since
+    policy_log_prob = (log_prob if old_is_rollout else batch.get("old_log_probs", log_prob)).detach()
+    per_token = data["dp_size"] / num_tokens
     # temperature 1 and no truncation: the mean surprisal of the samples estimates the entropy without bias
     verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * mask).sum() * per_token)
     if "rollout_log_probs" in batch:

@@ -61,7 +61,8 @@ class RankGRPOMixin(ConvRecMixin):
 
     def _prepare_workers(self) -> None:
         if self.is_rank_level:
-            self.actor_rollout_wg.set_loss_fn(partial(rank_grpo_loss, settings=self._loss_settings()))
+            loss = partial(rank_grpo_loss, settings=self._loss_settings(), old_is_rollout=self._old_is_rollout)
+            self.actor_rollout_wg.set_loss_fn(loss)
 
     def _loss_settings(self) -> RankLossSettings:
         actor = self.config.actor_rollout_ref.actor
@@ -80,7 +81,7 @@ class RankGRPOMixin(ConvRecMixin):
         """mu = 1: the batch is used for one update, so the old log-probs are the new ones, detached."""
         actor = self.config.actor_rollout_ref.actor
         one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        corrected = self.config.algorithm.rollout_correction.rollout_is is not None
+        corrected = self.config.algorithm.rollout_correction.rollout_is is not None or self._old_is_rollout
         return self.is_rank_level and one_update and not corrected and self.parameter_sync_step == 1
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -128,6 +129,9 @@ class RankGRPOMixin(ConvRecMixin):
             "returns": token_returns_BT,
             "policy_units": units_BT + 1,
         }
+        if self.settings.mask_truncated:
+            # verl's engine counts a mini-batch's tokens by it: those of dropped rows are not in the token mean
+            output["loss_mask"] = mask_BT * is_stop_BT.any(1, keepdim=True)
         if self.config.algorithm.rollout_correction.rollout_is is not None:
             output |= self._rollout_correction(batch, metrics)
         nested = {key: response_to_nested(value, nested_mask) for key, value in output.items()}

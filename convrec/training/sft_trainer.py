@@ -1,8 +1,10 @@
-"""verl's SFT trainer, mended where epochs begin and end: nothing but wiring."""
+"""verl's SFT trainer, fixed where epochs begin and end and where a run is resumed: nothing but wiring."""
 
 from typing import Any
 
 from verl.trainer import sft_trainer
+
+from convrec.training.worker import report_new_rate, set_learning_rate
 
 
 class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
@@ -12,6 +14,9 @@ class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
             # a loader's state saved after an epoch's last batch comes back exhausted, and `fit` would count that as the
             # next epoch; without a state the loader begins the epoch that `fit` gives the sampler
             self.train_dataloader.next_iter_state = None
+        rates = set_learning_rate(self.engine)
+        if self.rank == 0:
+            report_new_rate(self.resume_global_step, *rates)
 
     def _build_dataloader(self) -> None:
         super()._build_dataloader()

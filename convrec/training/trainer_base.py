@@ -18,6 +18,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
+from verl.workers.utils.padding import response_from_nested
 
 from convrec.checkpoints import saving
 from convrec.rollout import agent_loop as rollout
@@ -25,7 +26,7 @@ from convrec.rollout import queue as rollout_queue
 from convrec.statistics import error_of_mean
 from convrec.training import liveness, registration
 from convrec.training.registration import register_rollout
-from convrec.training.worker import ConvRecWorker
+from convrec.training.worker import ConvRecWorker, report_new_rate
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +69,10 @@ class ConvRecMixin:
     def _load_checkpoint(self) -> None:
         registration.check(self.actor_rollout_wg.registrations(), registration.source_digest())
         self._prepare_workers()
-        if self.settings.lr_schedule:
-            self.actor_rollout_wg.set_lr_schedule([(int(step), float(lr)) for step, lr in self.settings.lr_schedule])
         super()._load_checkpoint()
+        schedule = [(int(step), float(lr)) for step, lr in self.settings.lr_schedule or ()]
+        rates = self.actor_rollout_wg.set_learning_rate(schedule, self.parameter_sync_step)
+        report_new_rate(self.global_steps, *rates[0])
         rollout.retry_failed_prompts()
 
     def _prepare_workers(self) -> None:
@@ -137,6 +139,11 @@ class ConvRecMixin:
 
     # ---- one step ----
 
+    @property
+    def _old_is_rollout(self) -> bool:
+        """verl's bypass mode: the old log-probs are the rollout's."""
+        return bool(self.config.algorithm.rollout_correction.bypass_mode)
+
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The first batch of a start also compares rollout and actor."""
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -147,10 +154,15 @@ class ConvRecMixin:
 
     def _check_rollout(self, batch: KVBatchMeta) -> None:
         """Stop when vLLM's log-probs of its own samples are not the actor's: then the rollout is not the policy."""
-        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+        if self._old_is_rollout:  # else verl has just had the actor compute its own
+            temperature = self.config.actor_rollout_ref.rollout.temperature
+            batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+            self.actor_rollout_wg.compute_log_prob(batch)
+        fields = ["log_probs", "rollout_log_probs", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data["log_probs"] = response_from_nested(data["log_probs"], data["response_mask"])
         data = data.to_padded_tensor()
-        difference = (data["old_log_probs"] - data["rollout_log_probs"]).abs()[data["response_mask"].bool()]
+        difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[data["response_mask"].bool()]
         mean, largest, bound = difference.mean().item(), difference.max().item(), self.settings.rollout_check_bound
         logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
         if not mean <= bound:

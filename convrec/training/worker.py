@@ -1,9 +1,13 @@
 """The verl worker of a run: actor, rollout and reference, with the rank-level loss at hand."""
 
+import logging
+import math
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
+from torch.optim.lr_scheduler import LambdaLR
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -14,9 +18,11 @@ from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.training import packed_attention, registration
 from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
+logger = logging.getLogger(__name__)
+
 
 class ConvRecWorker(ActorRolloutRefWorker):
-    """verl's worker plus: the CPU engine where the host has no accelerator, and a learning-rate schedule by steps."""
+    """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,21 +48,60 @@ class ConvRecWorker(ActorRolloutRefWorker):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_lr_schedule(self, schedule: list[tuple[int, float]]) -> None:
-        """Replace the engine's schedule by constant pieces.
-
-        Args:
-            schedule: (step, lr) pairs in rising order of step, the first at 0: from that trainer step on, that lr.
-        """
-        engine = self.actor.engine
-        base_lr = engine.optimizer_config.lr
-
-        def factor(step: int) -> float:
-            return [lr for start, lr in schedule if step >= start][-1] / base_lr
-
-        engine.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(engine.optimizer, factor)
-        engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+    def set_learning_rate(self, *args: Any) -> tuple[float, float]:
+        return set_learning_rate(self.actor.engine, *args)
 
 
 class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
     """With the copies of its weights that verl's asynchronous trainer goes back to within one synchronisation."""
+
+
+def set_learning_rate(
+    engine: Any, schedule: Sequence[tuple[int, float]] = (), updates_per_step: int = 1
+) -> tuple[float, float]:
+    """Have verl's engine train with the learning rate of the settings, from its next update on.
+
+    A checkpoint brings back the rate that it was saved with; of that, only the number of updates is kept. From here on
+    the engine reports the rate that a step was trained with, where verl's reports the next step's.
+
+    Args:
+        engine: after its checkpoint was loaded, if there is one.
+        schedule: (step, lr) pairs in rising order of step, the first at 0: from that trainer step on, that lr; steps
+            count from 1. Empty: verl's schedule of the optimizer's settings.
+        updates_per_step: how often the schedule is advanced in a trainer step.
+
+    Returns the rates of the next update: what it would have been, and what it is.
+    """
+    optimizer, updates = engine.optimizer, engine.lr_scheduler.last_epoch
+    before = optimizer.param_groups[0]["lr"]
+    lr, factor = engine.optimizer_config.lr, engine.lr_scheduler.lr_lambdas
+    if schedule:
+        lr, factor = 1.0, _pieces(schedule, updates_per_step)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = lr
+    engine.lr_scheduler = LambdaLR(optimizer, factor, updates - 1)
+    engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+    engine.lr_scheduler_step = partial(_advance, engine)
+    return before, optimizer.param_groups[0]["lr"]
+
+
+def _pieces(schedule: Sequence[tuple[int, float]], updates_per_step: int) -> Callable[[int], float]:
+    """The learning rate after so many updates."""
+
+    def lr_after(updates: int) -> float:
+        return [lr for step, lr in schedule if step <= updates // updates_per_step + 1][-1]
+
+    return lr_after
+
+
+def _advance(engine: Any) -> float:
+    """In place of the engine's `lr_scheduler_step`; returns the rate before it."""
+    (lr, *_) = engine.lr_scheduler.get_last_lr()
+    engine.lr_scheduler.step()
+    return lr
+
+
+def report_new_rate(step: int, saved: float, lr: float) -> None:
+    """Say that a run resumed after `step` does not train with its checkpoint's learning rate."""
+    if step and not math.isclose(saved, lr, rel_tol=1e-9):
+        logger.warning("step %d: learning rate %g by the settings; the checkpoint's was %g", step + 1, lr, saved)

@@ -1,6 +1,6 @@
 """SFT that is resumed sees the samples that an uninterrupted run sees, wherever it was stopped."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,12 @@ STEPS_PER_EPOCH = SAMPLES // BATCH
 
 class Engine:
     """One process without a model."""
+
+    def __init__(self) -> None:
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+        self.optimizer_config = SimpleNamespace(lr=1e-3)
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+        self.checkpoint_manager = SimpleNamespace()
 
     def is_mp_src_rank_with_outputs(self) -> bool:
         return True
@@ -32,12 +38,7 @@ class Engine:
     def load_checkpoint(self, path: str) -> None: ...
 
 
-@pytest.fixture(scope="module", autouse=True)
-def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    meeting = tmp_path_factory.mktemp("group") / "file"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
@@ -53,6 +54,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     monkeypatch.setattr(sft_trainer, "aggressive_empty_cache", lambda **_: None)  # seconds of garbage collection
     monkeypatch.setattr(sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=lambda **_: None))
 
+    engines: list[Any] = []
+
     class Trainer(ConvRecSFTTrainer):
         def _build_config(self) -> None:
             self.model_config = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0))
@@ -65,7 +68,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
         def _build_engine(self) -> None:
             self.seen: list[list[int]] = []
-            self.engine = Engine()
+            self.engine = engines.pop()
             self.training_client = SimpleNamespace(
                 reset=lambda: None,
                 step_profile=lambda: None,
@@ -75,7 +78,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                 ),
             )
 
-    def start(stop_after: int | None = None, seed: int = 3407, **trainer: Any) -> list[list[int]]:
+    def start(stop_after: int | None = None, seed: int = 3407, engine: Any = None, **trainer: Any) -> list[list[int]]:
         config = OmegaConf.create(
             {
                 "model": {"use_remove_padding": True},
@@ -102,6 +105,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                 },
             }
         )
+        engines.append(engine or Engine())
         one = Trainer(config)
         save = one.ckpt_handler.save_checkpoint
 
@@ -144,3 +148,17 @@ def test_the_seed_is_that_of_the_order(train: Callable[..., list[list[int]]], tm
 def test_total_steps_win_over_epochs(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
     assert len(train(total_epochs=1, total_training_steps=5)) == 5
     assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text() == "5"
+
+
+def test_a_changed_learning_rate_is_taken_and_said(
+    train: Callable[..., list[list[int]]], training_worker: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "convrec.training.worker"]
+
+    train(stop_after=2, engine=training_worker(lr=1e-3).engine)
+    assert not said()
+    resumed = training_worker(lr=5e-4).engine
+    train(engine=resumed)
+    assert resumed.optimizer.param_groups[0]["lr"] == 5e-4
+    assert said() == ["step 3: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]

@@ -1,52 +1,86 @@
-"""A learning-rate schedule by steps, and its resume."""
+"""The learning rate of a run, by trainer steps and after a resume, on verl's FSDP engine."""
 
-from types import SimpleNamespace
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from verl.utils.torch_functional import get_constant_schedule_with_warmup
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
-WANTED = [1e-3] * 3 + [1e-4] * 2 + [1e-5] * 3
+WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
+
+Start = Callable[..., tuple[Any, tuple[float, float]]]
 
 
-def engine() -> SimpleNamespace:
-    """An engine as verl has built it: an optimizer with verl's own schedule."""
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=1e-3)
-    schedule = get_constant_schedule_with_warmup(optimizer, num_warmup_steps=2)
-    return SimpleNamespace(
-        optimizer=optimizer,
-        lr_scheduler=schedule,
-        optimizer_config=SimpleNamespace(lr=1e-3),
-        checkpoint_manager=SimpleNamespace(lr_scheduler=schedule),
-    )
+@pytest.fixture
+def start(training_worker: Callable[..., Any]) -> Start:
+    """A start of a run: (its engine, what `set_learning_rate` returned)."""
+    from convrec.training.worker import ConvRecWorker
+
+    def build(
+        checkpoint: Path | None = None, schedule: Any = (), updates_per_step: int = 1, **optimizer: Any
+    ) -> tuple[Any, tuple[float, float]]:
+        worker = object.__new__(ConvRecWorker)
+        worker.actor = training_worker(**optimizer)
+        if checkpoint:
+            worker.actor.load_checkpoint(str(checkpoint))
+        return worker.actor.engine, worker.set_learning_rate(schedule, updates_per_step)
+
+    return build
 
 
-def train(engine: Any, steps: int) -> list[float]:
-    """The learning rates these steps were trained with."""
+def train(engine: Any, updates: int) -> list[float]:
+    """The learning rates that these updates were made with, which are those that the engine reports."""
     rates = []
-    for _ in range(steps):
+    for _ in range(updates):
         rates.append(engine.optimizer.param_groups[0]["lr"])
         engine.optimizer.step()
-        engine.lr_scheduler.step()
+        assert engine.lr_scheduler_step() == rates[-1]
     return rates
 
 
-@pytest.mark.parametrize("stop_after", [2, 3, 4])
-def test_a_resumed_run_goes_on_in_the_schedule(stop_after: int) -> None:
-    from convrec.training.worker import ConvRecWorker
+def test_a_schedules_step_is_the_trainers(start: Start) -> None:
+    assert train(start(schedule=SCHEDULE)[0], 8) == WANTED
+    twice = train(start(schedule=SCHEDULE, updates_per_step=2)[0], 16)
+    assert twice[::2] == twice[1::2] == WANTED
 
-    def start() -> Any:
-        worker = object.__new__(ConvRecWorker)
-        worker.actor = SimpleNamespace(engine=engine())
-        worker.set_lr_schedule(SCHEDULE)
-        return worker.actor.engine
 
-    first, resumed = start(), start()
-    rates = train(first, stop_after)
-    # in verl's order: the optimizer, then the schedule of the checkpoint manager
-    resumed.optimizer.load_state_dict(first.optimizer.state_dict())
-    resumed.checkpoint_manager.lr_scheduler.load_state_dict(first.checkpoint_manager.lr_scheduler.state_dict())
-    rates += train(resumed, len(WANTED) - stop_after)
-    assert rates == pytest.approx(WANTED)
+CONSTANT: dict[str, Any] = {"lr": 1e-3}
+COSINE = {"lr": 1e-3, "lr_scheduler_type": "cosine", "lr_warmup_steps": 2}
+SCHEDULED = {"schedule": SCHEDULE}
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        (SCHEDULED, SCHEDULED),
+        (COSINE, COSINE),
+        (CONSTANT, CONSTANT | {"lr": 5e-4}),
+        (COSINE, COSINE | {"lr": 5e-4}),
+        (COSINE, COSINE | {"total_training_steps": 20}),
+        (SCHEDULED, {"schedule": [(0, 2e-3), (6, 2e-4)]}),
+        (SCHEDULED, CONSTANT | {"lr": 5e-4}),
+        (CONSTANT, SCHEDULED),
+    ],
+)
+def test_a_resumed_run_trains_with_the_rates_of_its_settings(
+    start: Start, tmp_path: Path, saved: dict[str, Any], resumed: dict[str, Any]
+) -> None:
+    first, _ = start(**saved)
+    train(first, 4)
+    first.save_checkpoint(str(tmp_path), global_step=4)
+    rates = train(first, 4)  # had it gone on
+    whole = train(start(**resumed)[0], 8)
+    again, before_and_now = start(checkpoint=tmp_path, **resumed)
+    assert before_and_now == (rates[0], whole[4])
+    assert train(again, 4) == whole[4:]
+
+
+def test_a_new_rate_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    from convrec.training.worker import report_new_rate
+
+    report_new_rate(0, 1e-3, 5e-4)  # no checkpoint
+    report_new_rate(4, 1e-3, 1e-3)
+    assert not caplog.messages
+    report_new_rate(4, 1e-3, 5e-4)
+    assert caplog.messages == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]

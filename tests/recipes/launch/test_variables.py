@@ -215,7 +215,7 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     trainer = object.__new__(RankGRPOSeparateAsyncTrainer)
     trainer_separate_async.PPOTrainerSeparateAsync.__init__(trainer, config)  # asserts
     assert trainer.trainer_mode == "separate_async"
-    assert {"save_model_to_cpu", "registrations", "set_lr_schedule"} <= set(dir(trainer.worker))
+    assert {"save_model_to_cpu", "registrations", "set_learning_rate"} <= set(dir(trainer.worker))
     trainer.is_rank_level, trainer.parameter_sync_step = True, 1
     assert not trainer._is_on_policy  # its log-probs are taken anew, and the weights correct the difference
 
