@@ -1,10 +1,10 @@
-"""The one exception that means: the user can mend this; and what other errors are called on the screen."""
+"""The one exception that means: the user can fix this; and what other errors are called on the screen."""
 
 import re
 
 
 class UserError(ValueError):
-    """Bad input: the message names the file, row or variable and says how to mend it.
+    """Bad input: the message names the file, row or variable and says how to fix it.
 
     Entry points print it without a traceback and exit with status 2.
     """

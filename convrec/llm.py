@@ -331,9 +331,11 @@ class LLM:
         few milliseconds that a server asks for, most are too many again.
         """
         status, headers = (response.status_code, response.headers) if response is not None else (0, {})
-        wanted, told = wanted_pause(headers), headers.get("x-should-retry")  # OpenAI's own header
+        wanted, should_retry = wanted_pause(headers), headers.get("x-should-retry")  # OpenAI's own header
         self.usage.rate_limited += status == 429
-        may_pass = told == "true" or (told != "false" and (status in (0, 408, 409, 429) or status >= 500))
+        may_pass = should_retry == "true" or (
+            should_retry != "false" and (status in (0, 408, 409, 429) or status >= 500)
+        )
         if not may_pass or retry >= self.max_retries or (wanted or 0.0) > LONGEST_PAUSE:
             return None
         pause = back_off(retry)

@@ -35,7 +35,7 @@ Record = Comparison | Rating | dict[str, Any]  # a dict is a row of the schema
 
 
 class Broken(ValueError):
-    """A record that cannot be read: (problem, mend)."""
+    """A record that cannot be read: (problem, fix)."""
 
 
 def read_records(path: str | os.PathLike) -> tuple[str, Iterator[tuple[int, Any]]]:
@@ -59,7 +59,7 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(line)
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise UserError(f"--input {file}: line {number} is no JSON ({error}); mend or drop that line") from None
+                raise UserError(f"--input {file}: line {number} is no JSON ({error}); fix or drop that line") from None
 
 
 def parse_record(record: Any, mode: str) -> Record:
@@ -91,7 +91,7 @@ def parse_record(record: Any, mode: str) -> Record:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Broken(f"`{name}` has no text", "mend or drop these records")
+        raise Broken(f"`{name}` has no text", "fix or drop these records")
     return value
 
 
@@ -101,10 +101,10 @@ def _messages(value: Any, name: str) -> list[Message]:
         return [{"role": "user", "content": _text(value, name)}]
     problem = f"`{name}` is neither a text nor messages {{role, content}}"
     if not isinstance(value, Sequence) or not value:
-        raise Broken(problem, "mend or drop these records")
+        raise Broken(problem, "fix or drop these records")
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise Broken(problem, "mend or drop these records")
+            raise Broken(problem, "fix or drop these records")
     return [{"role": message["role"], "content": _text(message.get("content"), name)} for message in value]
 
 
@@ -124,7 +124,7 @@ def _chosen_and_rejected(record: Mapping[str, Any]) -> tuple[list[Message], str,
 
 
 def load(path: str | os.PathLike, mode: str) -> list[tuple[Record, str]]:
-    """(parsed record, source) of a file. Raises UserError that names the broken records and the mend."""
+    """(parsed record, source) of a file. Raises UserError that names the broken records and the fix."""
     kind, records = read_records(path)
     parsed: list[tuple[Record, str]] = []
     problems: list[tuple[int, tuple[str, str] | None]] = []

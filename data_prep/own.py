@@ -3,7 +3,7 @@
     python -m data_prep.own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
         --validation-from 2024-05-01 --test-from 2024-06-01
 
-Every line is checked before anything is written; what is wrong is told with file, line and mend, up to 20 at once.
+Every line is checked before anything is written; what is wrong is told with file, line and fix, up to 20 at once.
 Then OUT appears whole: train, validation, test.parquet (rows with ground truth), sft_train, sft_validation.parquet
 (rows with a demonstration), catalog.parquet, summary.json. A line stays a row: never aggregated. Tables without rows
 are left out.

@@ -175,8 +175,8 @@ def _convert_split(
                 if not isinstance(row, Unreadable):
                     cleaned, notes = clean_row(row, target)
                 elif skip_damaged is None:
-                    mend = "fetch this folder again, or set such rows aside with --skip-damaged"
-                    raise UserError(f"{split.name}, row {place}: {row.reason}; {mend}")
+                    fix = "fetch this folder again, or set such rows aside with --skip-damaged"
+                    raise UserError(f"{split.name}, row {place}: {row.reason}; {fix}")
                 else:
                     cleaned, notes = None, [row.reason]
                 if cleaned is None:

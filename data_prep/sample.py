@@ -6,7 +6,7 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
 - a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
 - the ground truth is 1-5 films drawn from softmax(utility / GROUND_TRUTH_TEMPERATURE) without the films named;
 - the demonstration is the list of an imperfect teacher, who never sees the ground truth: tastes count less for it, it
-  has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can mend the
+  has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can fix the
   first two, sampling less the third.
 """
 

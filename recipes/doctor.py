@@ -43,7 +43,7 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
         print(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
     else:
         for f in findings:
-            print(f"{f.status:8} {f.check}: {f.where}: {f.what}" + (f"\n         -> {f.mend}" if f.mend else ""))
+            print(f"{f.status:8} {f.check}: {f.where}: {f.what}" + (f"\n         -> {f.fix}" if f.fix else ""))
     return 0 if is_well else 1
 
 

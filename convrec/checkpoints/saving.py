@@ -90,7 +90,7 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
             (run_folder / LATEST).unlink(missing_ok=True)
         reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1:] or [type(error).__name__]
         raise RuntimeError(
-            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is mended"
+            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is fixed"
         ) from error
     shutil.rmtree(aside, ignore_errors=True)
     prune(run_folder, keep)

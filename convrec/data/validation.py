@@ -1,4 +1,4 @@
-"""Whether a table is what its schema says: every broken row is named by its number, with the mend."""
+"""Whether a table is what its schema says: every broken row is named by its number, with the fix."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def validate_rl_table(
 ) -> TableReport:
     """Check an RL table against a catalog with or without years (`dated`); rows are 0-based.
 
-    Raises UserError naming file, rows and mend, also when no ground truth has a year and the catalog has, or the other
+    Raises UserError naming file, rows and fix, also when no ground truth has a year and the catalog has, or the other
     way about: nothing would ever match. Single ground-truth years that are no year are only warned about. Rows without
     ground truth are an error in training; evaluation, which counts them and leaves them out, allows them.
     """
@@ -74,8 +74,8 @@ def _inspect_conversations(
         truth = batch[TRUTH]
         is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
         if not allow_empty_ground_truth:
-            mend = "no response to such a row can earn a reward: drop these rows from the training file"
-            found.add("no ground truth", numbers.filter(is_empty), mend)
+            fix = "no response to such a row can earn a reward: drop these rows from the training file"
+            found.add("no ground truth", numbers.filter(is_empty), fix)
         no_pairs = _rows_with(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
         found.add("ground truth that is no [title, year] pair", numbers.filter(no_pairs), "write pairs")
         truth, numbers = truth.filter(pc.invert(no_pairs)), numbers.filter(pc.invert(no_pairs))
@@ -87,9 +87,9 @@ def _inspect_conversations(
         num_pairs += len(years)
         without_year += len(years) - (pc.sum(has_year).as_py() or 0)
         if dated is False:
-            mend = 'write [title, ""], or give the catalog its years'
+            fix = 'write [title, ""], or give the catalog its years'
             problem = "a ground truth with a year, but the catalog has no years"
-            found.add(problem, numbers.filter(_rows_with(truth, has_year)), mend)
+            found.add(problem, numbers.filter(_rows_with(truth, has_year)), fix)
         is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
         parents = pc.list_parent_indices(truth)
         for index in pc.indices_nonzero(pc.invert(is_year)).to_pylist() if dated else ():
@@ -125,18 +125,18 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self.rows_by_problem)
 
-    def add(self, problem: str, rows: pa.Array | Sequence[int], mend: str) -> None:
+    def add(self, problem: str, rows: pa.Array | Sequence[int], fix: str) -> None:
         """rows: numbers from 0."""
         if len(rows):
             numbers = rows.to_pylist() if isinstance(rows, pa.Array) else rows
-            self.rows_by_problem.setdefault((problem, mend), []).extend(numbers)
+            self.rows_by_problem.setdefault((problem, fix), []).extend(numbers)
 
     def reasons(self) -> dict[int, str]:
-        """Row -> the first of its problems, and the mend."""
+        """Row -> the first of its problems, and the fix."""
         reasons: dict[int, str] = {}
-        for (problem, mend), rows in self.rows_by_problem.items():
+        for (problem, fix), rows in self.rows_by_problem.items():
             for row in rows:
-                reasons.setdefault(row, f"{problem}; {mend}")
+                reasons.setdefault(row, f"{problem}; {fix}")
         return dict(sorted(reasons.items()))
 
     def raise_if_any(self, shown: int | None = 5) -> None:
@@ -144,8 +144,8 @@ class Findings:
         if self.rows_by_problem:
             raise UserError(
                 "\n".join(
-                    f"{self.path}: {_name_rows(rows, shown)}: {problem}; {mend}"
-                    for (problem, mend), rows in self.rows_by_problem.items()
+                    f"{self.path}: {_name_rows(rows, shown)}: {problem}; {fix}"
+                    for (problem, fix), rows in self.rows_by_problem.items()
                 )
             )
 
@@ -156,8 +156,8 @@ def _check_message(found: Findings, numbers: pa.Array, messages: pa.ListArray, c
     flat = messages.flatten()
     roles, contents = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
     wrong_role = _rows_with(messages, pc.fill_null(pc.not_equal(roles, role), True))
-    mend = f'write [{{"role": "{role}", "content": ...}}]'
-    found.add(f"`{column}` is not exactly one {role} message", numbers.filter(pc.or_(wrong_count, wrong_role)), mend)
+    fix = f'write [{{"role": "{role}", "content": ...}}]'
+    found.add(f"`{column}` is not exactly one {role} message", numbers.filter(pc.or_(wrong_count, wrong_role)), fix)
     blank = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(contents)), 0), True)
     found.add(f"`{column}` has no text", numbers.filter(_rows_with(messages, blank)), "drop these rows")
 

@@ -63,12 +63,12 @@ def prompt_of(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> li
 
 
 def row_problem(row: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
-    """(what is wrong with a row, the mend), None for a valid one. Any JSON value is taken."""
+    """(what is wrong with a row, the fix), None for a valid one. Any JSON value is taken."""
     messages = row.get("input")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return "`input` is no list of messages", 'write [{"role": "user", "content": ...}]'
     if not all(map(_is_message, messages)):
-        return "`input` holds something else than {role, content} messages with text", "mend or drop these rows"
+        return "`input` holds something else than {role, content} messages with text", "fix or drop these rows"
     if messages[-1]["role"] != "user":
         return "the last message of `input` is not the user's", "cut `input` before the response to be judged"
     wanted = 1 if mode == "pointwise" else 2
@@ -79,7 +79,7 @@ def row_problem(row: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
     if not all(map(_is_message, answers)):
         return (
             "`output` holds something else than {answer: {role, content, label}} with text",
-            "mend or drop these rows",
+            "fix or drop these rows",
         )
     labels = [answer.get("label") for answer in answers]  # type: ignore[union-attr]
     return _label_problem([label if isinstance(label, Mapping) else {} for label in labels], mode)
@@ -107,7 +107,7 @@ def _label_problem(labels: Sequence[Mapping[str, Any]], mode: str) -> tuple[str,
     if "tie" in preferences:
         return "the preference is a tie", "python -m data_prep.judge leaves ties out; no verdict could be right"
     if preferences[0] not in SWAPPED or preferences[0] != preferences[1]:
-        return 'the labels are not {preference: "A" or "B"}, the same on both answers', "mend or drop these rows"
+        return 'the labels are not {preference: "A" or "B"}, the same on both answers', "fix or drop these rows"
     return None
 
 
@@ -123,8 +123,8 @@ def raise_for_problems(
         raise UserError(
             "\n".join(
                 f"{path}: {row}{'s' * (len(found) > 1)} {', '.join(map(str, found[:NAMED]))}"
-                f"{f' and {len(found) - NAMED} more' * (len(found) > NAMED)}: {problem}; {mend}"
-                for (problem, mend), found in numbers.items()
+                f"{f' and {len(found) - NAMED} more' * (len(found) > NAMED)}: {problem}; {fix}"
+                for (problem, fix), found in numbers.items()
             )
         )
 
@@ -132,7 +132,7 @@ def raise_for_problems(
 def read_judge_table(path: str | os.PathLike, mode: str) -> list[dict[str, Any]]:
     """The rows of a judge table, valid. Rows are numbered from 0.
 
-    Raises UserError naming file, rows and mend.
+    Raises UserError naming file, rows and fix.
     """
     assert mode in MODES
     try:

@@ -84,7 +84,7 @@ class Matcher:
         self._read = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
         self._seen_key = lru_cache(maxsize=CACHE_SIZE)(self._make_seen_key)
 
-    def meet_catalog(self) -> "Matcher":
+    def warm(self) -> "Matcher":
         """Parse and look up each item of the catalog as a response writes it: most lines of a response are one of them,
         and what was met before costs a look-up. Some 5 µs an item; nothing for catalogs that the caches do not hold."""
         if len(self.catalog) <= CACHE_SIZE // 2:

@@ -165,7 +165,7 @@ def reference_rank_ids(
 ) -> torch.Tensor:
     """The public reference's counting, for `preset: reference`: a token's rank is the number of delimiters before it.
 
-    Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` mends that.
+    Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` fixes that.
     """
     last_B1, _ = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)

@@ -131,7 +131,7 @@ def stop_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:
 def retry_failed_prompts(partition_id: str = "train") -> None:
     """Have verl roll out again what had failed when a checkpoint was written: an asynchronous one holds its prompts.
 
-    Else no start from there would get anywhere, even with the reward mended. Call it when the checkpoint is loaded;
+    Else no start from there would get anywhere, even with the reward fixed. Call it when the checkpoint is loaded;
     verl starts what is pending.
     """
     tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})

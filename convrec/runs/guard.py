@@ -31,7 +31,7 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "CONVREC_RUN_TMP"
 POLL_SECONDS = 0.5
-LONELY_SECONDS = 5.0  # on a node without the driver: Ray's first workers may end before the next ones start
+NO_WORKER_SECONDS = 5.0  # on a node without the driver: Ray's first workers may end before the next ones start
 END_SECONDS = 15.0  # that the driver waits for the guard
 STARTING_SECONDS = 60.0  # what a worker may take until it joins: its imports, on busy cores
 LOOKS_AT_SHM = 60
@@ -82,7 +82,7 @@ def join(is_driver: bool = False, message: str = "") -> None:
         "start": processes[pid][1],
         "is_driver": is_driver,
         "message": message,
-        "spare": [child for child, (parent, _) in processes.items() if parent == pid],  # not started by the run
+        "not_ours": [child for child, (parent, _) in processes.items() if parent == pid],  # not started by the run
         "shm": _shared_memory(),
     }
     partial = folder / f".{pid}"
@@ -196,9 +196,9 @@ class Guard:
         self.looks_at: dict[str, int] = {}  # shared memory nobody of ours maps so far -> how often it was looked for
         self.driver: Key | None = None
         self.message = ""
-        self.spare = {os.getpid()}
+        self.not_ours = {os.getpid()}
         self.seen: set[Key] = set()
-        self.lonely_since: float | None = None
+        self.without_worker_since: float | None = None
 
     def members(self) -> set[Key]:
         found = set()
@@ -208,14 +208,14 @@ class Guard:
             found.add(key)
             if key not in self.seen:
                 self.seen.add(key)
-                self.spare |= set(entry["spare"])
+                self.not_ours |= set(entry["not_ours"])
                 others = set(entry["shm"])
                 self.others_shm = others if self.others_shm is None else self.others_shm & others
             if entry["is_driver"]:
                 self.driver, self.message = key, entry["message"]
         return found
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """One look at /proc: learn, end what lost its member. Returns whether the run goes on."""
         members = self.members()
         processes = _processes()
@@ -230,7 +230,7 @@ class Guard:
             pid, owner = stack.pop()
             for child in children.get(pid, ()):
                 key = (child, processes[child][1])
-                if key not in members and key not in self.owner_of and child not in self.spare:
+                if key not in members and key not in self.owner_of and child not in self.not_ours:
                     self.owner_of[key] = owner
                     stack.append((child, owner))
         self.learn_shared_memory(members & alive)
@@ -240,10 +240,10 @@ class Guard:
         if self.driver is not None:
             return self.driver in alive and not (self.folder / "end").exists()
         if members & alive or self.is_starting(processes):
-            self.lonely_since = None
-        elif self.lonely_since is None:
-            self.lonely_since = time.monotonic()
-        return self.lonely_since is None or time.monotonic() - self.lonely_since < LONELY_SECONDS
+            self.without_worker_since = None
+        elif self.without_worker_since is None:
+            self.without_worker_since = time.monotonic()
+        return self.without_worker_since is None or time.monotonic() - self.without_worker_since < NO_WORKER_SECONDS
 
     def is_starting(self, processes: dict[int, tuple[int, int]]) -> bool:
         """Whether a young process of the run is neither a member yet nor started by one: a worker that still imports.
@@ -253,7 +253,10 @@ class Guard:
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         ticks = (uptime - STARTING_SECONDS) * os.sysconf("SC_CLK_TCK")
         return any(
-            start > ticks and pid not in self.spare and (pid, start) not in self.owner_of and self.has_environment(pid)
+            start > ticks
+            and pid not in self.not_ours
+            and (pid, start) not in self.owner_of
+            and self.has_environment(pid)
             for pid, (_, start) in processes.items()
         )
 
@@ -289,12 +292,12 @@ class Guard:
     def finish(self) -> None:
         """End and remove all there is. A process may start another before it is ended: look until none is left."""
         begin = time.monotonic()
-        told = (self.folder / "end").exists()
+        ended_by_run = (self.folder / "end").exists()
         while (waited := time.monotonic() - begin) < 2 * TRACKER_SECONDS:
-            self.look()
+            self.poll()
             ours = set(self.owner_of) | self.members()  # without their driver, workers have nothing to do
             ours |= {(pid, stat[1]) for pid, stat in _processes().items() if self.has_environment(pid)}
-            ours = {key for key in ours if key != self.driver and key[0] not in self.spare}
+            ours = {key for key in ours if key != self.driver and key[0] not in self.not_ours}
             if not self.kill(ours, trackers_too=waited > TRACKER_SECONDS) and not self._waits_for_trackers(ours):
                 break
             time.sleep(0.05)
@@ -302,7 +305,7 @@ class Guard:
             with contextlib.suppress(OSError):
                 (SHM / name).unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self.message and not told:
+        if self.message and not ended_by_run:
             with contextlib.suppress(OSError):  # the terminal may be gone as well
                 os.write(2, f"\n{self.message}\n".encode())
 
@@ -325,7 +328,7 @@ def main() -> None:
         assert own is not None
         (folder / "guard.pid").write_text(f"{os.getpid()} {own[1]}")
         guard = Guard(folder)
-        while guard.look():
+        while guard.poll():
             time.sleep(POLL_SECONDS)
         guard.finish()
 

@@ -87,11 +87,11 @@ class Damage:
         lines: dict[tuple[Path, str], list[int]] = {}  # file and problem -> first line, lines
         for entry in [*self.of_files, *(self.entries if self.share is None else ())]:
             lines.setdefault((entry.path, str(entry.problem)), [entry.line, 0])[1] += 1
-        told = [
+        messages = [
             f"{path}, line {line}: {problem}" + (f" (and on {count - 1:,} more lines)" if count > 1 else "")
             for (path, problem), (line, count) in list(lines.items())[:SHOWN]
         ]
-        return told + ([f"and {len(lines) - SHOWN:,} more such messages"] if len(lines) > SHOWN else [])
+        return messages + ([f"and {len(lines) - SHOWN:,} more such messages"] if len(lines) > SHOWN else [])
 
 
 def read_records(

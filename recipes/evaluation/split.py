@@ -95,8 +95,8 @@ def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, sc
     damaged = found.reasons()
     counts = Counter(damaged.values())
     check_share(str(path), counts, report.rows, skip_damaged)
-    told = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(counts)]
-    warnings = report.warnings + (["\n".join(told)] if damaged else [])
+    lines = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(counts)]
+    warnings = report.warnings + (["\n".join(lines)] if damaged else [])
     return Rows([content for row, content in rows.items() if row not in damaged], damaged, warnings)
 
 

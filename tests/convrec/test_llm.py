@@ -262,7 +262,7 @@ def test_a_server_that_refuses_everything_stops_the_run_and_is_not_remembered(ch
         client(server, tmp_path, concurrency=1).ask_all(map(str, range(prompts)))
     assert len(server.bodies) == min(prompts, REFUSED_IN_A_ROW) + 1
     assert not list(tmp_path.rglob("*.json"))
-    server.behave = echo  # mended
+    server.behave = echo  # fixed
     assert client(server, tmp_path).ask_all(["0"])[0].text == "re: 0"
 
 

@@ -193,7 +193,7 @@ def test_what_cannot_train_is_set_aside(target, damage, why):
 
 
 @pytest.mark.parametrize(
-    ("damage", "mended", "note"),
+    ("damage", "fixed", "note"),
     [
         ({TRUTH: [["Heat", "1995.0"]]}, [["Heat", "1995"]], "'1995.0' written as '1995'"),
         ({TRUTH: [["Heat", " 1995 "]]}, [["Heat", "1995"]], "written as '1995'"),
@@ -205,10 +205,10 @@ def test_what_cannot_train_is_set_aside(target, damage, why):
         ({"seen_titles": ["Heat", None, " "]}, ["Heat"], "seen titles"),
     ],
 )
-def test_what_can_be_mended_is_and_is_noted(damage, mended, note):
+def test_what_can_be_mended_is_and_is_noted(damage, fixed, note):
     (column,) = damage
     cleaned, notes = clean_row(row(1, **damage), TRAIN)
-    assert [list(value) if isinstance(value, tuple) else value for value in cleaned[column]] == mended
+    assert [list(value) if isinstance(value, tuple) else value for value in cleaned[column]] == fixed
     assert note in " ".join(notes)
     untouched = "seen_titles" if column == TRUTH else TRUTH
     assert [list(v) if isinstance(v, tuple) else v for v in cleaned[untouched]] == row(1)[untouched]

@@ -1,4 +1,4 @@
-"""Each thing that can be wrong before a run: found, named with where it is, and with its mend."""
+"""Each thing that can be wrong before a run: found, named with where it is, and with its fix."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def machine(**changes: Any) -> dict[str, Any]:
 
 def only(findings: list[finding.Finding], status: str) -> finding.Finding:
     (found,) = [finding for finding in findings if finding.status == status]
-    assert found.mend
+    assert found.fix
     return found
 
 
@@ -187,7 +187,7 @@ def devices(device: str, drivers: int, there: int, slots: int, **environment: st
 def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
     found = only(devices("cpu", 0, 80 * GIB, 4), "failure")
     assert (found.check, found.where) == ("devices", "node-b")
-    assert "host=gpu" in found.mend
+    assert "host=gpu" in found.fix
     assert devices("cpu", 0, 0, 4) == []  # logical slots of hosts without GPUs
     assert devices("cpu", 80 * GIB, 80 * GIB, 4) == []  # the driver sees GPUs: host=cpu was an argument
 
@@ -198,7 +198,7 @@ def test_gpus_that_are_asked_for_and_only_counted() -> None:
     assert "PyTorch sees no GPU" in found.what
     assert devices("cuda", 80 * GIB, 0, 2) == []  # fewer slots than wanted: none of it is used
     assert devices("cuda", 0, 80 * GIB, 4, VERL_PLATFORM="nvidia") == []  # host=gpu, as docs/cluster.md has it
-    assert "VERL_PLATFORM=nvidia" in only(devices("cuda", 0, 80 * GIB, 4), "failure").mend
+    assert "VERL_PLATFORM=nvidia" in only(devices("cuda", 0, 80 * GIB, 4), "failure").fix
 
 
 def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     assert needs.checkpoint == 8_000_000_000
     assert [f.status for f in findings.memory_findings(config(), needs, [machine()])] == ["ok"]
     tight = findings.memory_findings(config(), needs, [machine(device_memory=60 * GIB)])
-    assert "ppo_max_token_len_per_gpu" in only(tight, "warning").mend
+    assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
     assert (
         "59.0 GiB needed"
         in only(findings.memory_findings(config(), needs, [machine(device_memory=24 * GIB)]), "failure").what
@@ -260,7 +260,7 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     seventy_b = estimate.needs(config(n_gpus_per_node=64), estimate.ModelSize(70_000_000_000, 80, 8192, 151_936))
     assert seventy_b.rollout_weights == 140_000_000_000
     found = findings.memory_findings(config(), seventy_b, [machine()])
-    assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.mend for f in found)
+    assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
 
 
 def test_memory_of_sft_is_that_of_training_alone() -> None:
@@ -270,7 +270,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
     needs = estimate.sft_needs(sft_config(), half_b)
     assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
     tight = findings.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
-    assert "data.max_token_len_per_gpu" in only(tight, "warning").mend
+    assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
     small.data.update(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
@@ -438,5 +438,5 @@ def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> No
     warning = finding.Finding("memory", "warning", "node-a", "tight", "more GPUs")
     assert finding.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
     failure = finding.Finding("disk", "failure", "node-b", "full", "make room")
-    with pytest.raises(UserError, match=r"node-b: full\. Mend: make room"):
+    with pytest.raises(UserError, match=r"node-b: full\. Fix: make room"):
         finding.stop_on_failure([warning, failure])

@@ -110,7 +110,7 @@ def test_large_blocks_are_split_and_one_typo_is_still_found(monkeypatch):
 
 def test_having_met_the_catalog_changes_nothing():
     catalog = Catalog.from_items(FILMS)
-    met, fresh = Matcher(catalog).meet_catalog(), Matcher(catalog)
+    met, fresh = Matcher(catalog).warm(), Matcher(catalog)
     assert met.identify.cache_info().currsize == len(FILMS)
     lines = [(title + mark, year + shift) for title, year in FILMS for mark in ("", "s") for shift in (0, 1, 5)]
     assert [met.identify(*line) for line in lines] == [fresh.identify(*line) for line in lines]

@@ -147,7 +147,7 @@ def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone(
         worker.wait()
         time.sleep(2)
         assert folder.exists()  # Ray's next worker may be about to come
-        psutil.wait_procs([psutil.Process(pid)], timeout=guard.LONELY_SECONDS + 5)
+        psutil.wait_procs([psutil.Process(pid)], timeout=guard.NO_WORKER_SECONDS + 5)
         assert not folder.exists()
     finally:
         worker.kill()
@@ -157,7 +157,7 @@ def test_a_worker_that_still_imports_keeps_a_node_without_the_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Until it is old enough to be something that has escaped, which the guard must end."""
-    monkeypatch.setattr(guard, "LONELY_SECONDS", 0.0)
+    monkeypatch.setattr(guard, "NO_WORKER_SECONDS", 0.0)
     (tmp_path / "members").mkdir()
     watching = guard.Guard(tmp_path)
     environment = {**os.environ, guard.FOLDER_VARIABLE: str(tmp_path)}

@@ -144,10 +144,10 @@ def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int,
 
 def test_a_refusal_leaves_no_folder(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     def check(config: DictConfig) -> list[str]:
-        raise UserError("TRAIN_FILE: mend it")
+        raise UserError("TRAIN_FILE: fix it")
 
     status, err = run(pytest.fail, check=check)
-    assert (status, err) == (2, "error: TRAIN_FILE: mend it\n")
+    assert (status, err) == (2, "error: TRAIN_FILE: fix it\n")
     assert not (tmp_path / "run").exists()
 
 
