@@ -55,11 +55,11 @@ class Endpoint:
 
 def endpoint(role: str = "llm") -> Endpoint:
     """The endpoint of a role from the environment; raises UserError naming the variable to set."""
-    own = f"{role.upper()}_BASE_URL"
-    prefix = role.upper() if os.environ.get(own, "").strip() else "LLM"
+    url_variable = f"{role.upper()}_BASE_URL"
+    prefix = role.upper() if os.environ.get(url_variable, "").strip() else "LLM"
     url, model, key = (os.environ.get(f"{prefix}_{name}", "").strip() for name in ("BASE_URL", "MODEL", "API_KEY"))
     if not url:
-        wanted = "LLM_BASE_URL" if own == "LLM_BASE_URL" else f"LLM_BASE_URL or {own}"
+        wanted = "LLM_BASE_URL" if url_variable == "LLM_BASE_URL" else f"LLM_BASE_URL or {url_variable}"
         raise UserError(
             f"{wanted} is not set: give the {role}'s OpenAI-compatible address, like http://127.0.0.1:8000/v1"
         )

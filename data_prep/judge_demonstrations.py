@@ -29,7 +29,7 @@ def demonstrations(
 ) -> list[dict[str, Any]]:
     """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
     verdict = score_verdict if mode == "pointwise" else preference_verdict
-    found = []
+    texts = []
     for number, row in enumerate(rows):
         label = label_of(row, mode)
         if answers is None:
@@ -38,14 +38,14 @@ def demonstrations(
             text = answers[number]
         else:
             continue
-        found.append(
+        texts.append(
             {
                 "prompt": prompt_of(row, mode),
                 "completion": [{"role": "assistant", "content": text}],
                 "sample_id": f"{row['source'] or 'judge'}-{number}",
             }
         )
-    return found
+    return texts
 
 
 def read_answers(path: str | Path, num_rows: int) -> dict[int, str]:
@@ -65,11 +65,11 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name or move it away")
     rows = read_judge_table(data, mode)
-    found = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None)
-    if not found:
+    texts = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None)
+    if not texts:
         raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
-    write_table(out, pa.Table.from_pylist(found, DEMONSTRATION_SCHEMA))
-    return len(found), len(rows)
+    write_table(out, pa.Table.from_pylist(texts, DEMONSTRATION_SCHEMA))
+    return len(texts), len(rows)
 
 
 def main(argv: list[str] | None = None) -> int:

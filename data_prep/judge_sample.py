@@ -68,9 +68,9 @@ def ratings(count: int, seed: int) -> list[dict[str, Any]]:
     writer = _Writer(seed)
     records = []
     for place in range(count):
-        genre, one, two = writer.rng.sample(writer.genres, 3)
+        genre, first, second = writer.rng.sample(writer.genres, 3)
         score = place % 5
-        response = writer.response(*((one,), (one, two), (), (genre, one), (genre,))[score])
+        response = writer.response(*((first,), (first, second), (), (genre, first), (genre,))[score])
         reason = REASON.format(genre=genre)
         records.append({"prompt": writer.query(genre), "response": response, "helpfulness": score, "reason": reason})
     return records

@@ -148,7 +148,7 @@ def _read_shard(
             )
         for name in columns:
             kind, (wanted, said) = reader.schema.field(name).type, COLUMNS[name]
-            if not any(_is_like(kind, one) for one in wanted):
+            if not any(_is_like(kind, alternative) for alternative in wanted):
                 raise UserError(
                     f"{shard}: column {name} is {kind}, not a list of {said}; is this the Reddit-v2 release?"
                 )

@@ -34,7 +34,11 @@ class Cooccurrence:
         conversation_R = [self.conversations[conversation_of(row["sample_id"])] for row in rows]
         named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
         self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
-        entries = [(c, self.titles[title]) for c, some in zip(conversation_R, named, strict=True) for title in some]
+        entries = [
+            (c, self.titles[title])
+            for c, titles_of_row in zip(conversation_R, named, strict=True)
+            for title in titles_of_row
+        ]
         self.named_CT = _ones(entries, (len(names), len(self.titles)))
         items = [(conversation_R[r], m) for r, m in _truth_entries(rows, catalog)]
         self.items_CM = _ones(items, (len(names), len(catalog)))
@@ -44,8 +48,10 @@ class Cooccurrence:
 
     def own_items(self, row: dict) -> np.ndarray:
         """(M,) what the row's own conversation adds to the counts; zeros for one that was not read."""
-        own = self.conversations.get(conversation_of(row["sample_id"]))
-        return np.zeros(self.items_CM.shape[1]) if own is None else self.items_CM[own].toarray().ravel()
+        conversation = self.conversations.get(conversation_of(row["sample_id"]))
+        return (
+            np.zeros(self.items_CM.shape[1]) if conversation is None else self.items_CM[conversation].toarray().ravel()
+        )
 
     def mentions(self, row: dict) -> np.ndarray:
         """(M,) other conversations with each item."""
@@ -70,10 +76,10 @@ class Cooccurrence:
 
     def _by_title(self, row: dict) -> Iterator[tuple[np.ndarray, float]]:
         """For each title named that was met before: conversations with it and each item, conversations with it."""
-        own, items_own_M = self.conversations.get(conversation_of(row["sample_id"])), self.own_items(row)
+        conversation, items_own_M = self.conversations.get(conversation_of(row["sample_id"])), self.own_items(row)
         for title in row["seen_titles"]:
             if (t := self.titles.get(title)) is not None:
-                named_own = 0.0 if own is None else self.named_CT[own, t]
+                named_own = 0.0 if conversation is None else self.named_CT[conversation, t]
                 yield self.together_TM[t].toarray().ravel() - named_own * items_own_M, self.named_T[t] - named_own
 
 
@@ -135,10 +141,10 @@ class RetrievalTeacher:
             block = rows[start : start + size]
             similar_BR = self.vectorizer.transform(block) @ self.features_FR
             for row, (low, high) in zip(block, pairwise(similar_BR.indptr), strict=True):
-                found, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
-                own = self.conversations.get(conversation_of(row["sample_id"]), -1)
-                other = self.conversation_R[found] != own
-                yield _highest(found[other], similar[other], NEIGHBOURS)
+                places, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
+                conversation = self.conversations.get(conversation_of(row["sample_id"]), -1)
+                other = self.conversation_R[places] != conversation
+                yield _highest(places[other], similar[other], NEIGHBOURS)
 
     def lists(
         self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0

@@ -124,7 +124,7 @@ class TableNumbers:
         """As summary.json holds it; `outside_catalog` is null without a matcher. `prompts_of_another_form` have no
         "Here is the conversation: ", so a prompt that is too long loses its start whatever stands there."""
         mentions = self.truths.total()
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "rows": self.rows,
             "contexts": len(self.contexts),
             "ground_truths": {
@@ -139,13 +139,13 @@ class TableNumbers:
         if matcher is not None:
             outside = {pair: count for pair, count in self.truths.items() if not _known(matcher, pair)}
             most = sorted(outside, key=lambda pair: (-outside[pair], pair))[:EXAMPLES]
-            found["outside_catalog"] = {
+            summary["outside_catalog"] = {
                 "mentions": sum(outside.values()),
                 "share": round(sum(outside.values()) / mentions, 4) if mentions else 0.0,
                 "titles": len(outside),
                 "most_frequent": [format_item(title, matcher.catalog.year_of(year) or 0) for title, year in most],
             }
-        return found
+        return summary
 
 
 def _known(matcher: Matcher, pair: Pair) -> bool:

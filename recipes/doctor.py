@@ -27,13 +27,15 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
     except UserError as error:
         return [Finding("settings and data", "failure", recipe.name, str(error), "see the message")]
-    found = [Finding("settings and data", "warning", recipe.name, warning, "see the message") for warning in warnings]
-    found = found or [Finding("settings and data", "ok", recipe.name, "read and checked")]
+    findings = [
+        Finding("settings and data", "warning", recipe.name, warning, "see the message") for warning in warnings
+    ]
+    findings = findings or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect()
-        return found + examine(recipe.requirements, config, on_cluster, registrations=True)
+        return findings + examine(recipe.requirements, config, on_cluster, registrations=True)
     except UserError as error:
-        return [*found, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
+        return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 
 
 def report(findings: Sequence[Finding], as_json: bool) -> int:

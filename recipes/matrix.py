@@ -116,15 +116,15 @@ def train(run: Run, out: Path) -> None:
 
 def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
-    found: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]}
+    line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]}
     protocol = metrics["settings"]["protocols"][0]
     result = metrics["results"][protocol]["model"]
     for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in metrics["settings"]["ks"]):
-        found |= {name: result[name]["mean"], f"{name} se": result[name]["se"]}
+        line |= {name: result[name]["mean"], f"{name} se": result[name]["se"]}
         if "paired" in metrics:
-            found |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
-            found[f"{name} gain p"] = metrics["paired"][name]["p"]
-    return found | {
+            line |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
+            line[f"{name} gain p"] = metrics["paired"][name]["p"]
+    return line | {
         "in catalog": result["catalog_hit_ratio"],
         "repeats per list": result["repeats_per_list"],
         "distinct items": result["distinct_items"],
@@ -197,7 +197,7 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[st
         means = {key: np.mean([np.array(rows[key], float) for rows in seeds], axis=0) for key in seeds[0]}
         return {key: dict(zip(names, values, strict=True)) for key, values in means.items()}
 
-    found = []
+    differences_of_pairs = []
     for first, second in itertools.combinations(runs_of_variant, 2):
         seeds_of_first, seeds = runs_of_variant[first].keys(), runs_of_variant[second].keys()
         if seeds_of_first != seeds and len(seeds_of_first) > 1:
@@ -208,8 +208,8 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[st
         pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(seeds)}
         for name in names:
             pair |= {f"{name} {what}": differences[name][what] for what in ("mean", "se", "p")}
-        found.append(pair)
-    return found
+        differences_of_pairs.append(pair)
+    return differences_of_pairs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,8 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         chosen = [run for run in runs if not options.only or run.name in options.only]
         for run in chosen:
-            there = not run.start or (out / "evaluation" / run.start / "metrics.json").exists()
-            if not there and run.start not in {other.name for other in chosen}:
+            start_is_evaluated = not run.start or (out / "evaluation" / run.start / "metrics.json").exists()
+            if not start_is_evaluated and run.start not in {other.name for other in chosen}:
                 raise UserError(f"--only {run.name}: {run.start}, its start, is not evaluated yet; add it to --only")
         prepare(matrix.get("prepare") or ())
         table: list[dict[str, Any]] = []

@@ -43,7 +43,7 @@ def report(
     configs = {name: read_config(folder) for name, folder in of_run.items()}
     chosen = dict(evaluations or _newest_evaluations(runs, of_run))
     metrics = {name: _metrics(folder) for name, folder in chosen.items()}
-    is_judge = any("judge" in one["settings"] for one in metrics.values())
+    is_judge = any("judge" in evaluation["settings"] for evaluation in metrics.values())
     table, about = _judge_table(metrics) if is_judge else _table(metrics)
     gains = _gains(chosen, metrics) if chosen and not is_judge else []
     protocol = "" if is_judge or not metrics else next(iter(metrics.values()))["settings"]["protocol"]
@@ -73,17 +73,17 @@ def report(
 
 def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -> dict[str, Path]:
     """name -> evaluation of each run's newest swept step, of a single run of its step 0 too."""
-    found = {}
+    newest = {}
     labels = labels_of(runs)
     for run in runs:
         if run.split is None:
             continue
         steps = sorted(run.series["evaluated/ndcg"])
         for step in [steps[0], steps[-1]] if len(runs) == 1 else steps[-1:]:
-            found[f"{labels[run.name]} (step {step})"] = (
+            newest[f"{labels[run.name]} (step {step})"] = (
                 of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
             )
-    return found
+    return newest
 
 
 def _gains(evaluations: Mapping[str, Path], metrics: Mapping[str, dict[str, Any]]) -> list[GainChart]:
@@ -124,23 +124,23 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     first = _common_settings(metrics, ("data", "catalog", "matching", "ks", "num_items", "limit", "protocol"))
     protocol = first["protocol"]
     columns: dict[str, dict[str, Any]] = {}
-    for one in metrics.values():
-        columns |= {name: some for name, some in one["results"][protocol].items() if name != "model"}
-    columns |= {name: one["results"][protocol]["model"] for name, one in metrics.items()}
+    for evaluation in metrics.values():
+        columns |= {name: result for name, result in evaluation["results"][protocol].items() if name != "model"}
+    columns |= {name: evaluation["results"][protocol]["model"] for name, evaluation in metrics.items()}
     summary = next(iter(columns.values()))
     about = (
         f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol "
         f"{protocol}, matching {first['matching']}, greedy lists."
     )
-    return [table_row(name, _with_nan(some), first["ks"]) for name, some in columns.items()], about
+    return [table_row(name, _with_nan(result), first["ks"]) for name, result in columns.items()], about
 
 
 def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The same of judges, with the best of all constant answers last."""
     first = _common_settings(metrics, ("judge", "data", "limit"))
-    results = {name: _with_nan(one["results"]) for name, one in metrics.items()}
+    results = {name: _with_nan(evaluation["results"]) for name, evaluation in metrics.items()}
     columns: list[dict[str, Any]] = [
-        {"model": name, **{key: (some["mean"], some["se"]) for key, some in summary.items() if _has_error(some)}}
+        {"model": name, **{key: (value["mean"], value["se"]) for key, value in summary.items() if _has_error(value)}}
         for name, summary in results.items()
     ]
     summary = next(iter(results.values()))
@@ -155,10 +155,10 @@ def _has_error(value: Any) -> bool:
 def _common_settings(metrics: Mapping[str, dict[str, Any]], alike: Sequence[str]) -> dict[str, Any]:
     """The first evaluation's settings. Raises UserError when another differs in what must be alike."""
     first = next(iter(metrics.values()))["settings"]
-    for name, one in metrics.items():
-        if different := [key for key in alike if one["settings"].get(key) != first.get(key)]:
+    for name, evaluation in metrics.items():
+        if different := [key for key in alike if evaluation["settings"].get(key) != first.get(key)]:
             raise UserError(
-                f"{name}: evaluated with {different[0]} {one['settings'].get(different[0])}, another with "
+                f"{name}: evaluated with {different[0]} {evaluation['settings'].get(different[0])}, another with "
                 f"{first.get(different[0])}; evaluate all alike"
             )
     return first

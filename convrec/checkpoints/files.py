@@ -63,7 +63,7 @@ def check_hugging_face(folder: Path) -> None:
 def check_shards(folder: Path) -> None:
     """Raise UserError when verl's FSDP shards in the folder are not all there and whole."""
     config = folder / "fsdp_config.json"
-    shards = {int(found[2]): path for path in folder.glob("*.pt") if (found := _SHARD.fullmatch(path.name))}
+    shards = {int(match[2]): path for path in folder.glob("*.pt") if (match := _SHARD.fullmatch(path.name))}
     if not shards:
         raise UserError(
             f"{folder}: no model shards (model_world_size_N_rank_R.pt) and no Hugging Face weights: it was not saved "
@@ -88,8 +88,8 @@ def check_whole(files: Iterable[Path]) -> None:
 
 def world_size(folder: Path) -> int | None:
     """How many processes saved verl's FSDP shards in the folder; None when there are none."""
-    found = [_SHARD.fullmatch(path.name) for path in folder.glob("*.pt")]
-    return next((int(one[1]) for one in found if one), None)
+    matches = [_SHARD.fullmatch(path.name) for path in folder.glob("*.pt")]
+    return next((int(match[1]) for match in matches if match), None)
 
 
 # ---- parts
@@ -136,10 +136,10 @@ def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
         raise UserError(f"{folder}: no tokenizer beside the weights; copy the model's tokenizer files there")
     if not file.exists() or not rows:
         return
-    found = _read_json(file)
-    vocabulary = (found.get("model") or {}).get("vocab") or {}
+    content = _read_json(file)
+    vocabulary = (content.get("model") or {}).get("vocab") or {}
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
-    ids += [token["id"] for token in found.get("added_tokens") or []]
+    ids += [token["id"] for token in content.get("added_tokens") or []]
     size = max(ids, default=-1) + 1
     if size > rows:
         raise UserError(
@@ -155,7 +155,7 @@ def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     ends = ends if isinstance(ends, list) else [ends]
     # Not the tokenizer's own eos: chat models have end of text here and end of turn there, on purpose. But both are
     # special tokens, which tokenizer.json lists beside its words.
-    special = {token["id"] for token in found.get("added_tokens") or []}
+    special = {token["id"] for token in content.get("added_tokens") or []}
     if special and ends != [None] and not special & {*ends}:
         raise UserError(
             f"{file}: token {ends[0]}, with which the model ends its answers (config.json, eos_token_id), is no "

@@ -95,10 +95,10 @@ def _fingerprint_of(model: str | None) -> str | None:
     if not model:
         return None
     try:
-        found = resolve_model(model)
+        folder_or_id = resolve_model(model)
     except UserError:
         return None
-    return fingerprint(Path(found)) if Path(found).is_dir() else found
+    return fingerprint(Path(folder_or_id)) if Path(folder_or_id).is_dir() else folder_or_id
 
 
 def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:

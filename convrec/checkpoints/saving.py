@@ -46,9 +46,9 @@ def stop_files(run_folder: Path) -> list[Path]:
 def forget_stops(run_folder: Path) -> None:
     """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
-    own = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
+    stop_of_this_job = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
     for file in run_folder.glob(f"{STOP}.*-[0-9]*-[0-9]*-*"):  # ids of `recipes.submit`
-        if file.name != own:
+        if file.name != stop_of_this_job:
             file.unlink(missing_ok=True)
 
 
@@ -199,8 +199,8 @@ def write_tracker(run_folder: Path, step: int) -> None:
 
 def _step_folders(run_folder: Path) -> dict[int, Path]:
     """RUN/global_step_N by N, in rising order."""
-    found = {step: folder for folder in run_folder.glob("global_step_*") if (step := step_of(folder)) is not None}
-    return dict(sorted(found.items()))
+    folders = {step: folder for folder in run_folder.glob("global_step_*") if (step := step_of(folder)) is not None}
+    return dict(sorted(folders.items()))
 
 
 def _put_back(aside: Path, folder: Path) -> None:

@@ -33,8 +33,8 @@ def validate_rl_table(
     way about: nothing would ever match. Single ground-truth years that are no year are only warned about. Rows without
     ground truth are an error in training; evaluation, which counts them and leaves them out, allows them.
     """
-    found, report = _inspect_conversations(path, RL_SCHEMA, allow_empty_ground_truth, dated)
-    found.raise_if_any()
+    findings, report = _inspect_conversations(path, RL_SCHEMA, allow_empty_ground_truth, dated)
+    findings.raise_if_any()
     return report
 
 
@@ -51,67 +51,67 @@ def validate_sft_table(path: str | os.PathLike) -> TableReport:
     """
     if is_demonstration_table(path):
         return _validate_demonstrations(path)
-    found, report = _inspect_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True, dated=None)
-    found.raise_if_any()
+    findings, report = _inspect_conversations(path, SFT_SCHEMA, allow_empty_ground_truth=True, dated=None)
+    findings.raise_if_any()
     return report
 
 
 def _inspect_conversations(
     path: str | os.PathLike, schema: pa.Schema, allow_empty_ground_truth: bool, dated: bool | None
 ) -> tuple["Findings", TableReport]:
-    found = Findings(path)
+    findings = Findings(path)
     bad_years: list[str] = []
     num_pairs = without_year = 0
-    for batch, numbers in _readable_batches(path, schema, found):
-        _check_message(found, numbers, batch["prompt"], "prompt", "user")
+    for batch, numbers in _readable_batches(path, schema, findings):
+        _check_message(findings, numbers, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
-            _check_message(found, numbers, batch["completion"], "completion", "assistant")
+            _check_message(findings, numbers, batch["completion"], "completion", "assistant")
         for name in ("seen_titles", "sample_id"):
             missing = numbers.filter(pc.is_null(batch[name]))
-            found.add(f"`{name}` is null", missing, "write an empty list or a stable id")
+            findings.add(f"`{name}` is null", missing, "write an empty list or a stable id")
         null_titles = _rows_with(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten()))
-        found.add("`seen_titles` holds a null", numbers.filter(null_titles), "leave out titles that are not known")
+        findings.add("`seen_titles` holds a null", numbers.filter(null_titles), "leave out titles that are not known")
         truth = batch[TRUTH]
         is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
         if not allow_empty_ground_truth:
             fix = "no response to such a row can earn a reward: drop these rows from the training file"
-            found.add("no ground truth", numbers.filter(is_empty), fix)
+            findings.add("no ground truth", numbers.filter(is_empty), fix)
         no_pairs = _rows_with(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
-        found.add("ground truth that is no [title, year] pair", numbers.filter(no_pairs), "write pairs")
+        findings.add("ground truth that is no [title, year] pair", numbers.filter(no_pairs), "write pairs")
         truth, numbers = truth.filter(pc.invert(no_pairs)), numbers.filter(pc.invert(no_pairs))
         title_and_year = truth.flatten().flatten()
         titles, years = title_and_year[0::2], title_and_year[1::2]
         blank = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(titles)), 0), True)
-        found.add("a ground truth without a title", numbers.filter(_rows_with(truth, blank)), "leave the pair out")
+        findings.add("a ground truth without a title", numbers.filter(_rows_with(truth, blank)), "leave the pair out")
         has_year = pc.fill_null(pc.not_equal(years, ""), False)
         num_pairs += len(years)
         without_year += len(years) - (pc.sum(has_year).as_py() or 0)
         if dated is False:
             fix = 'write [title, ""], or give the catalog its years'
             problem = "a ground truth with a year, but the catalog has no years"
-            found.add(problem, numbers.filter(_rows_with(truth, has_year)), fix)
+            findings.add(problem, numbers.filter(_rows_with(truth, has_year)), fix)
         is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
         parents = pc.list_parent_indices(truth)
         for index in pc.indices_nonzero(pc.invert(is_year)).to_pylist() if dated else ():
             row = numbers[parents[index].as_py()].as_py()
             bad_years.append(f"row {row}: {titles[index].as_py()!r}, {years[index].as_py()!r}")
-    _require_rows(path, found.rows_read)
-    if dated and 0 < num_pairs == without_year and not found:
+    _require_rows(path, findings.rows_read)
+    if dated and 0 < num_pairs == without_year and not findings:
         raise UserError(
             f"{path}: no ground truth has a year, but the catalog has years: nothing would ever match; write "
             '[title, "YYYY"], or take the catalog of these data (its years null in every row)'
         )
-    return found, TableReport(found.rows_read, _summary(path, "a ground-truth year that is no year", bad_years))
+    return findings, TableReport(findings.rows_read, _summary(path, "a ground-truth year that is no year", bad_years))
 
 
 def _validate_demonstrations(path: str | os.PathLike) -> TableReport:
-    found = Findings(path)
-    for batch, numbers in _readable_batches(path, DEMONSTRATION_SCHEMA, found):
-        _check_message(found, numbers, batch["prompt"], "prompt", "user")
-        _check_message(found, numbers, batch["completion"], "completion", "assistant")
-    found.raise_if_any()
-    _require_rows(path, found.rows_read)
-    return TableReport(found.rows_read, [])
+    findings = Findings(path)
+    for batch, numbers in _readable_batches(path, DEMONSTRATION_SCHEMA, findings):
+        _check_message(findings, numbers, batch["prompt"], "prompt", "user")
+        _check_message(findings, numbers, batch["completion"], "completion", "assistant")
+    findings.raise_if_any()
+    _require_rows(path, findings.rows_read)
+    return TableReport(findings.rows_read, [])
 
 
 class Findings:
@@ -150,27 +150,27 @@ class Findings:
             )
 
 
-def _check_message(found: Findings, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
+def _check_message(findings: Findings, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
     """One message of the given role with non-blank content a row."""
     wrong_count = pc.not_equal(pc.fill_null(pc.list_value_length(messages), 0), 1)
     flat = messages.flatten()
     roles, contents = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
     wrong_role = _rows_with(messages, pc.fill_null(pc.not_equal(roles, role), True))
     fix = f'write [{{"role": "{role}", "content": ...}}]'
-    found.add(f"`{column}` is not exactly one {role} message", numbers.filter(pc.or_(wrong_count, wrong_role)), fix)
+    findings.add(f"`{column}` is not exactly one {role} message", numbers.filter(pc.or_(wrong_count, wrong_role)), fix)
     blank = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(contents)), 0), True)
-    found.add(f"`{column}` has no text", numbers.filter(_rows_with(messages, blank)), "drop these rows")
+    findings.add(f"`{column}` has no text", numbers.filter(_rows_with(messages, blank)), "drop these rows")
 
 
 def _readable_batches(
-    path: str | os.PathLike, schema: pa.Schema, found: Findings
+    path: str | os.PathLike, schema: pa.Schema, findings: Findings
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
     """(rows whose text is UTF-8, their numbers), batch by batch; the others go to `found`."""
     for batch in _read_batches(path, schema):
-        numbers = pa.array(np.arange(found.rows_read, found.rows_read + len(batch)))
-        found.rows_read += len(batch)
+        numbers = pa.array(np.arange(findings.rows_read, findings.rows_read + len(batch)))
+        findings.rows_read += len(batch)
         if damaged := rows_without_utf8(batch):
-            found.add("text that is no UTF-8", numbers.take(pa.array(damaged)), "write the row again")
+            findings.add("text that is no UTF-8", numbers.take(pa.array(damaged)), "write the row again")
             keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
             batch, numbers = batch.filter(keep), numbers.filter(keep)
         yield batch, numbers

@@ -144,8 +144,8 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     _ProgressPipe.pipe = pipe
     batch_size = request.batch_size or (CPU_BATCH if on_cpu else GPU_BATCH)
     for start in range(0, len(prompts), batch_size):
-        some = slice(start, start + batch_size)
-        inputs = [{"prompt_token_ids": ids} for ids in prompts[some]]
+        batch = slice(start, start + batch_size)
+        inputs = [{"prompt_token_ids": ids} for ids in prompts[batch]]
         outputs = engine.generate(inputs, sampling, use_tqdm=_ProgressPipe)
         yield [
             [
@@ -158,7 +158,7 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
                 }
                 for answer in output.outputs
             ]
-            for output, tokens, was_cut in zip(outputs, prompts[some], truncated[some], strict=True)
+            for output, tokens, was_cut in zip(outputs, prompts[batch], truncated[batch], strict=True)
         ]
 
 

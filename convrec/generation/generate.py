@@ -112,7 +112,13 @@ def generate(
         def finished(start: int, answers: list[list[dict[str, Any]]]) -> None:
             if on_batch:
                 places = enumerate(answers, start)
-                on_batch([GenerationRow(firsts[place], **answer) for place, some in places for answer in some])
+                on_batch(
+                    [
+                        GenerationRow(firsts[place], **answer)
+                        for place, answers_of_place in places
+                        for answer in answers_of_place
+                    ]
+                )
 
         outputs = _run_child(request, Path(folder), log_path, progress, finished)
     rows: list[GenerationRow] = []

@@ -81,9 +81,9 @@ def _means(rows: Sequence[dict[str, Any]], contexts: Sequence[Hashable], seed: i
     summary: Summary = {}
     for name in rows[0]:
         values = np.array([row[name] for row in rows], float)
-        there = ~np.isnan(values)
-        kept = [context for context, keep in zip(contexts, there, strict=True) if keep]
-        means, errors = bootstrap(values[there][:, None], kept, seed)
+        is_number = ~np.isnan(values)
+        kept = [context for context, keep in zip(contexts, is_number, strict=True) if keep]
+        means, errors = bootstrap(values[is_number][:, None], kept, seed)
         summary[name] = {"mean": float(means[0]), "se": float(errors[0])}
     return summary | {"n": len(rows), "num_contexts": len(set(contexts))}
 

@@ -70,14 +70,14 @@ def _short(load: Callable[[Any], None]) -> Callable[[Any], None]:
 def _dispatch() -> dict[int, Callable[[Any], None]]:
     """Opcode -> function. All others make objects, or take memory ahead of their data."""
     functions = pickle._Unpickler.dispatch
-    found: dict[int, Callable[[Any], None]] = dict.fromkeys(functions, _refuse)
+    table: dict[int, Callable[[Any], None]] = dict.fromkeys(functions, _refuse)
 
     def code(name: str) -> int:
         return getattr(pickle, name)[0]
 
-    found |= {code(name): functions[code(name)] for name in _ALLOWED}
-    found |= {code(name): _short(functions[code(name)]) for name in _NUMBERS}
-    return found | {code(name): _shallow(functions[code(name)], count) for name, count in _TAKE_IN.items()}
+    table |= {code(name): functions[code(name)] for name in _ALLOWED}
+    table |= {code(name): _short(functions[code(name)]) for name in _NUMBERS}
+    return table | {code(name): _shallow(functions[code(name)], count) for name, count in _TAKE_IN.items()}
 
 
 class _PlainUnpickler(pickle._Unpickler):

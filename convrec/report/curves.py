@@ -113,12 +113,12 @@ def labels_of(runs: Sequence[RunCurves]) -> dict[str, str]:
 
 def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     """runs.read_metrics' rows as metric -> {step: value}; what is no finite number is left out."""
-    found: dict[str, dict[int, float]] = {}
+    by_name: dict[str, dict[int, float]] = {}
     for row in rows:
         for key, value in row.items():
             if key != "step" and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(key, {})[int(row["step"])] = float(value)
-    return found
+                by_name.setdefault(key, {})[int(row["step"])] = float(value)
+    return by_name
 
 
 def read_curves(run: Path, name: str | None = None, split: str | None = None, method: str | None = None) -> RunCurves:
@@ -130,10 +130,10 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
     """
     if not any((run / METRICS).glob("[0-9]*.jsonl")):
         raise UserError(f"{run}: no {METRICS}/*.jsonl; give a run folder (SAVE_PATH of run_sft.sh or run_rank_grpo.sh)")
-    found = series(read_metrics(run))
-    if "actor/kl" not in found and "actor/kl_loss" in found:
+    curves = series(read_metrics(run))
+    if "actor/kl" not in curves and "actor/kl_loss" in curves:
         # verl's own losses log the KL under this name; rank_grpo's kl_loss is another, times the coefficient
-        found["actor/kl"] = found["actor/kl_loss"]
+        curves["actor/kl"] = curves["actor/kl_loss"]
     sweeps = {file.parent.name: file for file in sorted(run.glob(f"evaluation/*/{SWEEP}"))}
     if split and split not in sweeps:
         raise UserError(f"{run}/evaluation/{split}: no {SWEEP}; make it with recipes.evaluate --sweep")
@@ -153,22 +153,22 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
         columns |= {key: key for key in ("in catalog", "items per list")}
         for key, column in columns.items():
             values = {int(row["step"]): row.get(column, math.nan) for row in rows}
-            found[f"evaluated/{key}"] = {step: value for step, value in values.items() if math.isfinite(value)}
+            curves[f"evaluated/{key}"] = {step: value for step, value in values.items() if math.isfinite(value)}
         steps, newest = [int(row["step"]) for row in rows], latest_step(run)
         if newest and newest not in steps:
             warnings.append(
                 f"{run}: its sweep of {chosen} ends at step {max(steps)}, without the newest checkpoint, step {newest};"
                 " sweep again"
             )
-    recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _most_likely_recipe(found)
+    recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _most_likely_recipe(curves)
     if recipe not in PANELS:
         raise UserError(f"{run}: no curves are known for its recipe, {recipe}; known are {', '.join(PANELS)}")
-    return RunCurves(name or run.name, recipe, method or recipe, found, largest, chosen, settings, warnings)
+    return RunCurves(name or run.name, recipe, method or recipe, curves, largest, chosen, settings, warnings)
 
 
-def _most_likely_recipe(found: Mapping[str, Series]) -> str:
+def _most_likely_recipe(curves: Mapping[str, Series]) -> str:
     """The one of which the most curves are there."""
-    return max(PANELS, key=lambda recipe: sum(panel.metric in found for panel in PANELS[recipe]))
+    return max(PANELS, key=lambda recipe: sum(panel.metric in curves for panel in PANELS[recipe]))
 
 
 def long_rows(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:

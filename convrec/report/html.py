@@ -125,8 +125,8 @@ def _mean_of(value: Any) -> float | None:
 def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dict[str, str]]:
     """What differs between the runs as a grid, what they share as name -> value."""
     values = {
-        key: [str(some.get(key, "–")) for some in facts.values()]
-        for key in dict.fromkeys(key for some in facts.values() for key in some)
+        key: [str(settings.get(key, "–")) for settings in facts.values()]
+        for key in dict.fromkeys(key for settings in facts.values() for key in settings)
     }
     shared = {key: row[0] for key, row in values.items() if len(set(row)) == 1}
     rows = [(key, [Cell(value) for value in row]) for key, row in values.items() if key not in shared]

@@ -60,7 +60,7 @@ def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[
     logged = datetime.fromtimestamp(newest.stat().st_mtime, UTC)
     planned, data = setting(config, _STEPS), setting(config, _TRAINING_DATA)
     last = starts[-1] if starts else {"versions": {}, "commit": None}
-    found = {
+    facts = {
         "started from": _short_model(setting(config, RL_MODEL) or setting(config, SFT_MODEL)),
         "trained on": ", ".join(Path(file).name for file in ([data] if isinstance(data, str) else data or ())),
         "steps": f"{steps_made} of {planned}" if planned else str(steps_made),
@@ -70,12 +70,12 @@ def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[
         "commit": last["commit"] or "",
         "folder": run_folder.name,
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in facts.items() if text}
 
 
 def settings_of(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
-    found = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
-    return {name: value for name, value in found.items() if value is not None}
+    settings = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _minute(time: datetime) -> str:

@@ -123,7 +123,7 @@ def groups_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
     """Prompts in order, in groups of at most GROUP responses or of a single prompt."""
     group: list[Prompt] = []
     for prompt in prompts:
-        if group and sum(one.n for one in group) + prompt.n > GROUP:
+        if group and sum(member.n for member in group) + prompt.n > GROUP:
             yield group
             group = []
         group.append(prompt)

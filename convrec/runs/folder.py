@@ -91,8 +91,8 @@ def _holder(run_folder: Path) -> str:
 
 def step_of(folder: Path) -> int | None:
     """N of RUN/global_step_N; None for any other name (global_step_4_backup)."""
-    found = _STEP.fullmatch(folder.name)
-    return int(found[1]) if found else None
+    match = _STEP.fullmatch(folder.name)
+    return int(match[1]) if match else None
 
 
 def next_metrics_file(run_folder: Path) -> Path:

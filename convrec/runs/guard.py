@@ -201,11 +201,11 @@ class Guard:
         self.without_worker_since: float | None = None
 
     def members(self) -> set[Key]:
-        found = set()
+        members = set()
         for path in self.folder.glob("members/*"):
             entry = json.loads(path.read_text())
             key = (int(path.name), entry["start"])
-            found.add(key)
+            members.add(key)
             if key not in self.seen:
                 self.seen.add(key)
                 self.not_ours |= set(entry["not_ours"])
@@ -213,7 +213,7 @@ class Guard:
                 self.others_shm = others if self.others_shm is None else self.others_shm & others
             if entry["is_driver"]:
                 self.driver, self.message = key, entry["message"]
-        return found
+        return members
 
     def poll(self) -> bool:
         """One look at /proc: learn, end what lost its member. Returns whether the run goes on."""
@@ -324,9 +324,9 @@ def main() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # two processes joined at once
             return
-        own = _stat(os.getpid())
-        assert own is not None
-        (folder / "guard.pid").write_text(f"{os.getpid()} {own[1]}")
+        this_process = _stat(os.getpid())
+        assert this_process is not None
+        (folder / "guard.pid").write_text(f"{os.getpid()} {this_process[1]}")
         guard = Guard(folder)
         while guard.poll():
             time.sleep(POLL_SECONDS)

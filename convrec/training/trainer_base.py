@@ -194,7 +194,11 @@ class ConvRecMixin:
         answers = self.agent_loop_manager.validate(samples, self.global_steps)
         if answers is None:
             return None
-        rows = [(sample, answer) for sample, own in zip(samples, answers, strict=True) for answer in own]
+        rows = [
+            (sample, answer)
+            for sample, answers_of_sample in zip(samples, answers, strict=True)
+            for answer in answers_of_sample
+        ]
         scores = [answer.score for _, answer in rows]
         infos: dict[str, list[Any]] = {"reward": scores}
         for name in sorted({name for _, answer in rows for name in answer.reward_extra_info}):
@@ -262,7 +266,8 @@ def mean_of_each(sources: Sequence[str], scalars: Mapping[str, list]) -> tuple[l
     for place, source in enumerate(sources):
         places.setdefault(source, []).append(place)
     means = {
-        key: [float(np.mean([values[i] for i in own])) for own in places.values()] for key, values in scalars.items()
+        key: [float(np.mean([values[i] for i in places_of_source])) for places_of_source in places.values()]
+        for key, values in scalars.items()
     }
     return list(places), means
 

@@ -174,8 +174,8 @@ def _read_csv(path: Path, damage: Damage, longest_line: float) -> Iterator[tuple
                 yield line, {name: cell for name, cell in zip(header, cells, strict=True) if cell.strip()}
             continue
         header = [name.strip() for name in cells]
-        if len(header) == 1 and (found := next((mark for mark in ";\t" if mark in header[0]), None)):
-            damage.add_file(path, line, BadLine("columns are divided by %r; divide them by commas", found))
+        if len(header) == 1 and (separator := next((mark for mark in ";\t" if mark in header[0]), None)):
+            damage.add_file(path, line, BadLine("columns are divided by %r; divide them by commas", separator))
             return
         if len(set(header)) < len(header) or "" in header:
             problem = BadLine("the header %s has a name twice or an empty one; name columns once", header)

@@ -132,8 +132,8 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
     data = pad(candidates, scores, truths)
     train, held_out = (data.rows(torch.from_numpy(np.flatnonzero(mask))) for mask in (~is_out, is_out))
     options = {k: settings[k] for k in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "seed")}
-    found = fit(train, held_out, len(matcher.catalog), **options)
-    w_M, b_M = found.w_M.numpy(), found.b_M.numpy()
+    fitted = fit(train, held_out, len(matcher.catalog), **options)
+    w_M, b_M = fitted.w_M.numpy(), fitted.b_M.numpy()
     top = _rewrite(folder, w_M, b_M)
     truth_M = np.bincount([item for truth in truths for item in truth], minlength=len(matcher.catalog))
     _write_weights(folder, matcher, w_M, b_M, truth_M, *top)
@@ -142,8 +142,8 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
         "held_out": len(held_out.items_BK),
         "ground_truths": total,
         "ground_truths_not_candidates": missed,
-        "epoch": found.best_epoch,
-        "held_out_log_likelihood": [round(found.history[0], 4), round(found.history[found.best_epoch], 4)],
+        "epoch": fitted.best_epoch,
+        "held_out_log_likelihood": [round(fitted.history[0], 4), round(fitted.history[fitted.best_epoch], 4)],
         "moved": moved(folder),
     }
 

@@ -31,22 +31,22 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
         for rows, kept in zip(
             read_blocks(folder / ROWS, BLOCK, columns), read_blocks(folder / ADJUSTED, BLOCK), strict=True
         ):
-            found: dict[str, list[dict]] = {split: [] for split in FILES}
+            rows_of: dict[str, list[dict]] = {split: [] for split in FILES}
             for row, entry in zip(rows, kept, strict=True):
                 split, items = row.pop("split"), [names[m] for m in entry["candidates"][:n]]
                 if len(items) < n:
                     short += 1
                     continue
                 text = "\n".join(format_item(title, year) for title, year in items)
-                found[split].append(row | {"completion": [{"content": text, "role": "assistant"}]})
+                rows_of[split].append(row | {"completion": [{"content": text, "role": "assistant"}]})
                 if settings["check"] and row[TRUTH]:
                     answer = [Item(title, year) for title, year in items]
                     truth = row[TRUTH]
                     metrics = evaluate_row(answer, truth, row["seen_titles"], matcher, ks=_ks(n))
                     scored[split].append((row["prompt"][0]["content"], metrics))
-            for split, some in found.items():
-                writers[split].write_table(pa.Table.from_pylist(some, SFT_SCHEMA))
-                written[split] += len(some)
+            for split, rows_of_split in rows_of.items():
+                writers[split].write_table(pa.Table.from_pylist(rows_of_split, SFT_SCHEMA))
+                written[split] += len(rows_of_split)
     summary: Summary = {**written, "too_few_candidates": short}
     for split, results in scored.items():
         if results:

@@ -77,12 +77,12 @@ class TfidfSvd:
         return [word for word in _WORD.findall(text) if word not in self.ignored] + self._named(text)
 
     def _named(self, text: str) -> list[str]:
-        found = []
+        names = []
         for year in _YEAR.finditer(text):
             words = text[max(0, year.start() - 200) : year.start()].split()[-self.longest_name :]
             endings = (" ".join(words[start:]) + year[0] for start in range(len(words)))
-            found += [name for name in endings if name in self.names][:1]  # the longest one
-        return found
+            names += [name for name in endings if name in self.names][:1]  # the longest one
+        return names
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         weights = self.vectorizer.transform(texts)

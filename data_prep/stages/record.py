@@ -89,9 +89,9 @@ def read_record(folder: Path, name: str) -> dict[str, Any] | None:
 
 def refuse_foreign(folder: Path, name: str, files: Sequence[str]) -> None:
     """Raises UserError when the stage would replace a file and no record says that it is the stage's own."""
-    if not (folder / f"{name}.json").exists() and (there := [file for file in files if (folder / file).exists()]):
+    if not (folder / f"{name}.json").exists() and (present := [file for file in files if (folder / file).exists()]):
         raise UserError(
-            f"{folder / there[0]}: there is no {name}.json, so the stage `{name}` did not write it; give another "
+            f"{folder / present[0]}: there is no {name}.json, so the stage `{name}` did not write it; give another "
             "--out, or --redo to replace it"
         )
 

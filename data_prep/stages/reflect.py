@@ -193,8 +193,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
                 add_ratings(entry["scores"], given, settings["gamma"])
                 for entry, given in zip(kept, ratings, strict=True)
             ]
-            found = [row["sample_id"] for row in rows], ratings, scores
-            writer.write_table(pa.table(dict(zip(SCHEMA.names, found, strict=True)), SCHEMA))
+            columns = [row["sample_id"] for row in rows], ratings, scores
+            writer.write_table(pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA))
             for given in ratings:
                 total += len(given)
                 for rating in given:

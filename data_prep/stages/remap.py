@@ -122,18 +122,21 @@ def run(folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: b
             p_BI = rank_weights([entry["items"] for entry in teacher], len(metadata))
             scores_BM = _scores(p_BI, num_catalog, spaces, rows, settings["conversation_weight"])
             scores_BM[:, ~writable_M] = -np.inf
-            found = []
+            candidates_of_rows = []
             for row, scores_M in zip(rows, scores_BM, strict=True):
                 scores_M[matcher.seen_rows(row["seen_titles"])] = -np.inf
-                found.append(top_candidates(scores_M, settings["candidates"]))
-            kept += sum(map(len, found))
-            short += sum(len(candidates) < num_items for candidates in found)
+                candidates_of_rows.append(top_candidates(scores_M, settings["candidates"]))
+            kept += sum(map(len, candidates_of_rows))
+            short += sum(len(candidates) < num_items for candidates in candidates_of_rows)
             writer.write_batch(
                 pa.record_batch(
                     [
                         pa.array([row["sample_id"] for row in rows]),
-                        pa.array(found, SCHEMA.field("candidates").type),
-                        pa.array([s[c] for s, c in zip(scores_BM, found, strict=True)], SCHEMA.field("scores").type),
+                        pa.array(candidates_of_rows, SCHEMA.field("candidates").type),
+                        pa.array(
+                            [s[c] for s, c in zip(scores_BM, candidates_of_rows, strict=True)],
+                            SCHEMA.field("scores").type,
+                        ),
                     ],
                     schema=SCHEMA,
                 )
@@ -196,7 +199,8 @@ def make_spaces(folder: Path, matcher: Matcher, metadata: list[str], settings: d
     names = [format_item(title, year) for title, year in catalog if year is not None]
     spaces = {}
     for fold in sorted({ALL, *folds}):
-        read = [text for text, own in zip(texts, folds, strict=True) if own != fold]  # of ALL, everything
+        # of ALL, everything
+        read = [text for text, fold_of_text in zip(texts, folds, strict=True) if fold_of_text != fold]
         embedder = make_embedder(
             settings["embedding"],
             metadata + read,

@@ -71,11 +71,11 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
         for block in lists:
             rows = []
             for sample_id, answer in block:
-                found = [numbers.number(item) for item in parse_items(answer, dated=catalog.dated)[:n]]
-                lines += len(found)
-                items += sum(number >= 0 for number in found)
-                in_catalog += sum(0 <= number < len(catalog) for number in found)
-                rows.append({"sample_id": sample_id, "answer": answer, "items": found})
+                numbers_of_items = [numbers.number(item) for item in parse_items(answer, dated=catalog.dated)[:n]]
+                lines += len(numbers_of_items)
+                items += sum(number >= 0 for number in numbers_of_items)
+                in_catalog += sum(0 <= number < len(catalog) for number in numbers_of_items)
+                rows.append({"sample_id": sample_id, "answer": answer, "items": numbers_of_items})
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
     write_table(folder / ITEMS, numbers.table())
     summary = {

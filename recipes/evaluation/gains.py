@@ -27,22 +27,22 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     if len(evaluations) < 2:
         return []
     (reference, rows), *others = ((name, _rows(folder)) for name, folder in evaluations.items())
-    found: dict[str, dict[str, Any]] = {}
+    differences: dict[str, dict[str, Any]] = {}
     for name, of_model in others:
         samples = [sample for sample in rows if sample in of_model]
         conversations = [rows[sample]["prompt_id"] for sample in samples]
         before, after = ([side[sample] for sample in samples] for side in (rows, of_model))
-        found[name] = paired(before, after, ks, conversations, seed)
+        differences[name] = paired(before, after, ks, conversations, seed)
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
-    if len(found) == 1:
-        ((name, of_name),) = found.items()
+    if len(differences) == 1:
+        ((name, of_name),) = differences.items()
         gains = {title_of(metric): _gain(of_name[metric]) for metric in metrics}
         return [GainChart(f"{name} minus {reference}", gains, caption)]
     return [
         GainChart(
             f"{title_of(metric)}: gain over {reference}",
-            {name: _gain(of_name[metric]) for name, of_name in found.items()},
+            {name: _gain(of_name[metric]) for name, of_name in differences.items()},
             caption,
         )
         for metric in metrics[:: len(ks)]
@@ -55,8 +55,8 @@ def title_of(metric: str) -> str:
     return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"
 
 
-def _gain(found: Mapping[str, Any]) -> Gain:
-    return Gain(found["mean"], found["se"], found["p"])
+def _gain(difference: Mapping[str, Any]) -> Gain:
+    return Gain(difference["mean"], difference["se"], difference["p"])
 
 
 def _rows(folder: Path) -> dict[str, dict[str, Any]]:

@@ -53,7 +53,7 @@ def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str,
     try:
         others = read_json(folder / "metrics.json")["settings"]
         by_contents = "sha256" in others  # noted since; where it is not, the files' places must be the same
-        before, now = (_scored_by(some, by_contents) for some in (others, settings))
+        before, now = (_scored_by(settings_of_one, by_contents) for settings_of_one in (others, settings))
         lacking = [k for k in settings["ks"] if k not in others["ks"]]
     except (ValueError, KeyError, TypeError):
         raise UserError(
@@ -100,8 +100,8 @@ def compare(
     names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
     before = [{name: other[split.rows[place]["sample_id"]][name] for name in names} for place in places]
     after = [{name: scored[place][name] for name in names} for place in places]
-    found = paired(before, after, ks, [split.prompt_ids[place] for place in places], seed)
-    return {"n": len(places)} | {name: {key: found[name][key] for key in ("mean", "se", "p")} for name in names}
+    differences = paired(before, after, ks, [split.prompt_ids[place] for place in places], seed)
+    return {"n": len(places)} | {name: {key: differences[name][key] for key in ("mean", "se", "p")} for name in names}
 
 
 def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:

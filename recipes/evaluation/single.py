@@ -144,7 +144,9 @@ def evaluate(
             **settings,
         },
         "results": {
-            protocol: {name: summary(some, split, ks, seed, num_items) for name, some in by_name.items()}
+            protocol: {
+                name: summary(scored_lists, split, ks, seed, num_items) for name, scored_lists in by_name.items()
+            }
             for protocol, by_name in scored.items()
         },
         "generation": {
@@ -166,8 +168,8 @@ def evaluate(
         ]
     by_model = {protocol: by_name["model"] for protocol, by_name in scored.items()}
     if other is not None:
-        found = compare(other, split, by_model[protocols[0]], ks, seed)
-        metrics["paired"] = found | {"against": str(against)}
+        differences = compare(other, split, by_model[protocols[0]], ks, seed)
+        metrics["paired"] = differences | {"against": str(against)}
     write_rows(out / "rows.parquet", split, answers, by_model)
     (out / REPORT).unlink(missing_ok=True)
     if damaged := [(data, split.damaged), (train, of_train.damaged)] if split.damaged or of_train.damaged else []:

@@ -81,18 +81,18 @@ class Rows(NamedTuple):
 
 def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, scored: bool = True) -> Rows:
     """scored: whether the rows need ids of their own and years that are numbers, which baselines do not."""
-    found, report = inspect_rl_table(path, catalog.dated)
+    findings, report = inspect_rl_table(path, catalog.dated)
     table = pq.read_table(path, columns=RL_SCHEMA.names)
-    unsound = found.reasons()
+    unsound = findings.reasons()
     numbers = [row for row in range(report.rows) if row not in unsound]
     rows = dict(zip(numbers, table.take(numbers).to_pylist(), strict=True))
     if scored:
-        _find_repeated_ids(rows, found)
-        _find_years(rows, catalog, found)
+        _find_repeated_ids(rows, findings)
+        _find_years(rows, catalog, findings)
     if skip_damaged is None:
-        found.raise_if_any(shown=None)
+        findings.raise_if_any(shown=None)
         return Rows(list(rows.values()), {}, report.warnings)
-    damaged = found.reasons()
+    damaged = findings.reasons()
     counts = Counter(damaged.values())
     check_share(str(path), counts, report.rows, skip_damaged)
     lines = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(counts)]
@@ -100,16 +100,16 @@ def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, sc
     return Rows([content for row, content in rows.items() if row not in damaged], damaged, warnings)
 
 
-def _find_repeated_ids(rows: Mapping[int, Mapping[str, Any]], found: Findings) -> None:
+def _find_repeated_ids(rows: Mapping[int, Mapping[str, Any]], findings: Findings) -> None:
     first: dict[str, int] = {}
     repeated = [row for row, content in rows.items() if first.setdefault(content["sample_id"], row) != row]
     if repeated:
         name = rows[repeated[0]]["sample_id"]
         problem = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r})"
-        found.add(problem, repeated, "give each row its own")
+        findings.add(problem, repeated, "give each row its own")
 
 
-def _find_years(rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, found: Findings) -> None:
+def _find_years(rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, findings: Findings) -> None:
     wrong = {
         row: f"{title!r}, {year!r}"
         for row, content in rows.items()
@@ -118,7 +118,7 @@ def _find_years(rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, found: 
     }
     if wrong:
         problem = f"a ground-truth year that is no whole number such as 1999 ({next(iter(wrong.values()))})"
-        found.add(problem, list(wrong), "write the year, or leave the title out")
+        findings.add(problem, list(wrong), "write the year, or leave the title out")
 
 
 def _foreign_catalog(

@@ -71,7 +71,7 @@ def sweep_run(
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
     settings = _checked_settings(folder, run, options)
-    found: dict[int, dict[str, Any]] = {}
+    metrics_of_step: dict[int, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     warned: set[str] = set()
     for step, model in steps.items():
@@ -82,7 +82,7 @@ def sweep_run(
         largest = [max(ks)]
         results = dict(metrics["results"][protocol])
         of_model = results.pop("model")
-        found[step] = _row(of_model, ks)
+        metrics_of_step[step] = _row(of_model, ks)
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
         shown.append(table_row(f"step {step}", of_model, largest))
@@ -90,7 +90,7 @@ def sweep_run(
             if warning not in warned:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
         warned |= {*metrics["warnings"]}
-    write_csv(folder / SWEEP, [{"step": step, **row} for step, row in found.items()])
+    write_csv(folder / SWEEP, [{"step": step, **row} for step, row in metrics_of_step.items()])
     text = (
         f"{run} on {options['data']}, {of_model['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
@@ -106,11 +106,11 @@ def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> di
     settings = json.loads(json.dumps(settings))
     file = folder / SWEEP_SETTINGS
     if file.exists():
-        there = read_json(file)
-        if different := [name for name in settings if settings[name] not in (None, there.get(name))]:
+        earlier = read_json(file)
+        if different := [name for name in settings if settings[name] not in (None, earlier.get(name))]:
             name = different[0]
             raise UserError(
-                f"{folder}: it holds a sweep with {name} {there.get(name)}, this one has {settings[name]}; give "
+                f"{folder}: it holds a sweep with {name} {earlier.get(name)}, this one has {settings[name]}; give "
                 f"another --out, or remove {SWEEP} and {SWEEP_SETTINGS} there to overwrite that sweep"
             )
     elif (folder / SWEEP).exists():

@@ -74,10 +74,13 @@ def evaluate_judge(
     settings: dict[str, Any] = {"max_tokens": max_response_length, "temperature": 0.0, "seed": seed}
     settings |= {"max_prompt_tokens": max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start = time.monotonic()
-    prompts = {prompt_id(prompt): prompt for some in asked.values() for prompt in some}
+    prompts = {prompt_id(prompt): prompt for prompts_of_order in asked.values() for prompt in prompts_of_order}
     answers, generated = _answers(model_path, prompts, out, settings, tensor_parallel, progress)
     seconds = time.monotonic() - start
-    texts = {order: [answers[prompt_id(prompt)]["text"] for prompt in some] for order, some in asked.items()}
+    texts = {
+        order: [answers[prompt_id(prompt)]["text"] for prompt in prompts_of_order]
+        for order, prompts_of_order in asked.items()
+    }
 
     table = _rows_table(kept, mode, texts)
     metrics: dict[str, Any] = {
@@ -181,8 +184,8 @@ def _compare(
     names = COMPARED[mode]
     difference = np.array([[new[name] - old[name] for name in names] for new, old in both])
     means, errors = bootstrap(difference, [row["query"] for row, _ in both], seed)
-    found = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
-    return {"n": len(both)} | found
+    differences = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
+    return {"n": len(both)} | differences
 
 
 # ---- command

@@ -10,42 +10,41 @@ from recipes.preflight.cores import missing_cpu_slots, needed_cpu_slots, rollout
 from recipes.preflight.finding import GIB, Finding
 
 
-def node_findings(own: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """What the nodes report against what the driver has and the run asks for."""
-    found = []
+    findings = []
     for report in nodes:
         where = report["where"]
         for path, problem in report["unreadable"].items():
             fix = "put it on storage that every node sees under this path, or copy it there"
-            found.append(Finding("files", "failure", where, f"{path}: {problem}", fix))
+            findings.append(Finding("files", "failure", where, f"{path}: {problem}", fix))
         if report["model_problem"]:
             fix = "let the node reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model), or give a folder"
-            found.append(Finding("model", "failure", where, report["model_problem"], fix))
+            findings.append(Finding("model", "failure", where, report["model_problem"], fix))
         if report["save_problem"]:
             fix = "choose a SAVE_PATH that every node can write to, on storage they share"
-            found.append(Finding("files", "failure", where, report["save_problem"], fix))
-        if report["digest"] != own["digest"]:
-            what = (
-                f"convrec {report['digest']} from {report['source']}, the driver has {own['digest']}, {own['source']}"
-            )
-            found.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
-        for name, version in own["versions"].items():
+            findings.append(Finding("files", "failure", where, report["save_problem"], fix))
+        if report["digest"] != driver["digest"]:
+            of_driver = f"{driver['digest']}, {driver['source']}"
+            what = f"convrec {report['digest']} from {report['source']}, the driver has {of_driver}"
+            findings.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
+        for name, version in driver["versions"].items():
             if report["versions"].get(name) != version:
                 what = f"{name} {report['versions'].get(name)}, the driver has {version}"
-                found.append(Finding("versions", "failure", where, what, "install the same set on every node"))
+                findings.append(Finding("versions", "failure", where, what, "install the same set on every node"))
         if report["missing_registrations"]:
             what = f"verl there lacks {', '.join(report['missing_registrations'])}"
-            found.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
+            findings.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
         if report["shm_free"] < node.SHM_BYTES:
             what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
             fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
-            found.append(Finding("shared memory", "failure", where, what, fix))
+            findings.append(Finding("shared memory", "failure", where, what, fix))
         if report["open_files"] < node.OPEN_FILES:
             what = f"at most {report['open_files']} open files"
-            found.append(
+            findings.append(
                 Finding("limits", "warning", where, what, f"ulimit -n {node.OPEN_FILES}, before Ray is started")
             )
-    return found or [
+    return findings or [
         Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions and limits are fine")
     ]
 
@@ -102,7 +101,7 @@ def _have_room(groups: Sequence[tuple[int, int]], slots: Sequence[float]) -> boo
 
 def device_findings(
     config: DictConfig,
-    own: dict[str, Any],
+    driver: dict[str, Any],
     nodes: Sequence[dict[str, Any]],
     slots: Sequence[dict[str, Any]],
     environment: Mapping[str, str],
@@ -113,9 +112,9 @@ def device_findings(
     """
     wanted = config.trainer.n_gpus_per_node
     counted = {entry["where"] for entry in slots if entry["total"] >= wanted}
-    found = []
+    findings = []
     if config.trainer.device == "cpu":
-        if own["device_memory"]:
+        if driver["device_memory"]:
             return []  # the driver sees GPUs too: host=cpu was asked for
         for report in nodes:
             if report["device_memory"]:
@@ -123,25 +122,25 @@ def device_findings(
                 fix = "start Ray's head on a node with GPUs"
                 if "actor_rollout_ref" in config:  # SFT trains on the driver's node
                     fix += ", or add host=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
-                found.append(Finding("devices", "failure", report["where"], what, fix))
-        return found
-    if not own["device_memory"] and not environment.get("VERL_PLATFORM"):
+                findings.append(Finding("devices", "failure", report["where"], what, fix))
+        return findings
+    if not driver["device_memory"] and not environment.get("VERL_PLATFORM"):
         what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
-        found.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
+        findings.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
     for report in nodes:
         if report["where"] in counted and not report["device_memory"]:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
             fix = "fix its driver or environment, or start Ray there with --num-gpus=0"
-            found.append(Finding("devices", "failure", report["where"], what, fix))
-    return found
+            findings.append(Finding("devices", "failure", report["where"], what, fix))
+    return findings
 
 
 def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """Args: node -> {another it cannot connect to: why}."""
     fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they share"
-    found = [
+    findings = [
         Finding("ports", "failure", where, f"cannot connect to {other}: {why}", fix)
         for where, others in unreachable.items()
         for other, why in others.items()
     ]
-    return found or [Finding("ports", "ok", ", ".join(unreachable), "free ports can be connected to")]
+    return findings or [Finding("ports", "ok", ", ".join(unreachable), "free ports can be connected to")]

