@@ -17,6 +17,7 @@ import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,6 +26,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 PLATFORM = "cpu"
+# Of NVIDIA's, AMD's and Huawei's drivers: they are seen in containers without the vendor's tools too.
+ACCELERATOR_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd", "/dev/davinci_manager")
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -76,7 +79,8 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return not torch.cuda.is_available()
+        """False on a GPU host's processes without a GPU too: Ray hides the GPUs of actors that asked for none."""
+        return not torch.cuda.is_available() and not any(Path(file).exists() for file in ACCELERATOR_FILES)
 
     def current_device(self) -> str:  # verl passes it to Tensor.to(), where 0 would mean the first GPU
         return "cpu"

@@ -3,13 +3,15 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LambdaLR
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.cpu.engine import register_engine
@@ -44,6 +46,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
             register_engine()
             init_process_group()
         super().init_model()
+        if self._is_actor:
+            send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
         if is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
@@ -54,6 +58,20 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
 class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
     """With the copies of its weights that verl's asynchronous trainer goes back to within one synchronisation."""
+
+
+def send_weights_as(engine: Any, dtype: torch.dtype) -> None:
+    """Have verl's engine hand full weights to the rollout in the rollout's dtype, where they are rounded to it anyway:
+    fp32 master weights are twice the traffic. LoRA adapters go as they are."""
+    full_weights = engine.get_per_tensor_param
+
+    def in_dtype(*args: Any, **kwargs: Any) -> tuple[Iterable[tuple[str, torch.Tensor]], Any]:
+        weights, adapter = full_weights(*args, **kwargs)
+        if adapter is not None and kwargs.get("base_sync_done"):
+            return weights, adapter
+        return ((name, w.to(dtype) if w.is_floating_point() else w) for name, w in weights), adapter
+
+    engine.get_per_tensor_param = in_dtype
 
 
 def set_learning_rate(

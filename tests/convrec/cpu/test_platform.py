@@ -34,6 +34,18 @@ def test_platform_says_what_verl_asks() -> None:
     assert 0 < cpu.device_module.memory_allocated() < total
 
 
+def test_a_gpu_hosts_process_without_a_gpu_is_not_on_the_cpu_platform(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray hides the GPUs of an actor that asked for none, and a slim container has no nvidia-smi."""
+    driver = tmp_path / "nvidiactl"
+    monkeypatch.setattr(platform, "ACCELERATOR_FILES", (str(driver),))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert platform.PlatformCPU().is_platform_available(use_smi_check=True)
+    driver.touch()
+    assert not platform.PlatformCPU().is_platform_available(use_smi_check=True)
+
+
 def test_random_state_of_the_device_is_the_cpus() -> None:
     device = platform.PlatformCPU.device_module
     state = device.get_rng_state()

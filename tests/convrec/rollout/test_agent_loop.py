@@ -123,7 +123,7 @@ def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
 ) -> None:
     """Worker and buffer are verl's with ours over them; the agent loop is its reward alone, and nobody is asked.
 
-    The agent is one that does not go in groups (test_group_rollout.py has those).
+    The agent is one that does not go in groups (test_groups.py has those).
     """
     verls = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 

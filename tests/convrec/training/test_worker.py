@@ -1,10 +1,12 @@
-"""The learning rate of a run, by trainer steps and after a resume, on verl's FSDP engine."""
+"""On verl's FSDP engine: the learning rate by trainer steps and after a resume; weights in the rollout's dtype."""
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
 WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
@@ -84,3 +86,21 @@ def test_a_new_rate_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.messages
     report_new_rate(4, 1e-3, 5e-4)
     assert caplog.messages == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
+
+
+def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:
+    """Rounded once, as vLLM would when it loads them: the rollout's weights are the same bits as before."""
+    from convrec.training.worker import send_weights_as
+
+    engine, _ = start()
+    expected = {name: weight.detach().clone() for name, weight in engine.get_per_tensor_param()[0]}
+    send_weights_as(engine, torch.bfloat16)
+    sent = dict(engine.get_per_tensor_param(layered_summon=False, base_sync_done=True)[0])
+    assert sent.keys() == expected.keys()
+    assert all(weight.dtype == torch.float32 for weight in expected.values())
+    assert all(torch.equal(sent[name], weight.to(torch.bfloat16)) for name, weight in expected.items())
+
+    adapter = [("lora_A", torch.ones(2))]
+    engine = SimpleNamespace(get_per_tensor_param=lambda base_sync_done: (adapter, {"r": 2}))
+    send_weights_as(engine, torch.bfloat16)
+    assert engine.get_per_tensor_param(base_sync_done=True)[0] is adapter

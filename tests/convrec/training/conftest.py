@@ -1,0 +1,98 @@
+"""verl's training worker with its FSDP engine on this CPU, in a process group of one, and TransferQueue in memory."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+
+@pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    meeting = tmp_path_factory.mktemp("group") / "file"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from recipes.tiny_model import make_tiny_model
+
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", ["a b c\n" * 40], vocab_size=300, **sizes)
+
+
+@pytest.fixture
+def training_worker(process_group: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Builds one; `micro_batch` rows, the rest are settings of the optimizer."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+
+    from convrec.cpu.engine import register_engine
+    from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
+
+    register_engine()
+    use_length_groups()
+    use_whole_batch_log_probs()
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in (one | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}).items():
+        monkeypatch.setenv(name, value)
+
+    def build(micro_batch: int = 4, **optimizer: Any) -> Any:
+        worker = TrainingWorker(
+            TrainingWorkerConfig(
+                model_type="language_model",
+                model_config=HFModelConfig(
+                    path=str(model_folder),
+                    use_remove_padding=False,
+                    override_config={"attn_implementation": "sdpa"},
+                ),
+                engine_config=FSDPEngineConfig(
+                    strategy="fsdp2",
+                    use_torch_compile=False,
+                    use_dynamic_bsz=False,
+                    micro_batch_size_per_gpu=micro_batch,
+                ),
+                optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10} | optimizer),
+                checkpoint_config=CheckpointConfig(),
+            )
+        )
+        worker.reset()
+        return worker
+
+    return build
+
+
+class Queue:
+    """What a trainer asks of TransferQueue, for one batch."""
+
+    def __init__(self, fields: dict[str, Any], tags: list[dict[str, Any]]) -> None:
+        self.fields = fields
+        self.batch = tq.KVBatchMeta(partition_id="train", keys=[f"{i}_0_0" for i in range(len(tags))], tags=tags)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
+        from verl.utils.tensordict_utils import get_tensordict
+
+        return get_tensordict({name: self.fields[name] for name in select_fields})
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> tq.KVBatchMeta:
+        self.fields |= dict(fields.items())
+        return self.batch
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
+    """Puts one in TransferQueue's place: queue(tags, **fields)."""
+
+    def start(tags: list[dict[str, Any]], **fields: Any) -> Queue:
+        started = Queue(fields, tags)
+        monkeypatch.setattr(tq, "kv_batch_get", started.kv_batch_get)
+        monkeypatch.setattr(tq, "kv_batch_put", started.kv_batch_put)
+        return started
+
+    return start

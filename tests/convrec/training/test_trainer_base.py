@@ -1,0 +1,91 @@
+"""What a trainer's start checks and sets, with verl's own code around it; workers and TransferQueue are stand-ins."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from convrec.rollout import agent_loop
+from convrec.training.trainer_base import ConvRecMixin
+
+PROMPT, RESPONSES = 3, [4, 2]
+
+
+class Verls:
+    _compute_old_log_prob = PPOTrainer._compute_old_log_prob
+
+    def _load_checkpoint(self) -> None:
+        self.global_steps = 4
+
+
+class Trainer(ConvRecMixin, Verls):
+    def __init__(self, workers: Any, bypass_mode: bool = False, lr_schedule: Any = None) -> None:
+        self.actor_rollout_wg, self.rollout_is_checked, self.parameter_sync_step = workers, False, 2
+        self.config = OmegaConf.create(
+            {
+                "algorithm": {"rollout_correction": {"bypass_mode": bypass_mode}},
+                "actor_rollout_ref": {
+                    "actor": {"loss_agg_mode": "token-mean", "loss_scale_factor": None},
+                    "rollout": {"temperature": 1.0, "calculate_log_probs": False},
+                },
+            }
+        )
+        self.settings = OmegaConf.create({"rollout_check_bound": 0.1, "lr_schedule": lr_schedule})
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+@pytest.mark.parametrize("bypass_mode", [False, True])
+def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypass_mode: bool) -> None:
+    rollout = [-torch.rand(length) for length in RESPONSES]
+    started = queue(
+        tags=[{}, {}],
+        rollout_log_probs=nested(rollout),
+        response_mask=nested([torch.ones(length, dtype=torch.long) for length in RESPONSES]),
+    )
+
+    def off_by(difference: float) -> Any:
+        def compute_log_prob(batch: Any) -> Any:
+            """Log-probs of the tokens after each of prompt and response, as verl's workers write them."""
+            assert not batch.extra_info["compute_loss"]
+            rows = [
+                torch.cat([torch.full((PROMPT - 1,), 9.0), row + difference, torch.tensor([9.0])]) for row in rollout
+            ]
+            started.fields |= {"log_probs": nested(rows), "entropy": nested(rows)}
+            return batch
+
+        return SimpleNamespace(compute_log_prob=compute_log_prob)
+
+    with pytest.raises(RuntimeError, match=r"does not sample from the policy.* is 0.2 .*rollout_check_bound=0.1"):
+        Trainer(off_by(0.2), bypass_mode)._compute_old_log_prob(started.batch, {})
+    trainer = Trainer(off_by(0.05), bypass_mode)
+    trainer._compute_old_log_prob(started.batch, {})
+    assert trainer.rollout_is_checked
+    wanted = torch.cat(rollout) + (0 if bypass_mode else 0.05)
+    torch.testing.assert_close(started.fields["old_log_probs"].values(), wanted)
+    if bypass_mode:  # from the second batch on the actor computes nothing
+        trainer.actor_rollout_wg = None
+        trainer._compute_old_log_prob(started.batch, {})
+
+
+def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_loop, "retry_failed_prompts", lambda: None)
+    asked = []
+
+    def set_learning_rate(*arguments: Any) -> list[tuple[float, float]]:
+        asked.append((trainer.global_steps, *arguments))
+        return [(1e-3, 5e-4)] * 2  # of two workers
+
+    workers = SimpleNamespace(registrations=list, set_learning_rate=set_learning_rate)
+    trainer = Trainer(workers, lr_schedule=[[0, "1e-3"], [3, "5e-4"]])
+    trainer._load_checkpoint()
+    assert asked == [(4, [(0, 1e-3), (3, 5e-4)], 2)]
+    assert caplog.messages == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
