@@ -223,7 +223,7 @@ def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: st
     rows = train_rows(tmp_path, mode, [record | {"reason": "because"}] * 3)
     data, out = tmp_path / "out" / "train.parquet", tmp_path / "sft.parquet"
     assert judge_demonstrations.main(["--mode", mode, "--data", str(data), "--out", str(out)]) == 0
-    assert validate_sft_table(out) == (3, 0, [])
+    assert validate_sft_table(out) == (3, [])
     verdict = preference_verdict if mode == "pairwise" else score_verdict
     for row, demonstration in zip(rows, pq.read_table(out).to_pylist(), strict=True):
         # arrow orders a struct's fields by its schema

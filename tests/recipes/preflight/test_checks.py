@@ -16,7 +16,7 @@ import pytest
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from recipes import rank_grpo, sft
-from recipes.launch import settings
+from recipes.launch import ray_training, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks, findings, host
 
@@ -168,7 +168,7 @@ def test_a_misspelt_variable_is_warned_about(
     set_variables(good)
     monkeypatch.setenv("LEARNING_RATE", "1e-5")
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
-    monkeypatch.setattr(rank_grpo, "train", lambda config: None)
+    monkeypatch.setattr(ray_training, "train", lambda recipe, config, overrides: None)
     with mock.patch.dict(os.environ):
         assert rank_grpo.main([]) == 0
     assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
