@@ -166,14 +166,14 @@ def test_a_worker_that_still_imports_keeps_a_node_without_the_driver(
         deadline = time.monotonic() + 10
         while not watching.has_environment(worker.pid) and time.monotonic() < deadline:  # forked, not yet Python
             time.sleep(0.01)
-        assert watching.look()
+        assert watching.poll()
         monkeypatch.setattr(guard, "STARTING_SECONDS", -1.0)
-        assert not watching.look()
+        assert not watching.poll()
     finally:
         worker.kill()
         worker.wait()
     monkeypatch.setattr(guard, "STARTING_SECONDS", 60.0)
-    assert not watching.look()
+    assert not watching.poll()
 
 
 def test_children_from_before_the_run_and_other_peoples_shared_memory_are_spared() -> None:

@@ -151,10 +151,10 @@ def test_total_steps_win_over_epochs(train: Callable[..., list[list[int]]], tmp_
 
 
 def test_a_changed_learning_rate_is_taken_and_said(
-    train: Callable[..., list[list[int]]], training_worker: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    train: Callable[..., list[list[int]]], training_worker: Callable[..., Any], warnings_of_worker: list[str]
 ) -> None:
     def said() -> list[str]:
-        return [record.message for record in caplog.records if record.name == "convrec.training.worker"]
+        return warnings_of_worker
 
     train(stop_after=2, engine=training_worker(lr=1e-3).engine)
     assert not said()

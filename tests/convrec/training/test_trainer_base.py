@@ -75,7 +75,7 @@ def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypas
 
 
 def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, warnings_of_worker: list[str]
 ) -> None:
     monkeypatch.setattr(agent_loop, "retry_failed_prompts", lambda: None)
     asked = []
@@ -88,4 +88,4 @@ def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
     trainer = Trainer(workers, lr_schedule=[[0, "1e-3"], [3, "5e-4"]])
     trainer._load_checkpoint()
     assert asked == [(4, [(0, 1e-3), (3, 5e-4)], 2)]
-    assert caplog.messages == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
+    assert warnings_of_worker == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]

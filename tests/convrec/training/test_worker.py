@@ -78,16 +78,14 @@ def test_a_resumed_run_trains_with_the_rates_of_its_settings(
     assert train(again, 4) == whole[4:]
 
 
-def test_a_new_rate_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from convrec.training.worker import logger, report_new_rate
+def test_a_new_rate_is_said(warnings_of_worker: list[str]) -> None:
+    from convrec.training.worker import report_new_rate
 
-    messages: list[str] = []
-    monkeypatch.setattr(logger, "warning", lambda text, *values: messages.append(text % values))
     report_new_rate(0, 1e-3, 5e-4)  # no checkpoint
     report_new_rate(4, 1e-3, 1e-3)
-    assert not messages
+    assert not warnings_of_worker
     report_new_rate(4, 1e-3, 5e-4)
-    assert messages == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
+    assert warnings_of_worker == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
 
 
 def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:
