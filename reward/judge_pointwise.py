@@ -1,7 +1,8 @@
 """The reward of a pointwise judge, as verl calls it: answer text and true score -> reward.
 
-True score 0 or 1: 1 for exactly that score, else 0. True score 2 to 4: 1 - |predicted - true| / 4. An answer without a
-readable score in range earns 0 whatever the truth.
+True score 0 or 1: 1 for exactly that score, else 0. True score 2 to 4: 1 - |predicted - true| / 4. On another scale
+the two lowest want exactly that score, and differences count in parts of the range. An answer without a readable score
+in range earns `malformed`, 0 by default, whatever the truth.
 """
 
 import json
@@ -10,30 +11,40 @@ from contextlib import suppress
 from numbers import Real
 
 from convrec.errors import UserError
-from convrec.judges.verdict import MAX_SCORE, score_verdict
+from convrec.judges.criteria import SCORES, Scores
+from convrec.judges.verdict import score_verdict
 
 
-def pointwise_reward(predicted: int | None, true: int) -> float:
-    """predicted: None for no verdict. In [0, 1]; 1 only for the true score."""
+def pointwise_reward(predicted: int | None, true: int, scores: Scores = SCORES, malformed: float = 0.0) -> float:
+    """predicted: None for no verdict, which earns `malformed`; else in [0, 1], and 1 only for the true score."""
     if predicted is None:
-        return 0.0
-    if true <= 1:  # a bad response called mediocre is as wrong as one called excellent
+        return malformed
+    low, high = scores
+    if true <= low + 1:  # a bad response called mediocre is as wrong as one called excellent
         return float(predicted == true)
-    return 1 - abs(predicted - true) / MAX_SCORE
+    return 1 - abs(predicted - true) / (high - low)
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: object, extra_info: Mapping | None = None, **_: object
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Mapping | None = None,
+    malformed: float = 0.0,
+    **_: object,
 ) -> dict[str, float | int]:
-    """Score one answer. `ground_truth`: {"helpfulness": 0-4}, the number itself, or either as JSON.
+    """Score one answer. `ground_truth`: {"helpfulness": score}, the number itself, or either as JSON.
 
-    Returns always the same keys, numbers only; -1 stands for no verdict. Raises UserError for a truth that is no
-    whole number from 0 to 4: what a model writes may be wrong, data may not.
+    extra_info: `scores`, the lowest and the highest (0 and 4), and `in_thinking`, whether the prompt opened the
+    thinking (no). Returns always the same keys, numbers only; -1 stands for no verdict. Raises UserError for a truth
+    that is no whole number of the range: what a model writes may be wrong, data may not.
     """
-    true = true_score(ground_truth)
-    predicted = score_verdict(solution_str)
+    extra = extra_info or {}
+    low, high = extra.get("scores", SCORES)
+    true = true_score(ground_truth, (low, high))
+    predicted = score_verdict(solution_str, (low, high), in_thinking=extra.get("in_thinking", False))
     return {
-        "score": pointwise_reward(predicted, true),
+        "score": pointwise_reward(predicted, true, (low, high), malformed),
         "exact_match": int(predicted == true),
         "no_verdict": int(predicted is None),
         "predicted_helpfulness": -1 if predicted is None else predicted,
@@ -41,16 +52,17 @@ def compute_score(
     }
 
 
-def true_score(ground_truth: object) -> int:
+def true_score(ground_truth: object, scores: Scores = SCORES) -> int:
+    low, high = scores
     value = ground_truth
     if isinstance(value, str):
         with suppress(json.JSONDecodeError):  # what is no number either is refused below
             value = json.loads(value)
     if isinstance(value, Mapping):
         value = value.get("helpfulness")
-    if isinstance(value, bool) or not isinstance(value, Real) or value not in range(MAX_SCORE + 1):
+    if isinstance(value, bool) or not isinstance(value, Real) or value not in range(low, high + 1):
         raise UserError(
-            f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": 0-4}}, a whole number; '
-            "python -m data_prep.judge writes it"
+            f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": {low}-{high}}}, a whole '
+            "number; python -m data_prep.judge writes it"
         )
     return int(float(value))

@@ -2,9 +2,12 @@
 
 input    the query: messages {role, content}, the last one the user's
 output   {answer: {role, content, label}}: one with {"helpfulness": 0-4} (pointwise), or two with
-         {"preference": "A" | "B"}, the same on both (pairwise)
+         {"preference": "A" | "B"}, the same on both (pairwise); "tie" in test data alone
 source   where the row comes from
 reason   optional: why the label is what it is, for demonstrations
+
+The file's metadata holds the criteria that the labels were given by (convrec.judges.criteria); the defaults hold for a
+file without them. A row that was read has them as `criteria`.
 """
 
 import os
@@ -17,15 +20,18 @@ import pyarrow.parquet as pq
 from convrec.data.chat import Message
 from convrec.data.validation import TableReport
 from convrec.errors import UserError
+from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, criteria_text, parse_criteria
 from convrec.judges.prompt import MODES, judge_prompt
-from convrec.judges.verdict import MAX_SCORE
+from convrec.judges.verdict import TIE
 
 COLUMNS = ("input", "output", "source")
-SWAPPED = {"A": "B", "B": "A"}
+CRITERIA = b"convrec.judge_criteria"  # in the metadata
+SWAPPED = {"A": "B", "B": "A", TIE: TIE}
 NAMED = 5  # rows that an error names
 
 
-def judge_schema(mode: str) -> pa.Schema:
+def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
+    """criteria: to be written into the metadata."""
     label = ("helpfulness", pa.int32()) if mode == "pointwise" else ("preference", pa.string())
     answer = pa.struct([("role", pa.string()), ("content", pa.string()), ("label", pa.struct([label]))])
     return pa.schema(
@@ -34,7 +40,8 @@ def judge_schema(mode: str) -> pa.Schema:
             ("output", pa.list_(pa.struct([("answer", answer)]))),
             ("source", pa.string()),
             ("reason", pa.string()),
-        ]
+        ],
+        {CRITERIA: criteria_text(criteria, mode).encode()} if criteria else None,
     )
 
 
@@ -52,18 +59,31 @@ def responses_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def label_of(row: Mapping[str, Any], mode: str) -> Any:
-    """The score 0-4 (pointwise) or "A" or "B" (pairwise) of a valid row."""
+    """The score (pointwise) or "A", "B" or "tie" (pairwise) of a valid row."""
     return row["output"][0]["answer"]["label"]["helpfulness" if mode == "pointwise" else "preference"]
+
+
+def scores_of(row: Mapping[str, Any]) -> Scores:
+    """The lowest and the highest score that a judge may give it."""
+    return row["criteria"].scores if row.get("criteria") else SCORES
 
 
 def prompt_of(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
     """The judge's prompt; swapped: with the responses in the other order."""
     responses = responses_of(row)
-    return judge_prompt(mode, row["input"], responses[::-1] if swapped else responses)
+    return judge_prompt(mode, row["input"], responses[::-1] if swapped else responses, row.get("criteria"))
 
 
-def row_problem(row: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
-    """(what is wrong with a row, the fix), None for a valid one. Any JSON value is taken."""
+def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same comparison with A and B in the other order."""
+    label = SWAPPED[label_of(row, "pairwise")]
+    return {**row, **make_row(row["input"], responses_of(row)[::-1], label, row["source"], row.get("reason"))}
+
+
+def row_problem(
+    row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False
+) -> tuple[str, str] | None:
+    """(what is wrong with a row, the fix), None for a valid one. Any JSON value is taken. ties: they are valid."""
     messages = row.get("input")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return "`input` is no list of messages", 'write [{"role": "user", "content": ...}]'
@@ -82,7 +102,8 @@ def row_problem(row: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
             "fix or drop these rows",
         )
     labels = [answer.get("label") for answer in answers]  # type: ignore[union-attr]
-    return _label_problem([label if isinstance(label, Mapping) else {} for label in labels], mode)
+    mappings = [label if isinstance(label, Mapping) else {} for label in labels]
+    return _score_problem(mappings[0], scores) if mode == "pointwise" else _preference_problem(mappings, ties)
 
 
 def _is_message(message: object) -> bool:
@@ -94,18 +115,20 @@ def _is_message(message: object) -> bool:
     )
 
 
-def _label_problem(labels: Sequence[Mapping[str, Any]], mode: str) -> tuple[str, str] | None:
-    if mode == "pointwise":
-        score = labels[0].get("helpfulness")
-        if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= MAX_SCORE:
-            return (
-                "the label is not {helpfulness: a whole number from 0 to 4}",
-                "map the scale to 0-4, or drop these rows",
-            )
-        return None
+def _score_problem(label: Mapping[str, Any], scores: Scores) -> tuple[str, str] | None:
+    score, (low, high) = label.get("helpfulness"), scores
+    if isinstance(score, bool) or not isinstance(score, int) or not low <= score <= high:
+        return (
+            f"the label is not {{helpfulness: a whole number from {low} to {high}}}",
+            f"map the scale to {low}-{high}, or drop these rows",
+        )
+    return None
+
+
+def _preference_problem(labels: Sequence[Mapping[str, Any]], ties: bool) -> tuple[str, str] | None:
     preferences = [label.get("preference") for label in labels]
-    if "tie" in preferences:
-        return "the preference is a tie", "python -m data_prep.judge leaves ties out; no verdict could be right"
+    if TIE in preferences and not ties:
+        return "the preference is a tie", "python -m data_prep.judge keeps ties in test.parquet alone: train on others"
     if preferences[0] not in SWAPPED or preferences[0] != preferences[1]:
         return 'the labels are not {preference: "A" or "B"}, the same on both answers', "fix or drop these rows"
     return None
@@ -122,17 +145,17 @@ def raise_for_problems(
     if numbers:
         raise UserError(
             "\n".join(
-                f"{path}: {row}{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:NAMED]))}"
-                f"{f' and {len(rows) - NAMED} more' * (len(rows) > NAMED)}: {problem}; {fix}"
-                for (problem, fix), rows in numbers.items()
+                f"{path}: {row}{'s' * (len(found) > 1)} {', '.join(map(str, found[:NAMED]))}"
+                f"{f' and {len(found) - NAMED} more' * (len(found) > NAMED)}: {problem}; {fix}"
+                for (problem, fix), found in numbers.items()
             )
         )
 
 
-def read_judge_table(path: str | os.PathLike, mode: str) -> list[dict[str, Any]]:
-    """The rows of a judge table, valid. Rows are numbered from 0.
+def read_judge_table(path: str | os.PathLike, mode: str, *, ties: bool = False) -> list[dict[str, Any]]:
+    """The rows of a judge table, valid, each with its `criteria`. Rows are numbered from 0. ties: they are valid.
 
-    Raises UserError naming file, rows and fix.
+    Raises UserError naming file, rows and the fix.
     """
     assert mode in MODES
     try:
@@ -152,8 +175,11 @@ def read_judge_table(path: str | os.PathLike, mode: str) -> list[dict[str, Any]]
     rows = table.select([name for name in (*COLUMNS, "reason") if name in table.column_names]).to_pylist()
     if not rows:
         raise UserError(f"{path}: no rows; check how the file was written")
-    raise_for_problems(path, ((number, row_problem(row, mode)) for number, row in enumerate(rows)), "row")
-    return rows
+    written = (table.schema.metadata or {}).get(CRITERIA)
+    criteria = parse_criteria(written.decode(), mode, f"{path}, its criteria") if written else DEFAULTS[mode]
+    problems = ((number, row_problem(row, mode, criteria.scores, ties=ties)) for number, row in enumerate(rows))
+    raise_for_problems(path, problems, "row")
+    return [{**row, "criteria": criteria} for row in rows]
 
 
 def validate_judge_table(path: str | os.PathLike, mode: str) -> TableReport:

@@ -48,6 +48,32 @@ def test_pairwise_reward_is_equality() -> None:
     assert pairwise("<better>A</better>", "tie") == pairwise("<better>A or B</better>", "tie") == 0
 
 
+def test_malformed_may_earn_less_than_wrong() -> None:
+    """A group of malformed and wrong answers alone then has a difference to learn from."""
+    rewards = [
+        judge_pairwise.compute_score("d", text, "A", malformed=-1.0)["score"]
+        for text in ("?", "<better>B</better>", "<better>A</better>")
+    ]
+    assert rewards == [-1, 0, 1]
+    rewards = [
+        judge_pointwise.compute_score("d", text, 1, malformed=-1.0)["score"]
+        for text in ("?", "<score>4</score>", "<score>1</score>")
+    ]
+    assert rewards == [-1, 0, 1]
+
+
+def test_another_range_of_scores_comes_with_the_row() -> None:
+    def score(text: str, truth: int) -> float:
+        return judge_pointwise.compute_score("d", text, {"helpfulness": truth}, {"scores": [1, 11]})["score"]
+
+    # 1 and 2 want exactly that score; above, the difference counts in tenths
+    assert [score(f"<score>{n}</score>", 2) for n in (1, 2, 3)] == [0, 1, 0]
+    assert [score(f"<score>{n}</score>", 9) for n in (1, 9, 11)] == pytest.approx([1 - 8 / 10, 1, 1 - 2 / 10])
+    assert score("<score>0</score>", 9) == score("<score>12</score>", 9) == 0
+    with pytest.raises(UserError, match=r"expected \{\"helpfulness\": 1-11\}"):
+        score("<score>1</score>", 0)
+
+
 def test_every_answer_has_the_same_keys_and_they_are_numbers() -> None:
     """verl collates the keys of a batch, and its validation metrics take numbers only."""
     assert judge_pointwise.compute_score("d", "<score>3</score>", {"helpfulness": 4}) == {
@@ -131,7 +157,7 @@ WRONG_POINTWISE = {
     ("<score>3.9</score>", '{"helpfulness": 3}'): "3.9 is no score of the scale, and it is not 3",
     ("<score>10</score>", '{"helpfulness": 0}'): "10 is out of range, not 0",
     ("<think>unclosed <score>4</score>", '{"helpfulness": 4}'): "a tag inside the thinking is no verdict",
-    ("<score>2</score><score>4</score>", '{"helpfulness": 4}'): "the last verdict counts, not the first",
+    ("<score>2</score><score>4</score>", '{"helpfulness": 4}'): "two scores are no score, not the first of them",
     ("<score>4</score>", "{}"): "a row without a label is broken data, not a label of 0",
     ("<score>1</score>", '{"helpfulness": null}'): "a row without a label is broken data",
     ("<score>4</score>", "2.9"): "a label of 2.9 is broken data, not 2",

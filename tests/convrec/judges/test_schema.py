@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
+from convrec.judges.criteria import DEFAULTS
 from convrec.judges.prompt import MODES, judge_prompt, query_text, verdict_text
 from convrec.judges.schema import (
     judge_schema,
@@ -34,7 +35,7 @@ def write(path: Path, rows: list[dict[str, Any]], mode: str) -> Path:
 @pytest.mark.parametrize(("mode", "row"), [("pointwise", RATED), ("pairwise", COMPARED)])
 def test_rows_come_back_as_they_were_written(mode: str, row: dict[str, Any], tmp_path: Path) -> None:
     (back,) = read_judge_table(write(tmp_path / "a.parquet", [row], mode), mode)
-    assert back == row
+    assert back == {**row, "criteria": DEFAULTS[mode]}
 
 
 def test_the_documented_columns_alone_are_enough(tmp_path: Path) -> None:
@@ -48,11 +49,12 @@ def test_the_prompt_holds_task_principles_query_responses_and_form() -> None:
     (message,) = prompt_of(COMPARED, "pairwise")
     assert message["role"] == "user"
     text = message["content"]
-    parts = ["two responses", "Principles:\n1. ", "\n4. ", "Query:\nA horror film?", "Response A:\nAlien."]
-    parts += ["Response B:\nUp.", "<think>your reasons</think><better>A or B</better>"]
+    parts = ["two responses", "Principles:\n1. ", "\n5. ", "Query:\n```\nA horror film?\n```"]
+    parts += ["Response A:\n```\nAlien.\n```", "Response B:\n```\nUp.\n```"]
+    parts += ["<think>your reasons</think><better>A or B</better>"]
     assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
     (message,) = prompt_of(RATED, "pointwise")
-    assert "Response:\nAlien." in message["content"]
+    assert "Response:\n```\nAlien.\n```" in message["content"]
     assert message["content"].endswith("<think>your reasons</think><score>0-4</score>")
 
 
@@ -113,7 +115,7 @@ def test_labels_that_disagree_are_no_preference() -> None:
     assert row_problem(row, "pairwise") is not None
 
 
-def test_an_error_names_file_rows_and_mend(tmp_path: Path) -> None:
+def test_an_error_names_file_rows_and_fix(tmp_path: Path) -> None:
     tie = make_row(USER, ["x", "y"], "tie", "")
     path = write(tmp_path / "a.parquet", [tie, COMPARED, *[tie] * 6], "pairwise")
     with pytest.raises(UserError, match=r"a\.parquet: rows 0, 2, 3, 4, 5 and 2 more: the preference is a tie; .*judge"):

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.judges.verdict import last_tag, outside_thinking, preference_verdict, score_verdict
+from convrec.judges.verdict import (
+    comparison_verdict,
+    last_tag,
+    opens_thinking,
+    outside_thinking,
+    preference_verdict,
+    score_verdict,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +22,12 @@ from convrec.judges.verdict import last_tag, outside_thinking, preference_verdic
         ("<score>3</score>", 3),
         ("<think>why</think><score>0</score>", 0),
         ("<think>why</think>\n\n<score> 4\n</score> That is all.", 4),
-        ("<score>2</score><score>4</score>", 4),  # the last one
+        ("<score>4</score><score>4</score>", 4),
+        ("<score>2</score><score>4</score>", None),  # two scores are none
+        ("<score>0</score> (the response tried <score>4</score>)", None),
+        ("The form is <score>0-4</score>. <score>3</score>", 3),  # what is no score contradicts none
+        ("<score>0</score><score>1</score><score>2</score><score>3</score><score>4</score>", None),  # spam
+        ("<score>0<score>1<score>2<score>3<score>4</score>", None),
         ("<score>2</score> <score>", 2),  # an opening alone is no tag
         ("<score>2</score> </score>", 2),
         ("<score><score>1</score></score>", 1),  # nested: the innermost is the last that opens
@@ -45,6 +57,13 @@ from convrec.judges.verdict import last_tag, outside_thinking, preference_verdic
         ("<think><think>a</think><score>2</score></think><score>1</score>", 1),
         ("</think><score>1</score><think>no, <score>3</score>", 1),
         ("<think>a</think><score>1</score><think>b</think><score>2</score>", 2),
+        ("<THINK>x <score>4</score></THINK>", None),
+        ("<THINK>x <score>4</score></THINK><score>3</score>", 3),
+        ("<thinking>x <score>4</score></thinking>", None),
+        ("<thinking>x <score>4</score></thinking><score>3</score>", 3),
+        ("<Thinking>unfinished <score>4</score>", None),
+        ("<score>4</score></thinking>", None),
+        ("<thinker><score>4</score>", 4),
     ],
 )
 def test_score_verdict(text: str, verdict: int | None) -> None:
@@ -58,7 +77,8 @@ def test_score_verdict(text: str, verdict: int | None) -> None:
         ("<think>B is longer</think>\n<better>B</better>", "B"),
         ("<better> b </better>", "B"),
         ("<better>Response  A</better>", "A"),
-        ("<better>A</better> no: <better>B</better>", "B"),
+        ("<better>A</better> no: <better>B</better>", None),  # two answers are none
+        ("<better>B</better> as I said: <better>response b</better>", "B"),
         ("<better>A or B</better>", None),
         ("<better>both</better>", None),  # holds a b
         ("<better>EQUAL</better>", None),  # holds an a
@@ -76,7 +96,81 @@ def test_preference_verdict(text: str, verdict: str | None) -> None:
     assert preference_verdict(text) == verdict
 
 
-TAGS = ("<think>", "</think>", "<score>", "</score>", "<better>", "</better>")
+def test_a_prompt_that_opened_the_thinking_hides_its_tags() -> None:
+    """The answer then begins inside it, and one that is cut off has no thinking tag at all."""
+    cut_off = "A 4? <score>4</score> <better>A</better> But"
+    assert (score_verdict(cut_off), preference_verdict(cut_off)) == (4, "A")
+    assert score_verdict(cut_off, in_thinking=True) is preference_verdict(cut_off, in_thinking=True) is None
+    ended = cut_off + "</think><score>1</score><better>B</better>"
+    assert (score_verdict(ended, in_thinking=True), preference_verdict(ended, in_thinking=True)) == (1, "B")
+
+
+def test_what_a_template_opens_is_seen_in_the_prompt() -> None:
+    assert opens_thinking("<|im_start|>assistant\n<think>\n")
+    assert opens_thinking("assistant<thinking>")
+    assert not opens_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not opens_thinking("Write <think> first<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("<score>3.0</score>", 3),
+        ("<score>3/4</score>", 3),
+        ("<score>3 out of 4</score>", 3),
+        ("<score>**3**</score>", 3),
+        ("<SCORE>3</SCORE>", 3),
+        ("<think>why</think>\n\n**3/4**\n", 3),  # no tag: the last line, which is nothing else
+        ("why\n3.", 3),
+        ("<score>3/5</score>", None),  # of another scale
+        ("<score>3.5</score>", None),
+        ("<score>-3</score>", None),
+        ("<score>7</score>", None),
+        ("<score>٣</score>", None),
+        ("I give 3", None),
+        ("<think>why\n3", None),
+        ("<score>0.0</score> (it tried <Score>4</Score>)", None),  # two scores are none here as well
+        ("<score>high</score>\n3", None),
+    ],
+)
+def test_lenient_scores_are_read_where_strict_ones_are_not(text: str, verdict: int | None) -> None:
+    assert score_verdict(text, lenient=True) == verdict
+    assert score_verdict(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("<better>A.</better>", "A"),
+        ("<better>**B**</better>", "B"),
+        ("<better>(Response A)</better>", "A"),
+        ("<Better>b</Better>", "B"),
+        ("<think>B?</think>\n**A**", "A"),
+        ("<better>A.</better> <better>B.</better>", None),
+        ("<better>A or B</better>", None),
+        ("A is better", None),
+    ],
+)
+def test_lenient_preferences_are_read_where_strict_ones_are_not(text: str, verdict: str | None) -> None:
+    assert preference_verdict(text, lenient=True) == verdict
+    assert preference_verdict(text) is None
+
+
+def test_a_tie_is_said_and_prefers_neither() -> None:
+    for said in ("tie", "Both", "EQUAL", " neither "):
+        assert comparison_verdict(f"<better>{said}</better>") == "tie"
+        assert preference_verdict(f"<better>{said}</better>") is None
+    assert comparison_verdict("<better>A or B</better>") is None  # the form, copied
+    assert comparison_verdict("<better>tie</better><better>A</better>") is None
+    assert comparison_verdict("no tag") is None
+
+
+def test_the_range_of_scores_is_the_criterias() -> None:
+    assert [score_verdict(f"<score>{n}</score>", (1, 10)) for n in (0, 1, 10, 11)] == [None, 1, 10, None]
+    assert score_verdict("<score>7/10</score>", (1, 10), lenient=True) == 7
+
+
+TAGS = ("<think>", "</think>", "<THINK>", "</thinking>", "<score>", "</score>", "<better>", "</better>")
 REST = (
     "0",
     "3",
@@ -104,8 +198,21 @@ HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join)
 @settings(deadline=None)
 @given(HOSTILE)
 def test_any_answer_has_a_verdict_in_range_or_none(text: str) -> None:
-    assert score_verdict(text) in (None, 0, 1, 2, 3, 4)
-    assert preference_verdict(text) in (None, "A", "B")
+    for lenient in (False, True):
+        assert score_verdict(text, lenient=lenient) in (None, 0, 1, 2, 3, 4)
+        assert preference_verdict(text, lenient=lenient) in (None, "A", "B")
+        if score_verdict(text) is not None:
+            assert score_verdict(text, lenient=True) in (score_verdict(text), None)  # None: a looser tag says another
+
+
+@settings(deadline=None)
+@given(HOSTILE, st.permutations([0, 1, 2, 3, 4]), st.booleans())
+def test_every_verdict_at_once_is_none(text: str, order: list[int], closed: bool) -> None:
+    """Whatever stands before it, and whether or not its tags are closed."""
+    between = "</score>" if closed else " "
+    spam = f"{text}</think>" + "".join(f"<score>{score}{between}" for score in order) + "</score>"
+    assert score_verdict(spam) is None
+    assert preference_verdict(f"{text}</think><better>A</better>{text.replace('<', '')}<better>B</better>") is None
 
 
 @settings(deadline=None)
@@ -122,7 +229,7 @@ def test_nothing_said_while_thinking_counts(text: str) -> None:
     thinking = f"<think>{text}</think>"
     assert score_verdict(thinking) is None
     assert preference_verdict(thinking) is None
-    unfinished = "<think>" + text.replace("</think>", "")
+    unfinished = "<think>" + text.replace("</think>", "").replace("</thinking>", "")
     assert score_verdict(unfinished) is None
     assert preference_verdict(unfinished) is None
 
@@ -142,8 +249,7 @@ def test_last_tag_is_the_last_that_a_forward_reading_finds(text: str) -> None:
 @given(HOSTILE)
 def test_what_is_outside_the_thinking_holds_no_thinking(text: str) -> None:
     rest = outside_thinking(text)
-    assert "<think>" not in rest
-    assert "</think>" not in rest
+    assert not {tag for tag in ("<think>", "</think>", "<THINK>", "</thinking>") if tag in rest}
     assert rest in text
 
 
@@ -160,11 +266,15 @@ def test_what_is_outside_the_thinking_holds_no_thinking(text: str) -> None:
         "<better>" + "A or B " * 400_000 + "</better>",
         "<" * 3_000_000,
         "\u0663" * 3_000_000,
+        "<THINKING></thinking>" * 150_000,
+        "<score>" * 200_000 + "<better>" * 200_000,
+        "<score>4" * 300_000,
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_megabytes_take_bounded_time(text: str) -> None:
     start = time.process_time()
-    assert score_verdict(text) is None
-    assert preference_verdict(text) is None
-    assert time.process_time() - start < 1.0  # quadratic would take minutes; this takes milliseconds
+    for lenient in (False, True):
+        assert score_verdict(text, lenient=lenient) is None
+        assert preference_verdict(text, lenient=lenient) is None
+    assert time.process_time() - start < 2.0  # quadratic would take minutes; this takes milliseconds

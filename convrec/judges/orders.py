@@ -1,0 +1,54 @@
+"""Both orders of a pair of responses, as what they are together: which rows they are, and what the two earn.
+
+J1 (arXiv 2505.10320) gives 1 only where both orders are judged rightly. EIS-GRPO (J4R, arXiv 2505.13346) compares the
+answers to both orders with each other: a judge that always says A then has answers that earn 1 and answers that earn 0,
+where in each order alone all earn the same and nothing is learned.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convrec.errors import UserError
+from convrec.judges.prompt import query_text
+from convrec.judges.schema import NAMED, responses_of
+
+SEPARATE, CONSISTENT, TOGETHER = ORDERS = ("separate", "consistent", "together")  # convrec.orders
+
+
+def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:
+    """The places of each row and of the same with A and B swapped. name: of the file or files, for the error.
+
+    Raises UserError for rows that are there in one order alone.
+    """
+    waiting: dict[tuple[str, str, str], list[int]] = {}
+    pairs = []
+    for place, row in enumerate(rows):
+        query, (first, second) = query_text(row["input"]), responses_of(row)
+        if others := waiting.get((query, second, first)):
+            pairs.append((others.pop(), place))
+        else:
+            waiting.setdefault((query, first, second), []).append(place)
+    alone = sorted(place for places in waiting.values() for place in places)
+    if alone:
+        more = f" and {len(alone) - NAMED} more" * (len(alone) > NAMED)
+        raise UserError(
+            f"{name}: rows {', '.join(map(str, alone[:NAMED]))}{more} are there in one order alone, and convrec.orders "
+            f"needs both: make the data with python -m data_prep.judge --both-orders, or set convrec.orders={SEPARATE}"
+        )
+    return sorted(pairs)
+
+
+def consistent_scores(answers: Sequence[tuple[int, int]], infos: Sequence[Mapping[str, float]]) -> list[float]:
+    """Rewards where the answers to both orders count together: `score` where there is no verdict, else 1 where this
+    answer and its partner are right, else 0.
+
+    answers: (pair, session): the answers of a pair with one session are partners, one to each order. infos: what the
+    reward returned for each. An answer without a partner cannot be right.
+    """
+    right: dict[tuple[int, int], list[bool]] = {}
+    for answer, info in zip(answers, infos, strict=True):
+        right.setdefault(answer, []).append(bool(info["accuracy"]))
+    return [
+        info["score"] if info["no_verdict"] else float(len(right[answer]) == 2 and all(right[answer]))
+        for answer, info in zip(answers, infos, strict=True)
+    ]
