@@ -2,30 +2,32 @@
 
     python -m data_prep.judge --mode pairwise --input preferences.jsonl --out data/judge
 
-Input: JSONL or parquet; each record is one of
+Input: JSONL, a JSON list (both also .gz) or parquet, in any of the forms of data_prep/judge_data/formats.py:
+RewardBench, RewardBench-2, JudgeBench, LLMBar, UltraFeedback, HelpSteer, and for one's own data
     prompt, chosen, rejected              texts, or messages as preference sets have them
     prompt, response_a, response_b, preferred ("A" | "B" | "tie")
-    prompt, response, helpfulness (0-4)   pointwise only
+    prompt, response, helpfulness (0-4)
     input, output, source                 the schema itself
-and may have `source` and `reason` (why; for demonstrations). `prompt` is a text or messages.
+with `source` and `reason` (why; for demonstrations) where there are any. `prompt` is a text or messages. A record's
+columns tell its form; --format forces one.
 
-pairwise   Ties (and chosen = rejected) are left out and counted. Each response is A in exactly half of the rows, drawn
-           with the seed, whatever the order in the file.
+pairwise   Each response is A in exactly half of the rows, drawn with the seed, whatever the order in the file; with
+           --both-orders train.parquet has each row in both orders. Rated responses to one query are compared with each
+           other. Ties are rows of test.parquet alone, labelled "tie".
 pointwise  Of a preference, the better response becomes a row with --chosen-score, the worse one with --rejected-score.
 
-With --model, rows whose prompt has more than --max-prompt-length tokens in that model's chat template are left out and
-counted. OUT gets train.parquet, validation.parquet, test.parquet (the rows of one query stay together) and
-summary.json with the counts.
+Rows that say the same as an earlier one are left out, and all that contradict each other about the same responses.
+With --model, so are rows whose prompt has more than --max-prompt-length tokens in that model's chat template. OUT gets
+train.parquet, validation.parquet, test.parquet (queries that differ in case, space or only after a long beginning stay
+together), the criteria, left_out.jsonl that names everything left out, and summary.json with the counts.
 """
 
 import argparse
-import hashlib
 import json
 import os
-import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,61 +36,31 @@ import pyarrow.parquet as pq
 
 from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
-from convrec.files import folder_written_whole, write_json
-from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
-from convrec.judges.schema import judge_schema, label_of, make_row, prompt_of
-from data_prep.judge_records import Rating, Record, is_tie, load
+from convrec.files import folder_written_whole, write_json, write_text
+from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text, read_criteria
+from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS
+from convrec.judges.schema import judge_schema, label_of, prompt_of
+from data_prep.judge_data.files import Loaded, load
+from data_prep.judge_data.formats import FORMATS
+from data_prep.judge_data.rows import (
+    LeftOut,
+    Placed,
+    balance_order,
+    both_orders,
+    pairwise_rows,
+    pointwise_rows,
+    without_duplicates,
+)
+from data_prep.judge_data.splits import large_group, split_rows
 
-SPLITS = ("train", "validation", "test")
-
-
-# ---- rows
-
-
-def rows_of(
-    items: Sequence[tuple[Record, str]], mode: str, scores: tuple[int, int]
-) -> tuple[list[dict[str, Any]], int]:
-    """(rows, ties left out); pairwise rows still have the better response as A."""
-    rows, ties = [], 0
-    for item, source in items:
-        if isinstance(item, dict):
-            if mode == "pairwise" and is_tie(item):
-                ties += 1
-                continue
-            texts = [output["answer"]["content"] for output in item["output"]]
-            label = label_of(item, mode)
-            if label == "B":
-                texts, label = texts[::-1], "A"
-            rows.append(make_row(item["input"], texts, label, source, item["reason"]))
-        elif isinstance(item, Rating):
-            rows.append(make_row(item.messages, [item.response], item.score, source, item.reason))
-        elif item.tie:
-            ties += 1
-        elif mode == "pairwise":
-            rows.append(make_row(item.messages, [item.better, item.worse], "A", source, item.reason))
-        else:
-            rows.append(make_row(item.messages, [item.better], scores[0], source))
-            rows.append(make_row(item.messages, [item.worse], scores[1], source))
-    return rows, ties
-
-
-def balance_order(rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """Swap A and B in half of the pairwise rows, drawn with the seed (of an odd number, the larger half keeps A)."""
-    swap = set(random.Random(seed).sample(range(len(rows)), len(rows) // 2))
-    return [swapped(row) if place in swap else row for place, row in enumerate(rows)]
-
-
-def swapped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same comparison with A and B in the other order."""
-    label = {"A": "B", "B": "A"}[label_of(row, "pairwise")]
-    texts = [output["answer"]["content"] for output in row["output"]][::-1]
-    return make_row(row["input"], texts, label, row["source"], row["reason"])
+VALIDATION_SHARE = 0.1  # but where everything is test
+NAMED = 3  # of what is left out for one reason, on the screen; left_out.jsonl names all
 
 
 def keep_short(
-    rows: Sequence[dict[str, Any]], mode: str, model: str, max_prompt_length: int
-) -> tuple[list[dict[str, Any]], int]:
-    """(rows whose rendered prompt fits, how many do not)."""
+    rows: Sequence[Placed], mode: str, model: str, max_prompt_length: int
+) -> tuple[list[Placed], list[LeftOut]]:
+    """Rows whose rendered prompt fits, and those whose does not."""
     from transformers import AutoTokenizer
 
     try:
@@ -98,28 +70,14 @@ def keep_short(
         raise UserError(
             f"--model {model}: its tokenizer cannot be loaded ({reason}); give a folder or a hub id"
         ) from None
-    kept = [
-        row
-        for row in rows
-        if fits(tokenizer, render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS), max_prompt_length)
-    ]
-    return kept, len(rows) - len(kept)
-
-
-def split_rows(
-    rows: Sequence[dict[str, Any]], shares: Mapping[str, float], seed: int
-) -> dict[str, list[dict[str, Any]]]:
-    """Rows by split. A query's hash with the seed decides, so that more data never moves a query to another split."""
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
-    for row in rows:
-        digest = hashlib.sha256(f"{seed}\n{query_text(row['input'])}".encode()).digest()
-        place = int.from_bytes(digest[:8], "big") / 2**64
-        name = "test" if place < shares["test"] else "validation" if place < sum(shares.values()) else "train"
-        parts[name].append(row)
-    return parts
-
-
-# ---- command
+    kept, left_out = [], []
+    for placed in rows:
+        rendered = render_prompt(tokenizer, prompt_of(placed.row, mode), **TEMPLATE_SETTINGS)
+        if fits(tokenizer, rendered, max_prompt_length):
+            kept.append(placed)
+        else:
+            left_out.append(LeftOut(placed.place, "too_long", f"more than {max_prompt_length} tokens"))
+    return kept, left_out
 
 
 def convert(
@@ -127,62 +85,126 @@ def convert(
     inputs: Sequence[str | os.PathLike],
     out: str | os.PathLike,
     *,
-    scores: tuple[int, int] = (4, 0),
-    validation_share: float = 0.1,
+    scores: tuple[int | None, int | None] = (None, None),
+    validation_share: float | None = None,
     test_share: float = 0.1,
+    both_orders_in_train: bool = False,
+    form: str | None = None,
+    criteria: str | os.PathLike | None = None,
     model: str | None = None,
     max_prompt_length: int = 4096,
     seed: int = 3407,
 ) -> dict[str, Any]:
-    """Write OUT whole or not at all and return its summary. Raises UserError for bad records or when OUT exists."""
+    """Write OUT whole or not at all and return its summary. Raises UserError for bad records or when OUT exists.
+
+    scores: of chosen and rejected responses; None: the highest and the lowest. form: a key of FORMATS, None: as the
+    columns tell. criteria: a YAML file, None: the defaults.
+    """
     folder = Path(out)
     if folder.exists():
         raise UserError(f"--out {folder} exists and is not overwritten: choose another folder or move it away")
-    if min(validation_share, test_share) < 0 or validation_share + test_share >= 1:
-        raise UserError(
-            "--validation-share and --test-share: together less than 1, so that something is left to train on"
-        )
-    items = [item for path in inputs for item in load(path, mode)]
-    rows, ties = rows_of(items, mode, scores)
-    too_long = 0
+    shares = _shares(validation_share, test_share)
+    judged_by = read_criteria(criteria, mode) if criteria else DEFAULTS[mode]
+    records = [record for path in inputs for record in load(path, mode, judged_by.scores, form)]
+    rows, left_out = _rows(records, mode, judged_by, scores)
+    rows, duplicates = without_duplicates(rows, mode)
+    left_out += duplicates
     if model:
         rows, too_long = keep_short(rows, mode, model, max_prompt_length)
-    if not rows:
-        raise UserError(f"{', '.join(map(str, inputs))}: no row is left ({ties} ties, {too_long} prompts too long)")
-    parts = split_rows(rows, {"validation": validation_share, "test": test_share}, seed)
+        left_out += too_long
+    parts, ties = split_rows(rows, shares, seed)
+    left_out += ties
+    if not any(parts.values()):
+        raise UserError(f"{', '.join(map(str, inputs))}: no row is left: {_told(left_out)}")
     if mode == "pairwise":
         parts = {name: balance_order(part, seed) for name, part in parts.items()}
+        if both_orders_in_train:
+            parts["train"] = both_orders(parts["train"])
+    counts = Counter(one.kind for one in left_out)
     summary = {
         "mode": mode,
         "inputs": [Path(path).name for path in inputs],
-        "records": len(items),
-        "ties_left_out": ties,
-        "too_long_left_out": too_long if model else None,
+        "records": len(records),
+        "ties_left_out": counts["ties"],
+        "identical_left_out": counts["identical"],
+        "contradictory_left_out": counts["contradictory"],
+        "too_long_left_out": counts["too_long"] if model else None,
         "rows": {name: len(part) for name, part in parts.items()},
         "labels": {name: _count(label_of(row, mode) for row in part) for name, part in parts.items()},
+        "sources": _count(placed.row["source"] for placed in rows),
+        "warnings": _warnings(rows, shares),
         "seed": seed,
     }
     with folder_written_whole(folder) as partial:
         for name, part in parts.items():
             if part:
-                pq.write_table(pa.Table.from_pylist(part, judge_schema(mode)), partial / f"{name}.parquet")
+                table = pa.Table.from_pylist(part, judge_schema(mode, judged_by))
+                pq.write_table(table, partial / f"{name}.parquet")
+        write_text(partial / FILE, criteria_text(judged_by, mode))
+        named = "".join(json.dumps(one._asdict(), ensure_ascii=False) + "\n" for one in left_out)
+        write_text(partial / "left_out.jsonl", named)
         write_json(partial / "summary.json", summary)
+    if left_out:
+        print(f"left out: {_told(left_out)}", file=sys.stderr)
     return summary
 
 
-def _count(labels: Iterator[Any]) -> dict[str, int]:
-    return {str(label): count for label, count in sorted(Counter(labels).items())}
+def _shares(validation: float | None, test: float) -> dict[str, float]:
+    if validation is None:
+        validation = 0.0 if test == 1 else VALIDATION_SHARE
+    if min(validation, test) < 0 or validation + test > 1 or (validation + test == 1 and test < 1):
+        raise UserError(
+            "--validation-share and --test-share: together less than 1, so that something is left to train on, or "
+            "--test-share 1 for a benchmark"
+        )
+    return {"validation": validation, "test": test}
+
+
+def _rows(
+    records: Sequence[Loaded], mode: str, criteria: Criteria, scores: tuple[int | None, int | None]
+) -> tuple[list[Placed], list[LeftOut]]:
+    """As the judge will see them: with the criteria."""
+    low, high = criteria.scores
+    chosen, rejected = (high if scores[0] is None else scores[0]), (low if scores[1] is None else scores[1])
+    if not (low <= chosen <= high and low <= rejected <= high):
+        raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
+    found, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
+    return [Placed({**placed.row, "criteria": criteria}, placed.place) for placed in found], left_out
+
+
+def _told(left_out: Sequence[LeftOut]) -> str:
+    """`2 identical (in.jsonl: line 3; in.jsonl: line 9), 1 ties (in.jsonl: line 4)`."""
+    told = []
+    for kind, count in Counter(one.kind for one in left_out).items():
+        places = list(dict.fromkeys(one.place for one in left_out if one.kind == kind))
+        more = f"; {len(places) - NAMED} more" * (len(places) > NAMED)
+        told.append(f"{count} {kind} ({'; '.join(places[:NAMED])}{more})")
+    return ", ".join(told) or "there was none"
+
+
+def _warnings(rows: Sequence[Placed], shares: dict[str, float]) -> list[str]:
+    found = large_group(rows)
+    if found is None or shares["test"] == 1:
+        return []
+    return [f"{found[1]} of {len(rows)} rows have a query that begins alike and are in one split: {found[0][:60]!r}"]
+
+
+def _count(values: Iterable[Any]) -> dict[str, int]:
+    return {str(value): count for value, count in sorted(Counter(values).items())}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m data_prep.judge", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", required=True, choices=MODES)
-    parser.add_argument("--input", required=True, nargs="+", help="JSONL or parquet files")
+    parser.add_argument("--input", required=True, nargs="+", help="JSONL, JSON or parquet files")
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
-    parser.add_argument("--chosen-score", type=int, choices=range(5), default=4, metavar="0-4")
-    parser.add_argument("--rejected-score", type=int, choices=range(5), default=0, metavar="0-4")
-    parser.add_argument("--validation-share", type=float, default=0.1)
-    parser.add_argument("--test-share", type=float, default=0.1)
+    parser.add_argument("--format", dest="form", choices=FORMATS, help="of the records (shown by their columns)")
+    parser.add_argument("--criteria", help="YAML file with task, principles and scores (the defaults)")
+    parser.add_argument("--chosen-score", type=int, help="pointwise (the highest)")
+    parser.add_argument("--rejected-score", type=int, help="pointwise (the lowest)")
+    parser.add_argument("--both-orders", dest="both_orders_in_train", action="store_true", help="pairwise: in train")
+    parser.add_argument("--validation-share", type=float, help=f"({VALIDATION_SHARE}; 0 with --test-share 1)")
+    parser.add_argument("--test-share", type=float, default=0.1, help="1 for a benchmark (%(default)s)")
     parser.add_argument("--model", help="leave out prompts too long in this model's chat template")
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens")
     parser.add_argument("--seed", type=int, default=3407)
@@ -194,6 +216,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(summary, indent=2, ensure_ascii=False))
+    for warning in summary["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 

@@ -4,7 +4,8 @@
 
 The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `python -m
 recipes.evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers,
-where their verdict is right; the other rows are left out (rejection sampling).
+where their verdict is right; the other rows are left out (rejection sampling). With --verdicts lenient a right verdict
+that only the lenient reading finds counts too: its thinking is kept, and the verdict written in the form.
 """
 
 import argparse
@@ -20,32 +21,44 @@ from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.judges.prompt import MODES, verdict_text
-from convrec.judges.schema import label_of, prompt_of, read_judge_table
-from convrec.judges.verdict import preference_verdict, score_verdict
+from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
+from convrec.judges.verdict import READINGS, preference_verdict, score_verdict, thinking_of
 
 
 def demonstrations(
-    rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None
+    rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None, verdicts: str = "strict"
 ) -> list[dict[str, Any]]:
     """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
-    verdict = score_verdict if mode == "pointwise" else preference_verdict
-    texts = []
+    found = []
     for number, row in enumerate(rows):
-        label = label_of(row, mode)
-        if answers is None:
-            text = verdict_text(mode, label, row.get("reason") or "")
-        elif verdict(answers.get(number, "")) == label:
-            text = answers[number]
-        else:
-            continue
-        texts.append(
-            {
-                "prompt": prompt_of(row, mode),
-                "completion": [{"role": "assistant", "content": text}],
-                "sample_id": f"{row['source'] or 'judge'}-{number}",
-            }
+        text = (
+            verdict_text(mode, label_of(row, mode), row.get("reason") or "")
+            if answers is None
+            else right_answer(row, mode, answers.get(number, ""), verdicts)
         )
-    return texts
+        if text is not None:
+            found.append(
+                {
+                    "prompt": prompt_of(row, mode),
+                    "completion": [{"role": "assistant", "content": text}],
+                    "sample_id": f"{row['source'] or 'judge'}-{number}",
+                }
+            )
+    return found
+
+
+def right_answer(row: Mapping[str, Any], mode: str, answer: str, verdicts: str) -> str | None:
+    """The answer where its verdict is the row's label, in the form that training reads; None where it is not."""
+    label = label_of(row, mode)
+    for lenient in (False, True) if verdicts == "lenient" else (False,):
+        verdict = (
+            score_verdict(answer, scores_of(row), lenient=lenient)
+            if mode == "pointwise"
+            else preference_verdict(answer, lenient=lenient)
+        )
+        if verdict == label:
+            return verdict_text(mode, label, thinking_of(answer)) if lenient else answer
+    return None
 
 
 def read_answers(path: str | Path, num_rows: int) -> dict[int, str]:
@@ -59,14 +72,16 @@ def read_answers(path: str | Path, num_rows: int) -> dict[int, str]:
     return answers
 
 
-def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | None = None) -> tuple[int, int]:
+def build(
+    mode: str, data: str | Path, out: str | Path, answers: str | Path | None = None, verdicts: str = "strict"
+) -> tuple[int, int]:
     """Write OUT; returns (demonstrations, rows of --data). Raises UserError for bad input or when OUT exists."""
     out = Path(out)
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name or move it away")
     rows = read_judge_table(data, mode)
-    texts = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None)
-    if not texts:
+    found = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None, verdicts)
+    if not found:
         raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
     write_table(out, pa.Table.from_pylist(texts, DEMONSTRATION_SCHEMA))
     return len(texts), len(rows)
@@ -80,6 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", required=True, help="judge rows (parquet)")
     parser.add_argument("--out", required=True, help="parquet to write; must not exist")
     parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")
+    parser.add_argument("--verdicts", choices=READINGS, default="strict", help="of --answers (%(default)s)")
     try:
         written, rows = build(**vars(parser.parse_args(argv)))
     except UserError as error:

@@ -41,7 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data_prep.sample_data": LIBRARY,
     "data_prep.own_data": LIBRARY | {"data_prep.commands"},
     "data_prep.stages": LIBRARY | {"data_prep.commands"},
-    "data_prep.commands": LIBRARY | {"data_prep.sample_data", "data_prep.own_data", "data_prep.stages"},
+    "data_prep.judge_data": LIBRARY,
+    "data_prep.commands": LIBRARY
+    | {"data_prep.sample_data", "data_prep.own_data", "data_prep.stages", "data_prep.judge_data"},
     "recipes.preflight": LIBRARY,
     "recipes.launch": LIBRARY | {"recipes.preflight"},
     "recipes.cluster": LIBRARY | {"recipes.launch", "recipes.preflight"},

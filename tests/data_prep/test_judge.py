@@ -12,11 +12,14 @@ import pytest
 from convrec.data.chat import encode, render_prompt
 from convrec.data.validation import validate_sft_table
 from convrec.errors import UserError
+from convrec.judges.criteria import read_criteria
 from convrec.judges.prompt import query_text
-from convrec.judges.schema import label_of, make_row, prompt_of, read_judge_table, responses_of
+from convrec.judges.schema import label_of, make_row, prompt_of, read_judge_table, responses_of, swapped_row
 from convrec.judges.verdict import preference_verdict, score_verdict
 from data_prep import judge, judge_demonstrations
-from data_prep.judge import balance_order, convert, swapped
+from data_prep.judge import convert
+from data_prep.judge_data.rows import balance_order
+from data_prep.judge_data.splits import SPLITS
 from data_prep.judge_sample import preferences, ratings, write_sample
 from recipes.tiny_model import train_tokenizer
 
@@ -79,7 +82,10 @@ def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
 def test_ties_are_left_out_and_counted(mode: str, tmp_path: Path) -> None:
-    ties = [{**FORMS["A and B"], "preferred": "tie"}, {"prompt": "Why?", "chosen": "same", "rejected": "same "}]
+    ties = [
+        {**FORMS["A and B"], "preferred": "tie", "response_b": "as good"},
+        {"prompt": "Why?", "chosen": "same", "rejected": "same "},
+    ]
     if mode == "pairwise":
         ties.append(make_row(USER, ["x", "y"], "tie", "mine"))
     records = [*ties, FORMS["texts"]]
@@ -106,8 +112,8 @@ def test_the_seed_decides_the_order_and_swapping_twice_is_nothing() -> None:
     rows = [make_row(USER, [f"a{n}", f"b{n}"], "A", "") for n in range(40)]
     assert balance_order(rows, 1) == balance_order(rows, 1)
     assert balance_order(rows, 1) != balance_order(rows, 2)
-    assert swapped(rows[0]) == make_row(USER, ["b0", "a0"], "B", "")
-    assert swapped(swapped(rows[0])) == rows[0]
+    assert swapped_row(rows[0]) == make_row(USER, ["b0", "a0"], "B", "")
+    assert swapped_row(swapped_row(rows[0])) == rows[0]
 
 
 def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path) -> None:
@@ -119,7 +125,7 @@ def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path
         parts.append(
             {
                 name: {query_text(row["input"]) for row in read_judge_table(folder / f"{name}.parquet", "pairwise")}
-                for name in judge.SPLITS
+                for name in SPLITS
             }
         )
     assert parts[0] == parts[1]
@@ -168,9 +174,12 @@ def test_prompts_are_measured_as_the_model_sees_them(tokenizer_folder: Path, tmp
     ("record", "mode", "said"),
     [
         ([1], "pairwise", "not an object"),
-        ({"prompt": "Why?"}, "pairwise", "none of the known forms; give prompt with chosen and rejected"),
-        ({"prompt": "Why?", "response": "x", "helpfulness": 3}, "pairwise", "none of the known forms"),
-        ({"prompt": "Why?", "response": "x", "helpfulness": 4.5}, "pointwise", "`helpfulness` is not a whole number"),
+        ({"prompt": "Why?"}, "pairwise", "it has prompt: none of the known forms; give prompt with chosen"),
+        (
+            {"prompt": "Why?", "response": "x", "helpfulness": 4.5},
+            "pointwise",
+            "`helpfulness` is no whole number from 0 to 4",
+        ),
         ({"prompt": "Why?", "response": " ", "helpfulness": 4}, "pointwise", "`response` has no text"),
         ({"prompt": "Why?", "chosen": None, "rejected": "x"}, "pairwise", "`chosen` has no text"),
         ({"prompt": "Why?", "chosen": "x", "rejected": ""}, "pairwise", "`rejected` has no text"),
@@ -182,11 +191,11 @@ def test_prompts_are_measured_as_the_model_sees_them(tokenizer_folder: Path, tmp
             "differ before the response",
         ),
         ({"prompt": [GOOD], "chosen": "x", "rejected": "y"}, "pairwise", "does not end in the user's message"),
-        ({**FORMS["A and B"], "preferred": "C"}, "pairwise", '`preferred` is not "A", "B" or "tie"'),
+        ({**FORMS["A and B"], "preferred": "C"}, "pairwise", "`preferred` is none of 'A', 'B', 'tie'"),
         (make_row(USER, ["x"], 9, ""), "pointwise", "whole number from 0 to 4"),
     ],
 )
-def test_a_broken_record_is_named_with_file_line_and_mend(record: Any, mode: str, said: str, tmp_path: Path) -> None:
+def test_a_broken_record_is_named_with_file_line_and_fix(record: Any, mode: str, said: str, tmp_path: Path) -> None:
     good = FORMS["texts"]
     path = jsonl(tmp_path / "in.jsonl", [good, record])
     with pytest.raises(UserError) as error:
@@ -208,10 +217,62 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.C
         (["--input", str(tmp_path / "broken.parquet"), "--out", "x"], "not readable as parquet"),
         (["--input", str(good), "--out", str(tmp_path / "there")], "exists and is not overwritten"),
         (["--input", str(good), "--out", "x", "--test-share", "0.95"], "together less than 1"),
+        (["--input", str(good), "--out", "x", "--chosen-score", "7"], "the criteria's scores are 0-4"),
+        (["--input", str(good), "--out", "x", "--criteria", "none.yaml"], "none.yaml: no such file"),
+        (["--input", str(good), "--out", "x", "--format", "llmbar"], "no `input`, `output_1`, `output_2`, `label`"),
         (["--input", str(good), "--out", "x", "--model", str(tmp_path / "there")], "its tokenizer cannot be loaded"),
     ):
         assert judge.main(["--mode", "pairwise", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_benchmark_is_all_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = jsonl(tmp_path / "in.jsonl", [{**FORMS["texts"], "prompt": f"Why {n}?"} for n in range(30)])
+    arguments = ["--mode", "pairwise", "--input", str(path), "--out", str(tmp_path / "out"), "--test-share", "1"]
+    assert judge.main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == {"train": 0, "validation": 0, "test": 30}
+    assert len(read_judge_table(tmp_path / "out" / "test.parquet", "pairwise")) == 30
+    assert not (tmp_path / "out" / "train.parquet").exists()
+
+
+def test_ties_are_labelled_rows_of_test_alone(tmp_path: Path) -> None:
+    records = [{**FORMS["A and B"], "prompt": f"Why {n}?", "preferred": "tie"} for n in range(40)]
+    records += [{**FORMS["texts"], "prompt": f"How {n}?"} for n in range(40)]
+    out = tmp_path / "out"
+    summary = convert("pairwise", [jsonl(tmp_path / "in.jsonl", records)], out, test_share=0.5)
+    tied = summary["labels"]["test"]["tie"]
+    assert 10 < tied < 30
+    assert summary["ties_left_out"] == 40 - tied
+    assert "tie" not in summary["labels"]["train"] | summary["labels"]["validation"]
+    with pytest.raises(UserError, match="the preference is a tie"):
+        read_judge_table(out / "test.parquet", "pairwise")  # as training reads it
+    rows = read_judge_table(out / "test.parquet", "pairwise", ties=True)
+    assert [label_of(row, "pairwise") for row in rows].count("tie") == tied
+
+
+def test_both_orders_of_a_pair_are_neighbours_in_train_alone(tmp_path: Path) -> None:
+    records = [{**FORMS["texts"], "prompt": f"Why {n}?"} for n in range(60)]
+    out = tmp_path / "out"
+    summary = convert("pairwise", [jsonl(tmp_path / "in.jsonl", records)], out, both_orders_in_train=True)
+    rows = read_judge_table(out / "train.parquet", "pairwise")
+    assert len(rows) == summary["rows"]["train"] == 2 * (60 - summary["rows"]["test"] - summary["rows"]["validation"])
+    assert [swapped_row(row) for row in rows[::2]] == rows[1::2]
+    assert summary["labels"]["train"] == {"A": len(rows) // 2, "B": len(rows) // 2}
+
+
+def test_criteria_are_shipped_with_the_data_and_shown_to_the_judge(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("task: Rate how polite it is.\nprinciples: [Rude words count double.]\nscores: [1, 5]\n")
+    records = [FORMS["texts"], {"prompt": "How?", "response": "so", "helpfulness": 5}]
+    rows = train_rows(tmp_path, "pointwise", records, criteria=own)
+    assert [label_of(row, "pointwise") for row in rows] == [5, 1, 5]  # chosen and rejected: the ends of the scale
+    (message,) = prompt_of(rows[0], "pointwise")
+    assert message["content"].startswith("Rate how polite it is.\n\nPrinciples:\n1. Rude words count double.\n")
+    assert message["content"].endswith("<score>1-5</score>")
+    assert read_criteria(tmp_path / "out" / "criteria.yaml", "pointwise") == rows[0]["criteria"]
+    zero = jsonl(tmp_path / "zero.jsonl", [{"prompt": "How?", "response": "so", "helpfulness": 0}])
+    with pytest.raises(UserError, match="`helpfulness` is no whole number from 1 to 5"):
+        convert("pointwise", [zero], tmp_path / "other", criteria=own)
 
 
 # ---- demonstrations
@@ -220,7 +281,8 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
 def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: str, tmp_path: Path) -> None:
     record = FORMS["texts"] if mode == "pairwise" else {"prompt": "Why?", "response": "x", "helpfulness": 3}
-    rows = train_rows(tmp_path, mode, [record | {"reason": "because"}] * 3)
+    records = [record | {"prompt": f"Why {n}?", "reason": "because"} for n in range(3)]
+    rows = train_rows(tmp_path, mode, records)
     data, out = tmp_path / "out" / "train.parquet", tmp_path / "sft.parquet"
     assert judge_demonstrations.main(["--mode", mode, "--data", str(data), "--out", str(out)]) == 0
     assert validate_sft_table(out) == (3, [])
@@ -243,6 +305,13 @@ def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: 
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 0
     assert [row["completion"][0]["content"] for row in pq.read_table(out).to_pylist()] == [right[0], right[3]]
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 2  # never overwritten
+    loose = f"{rows[1]['output'][0]['answer']['label']['preference']}."
+    pq.write_table(pa.table({"row": [1, 2], "text": [f"why</think><better>{loose}</better>", "?"]}), answers)
+    lenient = tmp_path / "lenient.parquet"
+    assert judge_demonstrations.main([*arguments, "--out", str(lenient)]) == 2  # none is right, read strictly
+    assert judge_demonstrations.main([*arguments, "--out", str(lenient), "--verdicts", "lenient"]) == 0
+    (one,) = pq.read_table(lenient).to_pylist()
+    assert one["completion"][0]["content"] == f"<think>\nwhy\n</think>\n\n<better>{loose[0]}</better>"
     pq.write_table(pa.table({"row": [9], "text": ["x"]}), answers)
     assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "other.parquet")]) == 2
     assert "more rows than --data" in capsys.readouterr().err

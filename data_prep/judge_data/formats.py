@@ -1,0 +1,212 @@
+"""The forms of records that are known, one reader a function, and the table that `python -m data_prep.judge` goes by.
+
+To add one: a reader (record -> what it says, Broken where it cannot be read) and a line of FORMATS. A record has the
+first form of the table whose columns it has, all of them.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from convrec.data.chat import Message
+from convrec.judges.criteria import SCORES, Scores
+from data_prep.judge_data.records import (
+    DROP,
+    Broken,
+    Comparison,
+    Item,
+    Rating,
+    compare,
+    number_of,
+    prompt_messages,
+    talk,
+    text,
+)
+
+Record = Mapping[str, Any]
+
+
+class Format(NamedTuple):
+    """columns: what a record of this form has. of: the data sets that have it."""
+
+    columns: tuple[str, ...]
+    read: Callable[[Record, Scores], Iterator[Item]]
+    of: str
+    fits: Callable[[Record], bool] = lambda record: True
+
+
+def read_rows(record: Record, scores: Scores) -> Iterator[Item]:
+    yield {"source": None, "reason": None, **record}
+
+
+def read_chosen_rejected(record: Record, scores: Scores) -> Iterator[Item]:
+    """`chosen` and `rejected` as texts, or as whole conversations that end in the response (the prompt may be in them
+    alone). Where both have a score, equal ones are a tie."""
+    given = record.get("score_chosen"), record.get("score_rejected")
+    better = None if given[0] is not None and given[0] == given[1] else "A"
+    if isinstance(record["chosen"], str) or isinstance(record["rejected"], str):
+        messages = prompt_messages(record.get("prompt"))
+        chosen, rejected = (text(record[name], name) for name in ("chosen", "rejected"))
+    else:
+        messages, chosen, rejected = _two_conversations(record)
+    yield compare(messages, chosen, rejected, better, _reason(record))
+
+
+def _two_conversations(record: Record) -> tuple[list[Message], str, str]:
+    talks = [talk(record[name], name) for name in ("chosen", "rejected")]
+    if any(talk[-1]["role"] != "assistant" for talk in talks):
+        raise Broken("`chosen` or `rejected` does not end in the assistant's message", "cut what follows it")
+    before = [talk[:-1] for talk in talks]
+    if before[0] != before[1]:
+        raise Broken("`chosen` and `rejected` differ before the response", "compare two responses to one prompt")
+    messages = prompt_messages(before[0] or record.get("prompt"))
+    return messages, talks[0][-1]["content"], talks[1][-1]["content"]
+
+
+def read_reward_bench_2(record: Record, scores: Scores) -> Iterator[Item]:
+    """Every response of the shorter list against one of the other, until each has been compared: 1 x 3 as a rule. In
+    the subset Ties all of `chosen` are as good: there each is a tie with the next one too."""
+    messages = prompt_messages(record.get("prompt"))
+    chosen, rejected = ([text(one, name) for one in record[name]] for name in ("chosen", "rejected"))
+    if not chosen or not rejected:
+        raise Broken("`chosen` or `rejected` is an empty list", DROP)
+    count = max(len(chosen), len(rejected))
+    for better, worse in itertools.islice(zip(itertools.cycle(chosen), itertools.cycle(rejected)), count):
+        yield Comparison(messages, better, worse)
+    if str(record.get("subset")).lower() == "ties":
+        for one, other in itertools.pairwise(chosen):
+            yield Comparison(messages, one, other, tie=True)
+
+
+def _two_responses(
+    prompt: str, names: tuple[str, str], label: str, meanings: Mapping[Any, str | None]
+) -> Callable[[Record, Scores], Iterator[Item]]:
+    """A reader of records with two responses in columns of their own. meanings: label -> "A", "B", None for a tie."""
+
+    def read(record: Record, scores: Scores) -> Iterator[Item]:
+        first, second = (text(record[name], name) for name in names)
+        value = record[label]
+        key = value.strip() if isinstance(value, str) else value
+        if isinstance(key, bool) or not isinstance(key, str | int | float) or key not in meanings:
+            wanted = ", ".join(repr(meaning) for meaning in meanings)
+            raise Broken(f"`{label}` is none of {wanted}", "write one of them")
+        yield compare(prompt_messages(record[prompt], prompt), first, second, meanings[key], _reason(record))
+
+    return read
+
+
+def _strength(prompt: str, names: tuple[str, str], label: str) -> Callable[[Record, Scores], Iterator[Item]]:
+    """Of HelpSteer's preferences: -3 (the first is much better) to 3 (the second), 0 a tie."""
+
+    def read(record: Record, scores: Scores) -> Iterator[Item]:
+        first, second = (text(record[name], name) for name in names)
+        strength = number_of(record, label, -3, 3)
+        better = None if strength == 0 else "A" if strength < 0 else "B"
+        yield compare(_turns(prompt_messages(record[prompt], prompt)), first, second, better)
+
+    return read
+
+
+_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")  # HelpSteer's way to write a conversation into a text
+
+
+def _turns(messages: list[Message]) -> list[Message]:
+    if len(messages) > 1:
+        return messages
+    parts = ["User", *_TURN.split(messages[0]["content"])]
+    turns = zip(parts[::2], parts[1::2], strict=True)
+    return [{"role": role.lower(), "content": said} for role, said in turns if said.strip()]
+
+
+def read_ratings(record: Record, scores: Scores) -> Iterator[Item]:
+    score = int(number_of(record, "helpfulness", *scores, whole=True))
+    messages = _turns(prompt_messages(record.get("prompt")))
+    yield Rating(messages, text(record["response"], "response"), score, score, _reason(record))
+
+
+def read_ultra_feedback(record: Record, scores: Scores) -> Iterator[Item]:
+    """Completions with an overall score of 1 to 10, which is mapped to the judge's scale."""
+    messages, (low, high) = prompt_messages(record["instruction"], "instruction"), scores
+    completions = record["completions"]
+    if not isinstance(completions, list) or not all(isinstance(one, Mapping) for one in completions):
+        raise Broken("`completions` is no list of {response, overall_score}", DROP)
+    for one in completions:
+        grade = number_of(one, "overall_score", 1, 10)
+        score = low + round((grade - 1) / 9 * (high - low))
+        yield Rating(messages, text(one.get("response"), "response"), score, grade)
+
+
+def _reason(record: Record) -> str | None:
+    return record["reason"] if isinstance(record.get("reason"), str) else None
+
+
+def _has_lists(record: Record) -> bool:
+    values = (record["chosen"], record["rejected"])
+    return all(isinstance(value, list) and (not value or isinstance(value[0], str)) for value in values)
+
+
+_A_OR_B = {"A": "A", "B": "B", "tie": None}
+FORMATS: Mapping[str, Format] = {
+    "rows": Format(("input", "output"), read_rows, "the judges' parquet itself"),
+    "reward_bench_2": Format(
+        ("prompt", "chosen", "rejected"), read_reward_bench_2, "RewardBench-2: lists of texts", _has_lists
+    ),
+    "chosen_rejected": Format(
+        ("chosen", "rejected"), read_chosen_rejected, "RewardBench, UltraFeedback (binarized), most preference sets"
+    ),
+    "response_a_b": Format(
+        ("prompt", "response_a", "response_b", "preferred"),
+        _two_responses("prompt", ("response_a", "response_b"), "preferred", _A_OR_B),
+        "one's own: A, B or tie",
+    ),
+    "judge_bench": Format(
+        ("question", "response_A", "response_B", "label"),
+        _two_responses("question", ("response_A", "response_B"), "label", {"A>B": "A", "B>A": "B", "A=B": None}),
+        "JudgeBench",
+    ),
+    "llmbar": Format(
+        ("input", "output_1", "output_2", "label"),
+        _two_responses("input", ("output_1", "output_2"), "label", {1: "A", 2: "B", "1": "A", "2": "B"}),
+        "LLMBar",
+    ),
+    "helpsteer2_preference": Format(
+        ("prompt", "response_1", "response_2", "preference_strength"),
+        _strength("prompt", ("response_1", "response_2"), "preference_strength"),
+        "HelpSteer2, preferences",
+    ),
+    "helpsteer3": Format(
+        ("context", "response1", "response2", "overall_preference"),
+        _strength("context", ("response1", "response2"), "overall_preference"),
+        "HelpSteer3, preferences",
+    ),
+    "ratings": Format(("prompt", "response", "helpfulness"), read_ratings, "HelpSteer, HelpSteer2; one's own ratings"),
+    "ultra_feedback": Format(("instruction", "completions"), read_ultra_feedback, "UltraFeedback"),
+}
+
+
+def items_of(record: Any, name: str | None = None, scores: Scores = SCORES) -> list[Item]:
+    """What a record says. name: the form it has; None: it shows in its columns. Raises Broken."""
+    if not isinstance(record, Mapping):
+        raise Broken("not an object with columns", "write one record a line")
+    if name is None:
+        known = (form for form in FORMATS.values() if record.keys() >= set(form.columns) and form.fits(record))
+        form = next(known, None)
+        if form is None:
+            raise Broken(
+                f"it has {', '.join(map(str, record)) or 'no columns'}: none of the known forms",
+                "give prompt with chosen and rejected, or another form of docs/judges.md",
+            )
+    else:
+        form = FORMATS[name]
+        if missing := [column for column in form.columns if column not in record]:
+            raise Broken(f"no `{'`, `'.join(missing)}`, which --format {name} has", "give the format that it has")
+    return list(form.read(record, scores))
+
+
+def source_of(record: Any, default: str) -> str:
+    """Where a record says it is from: its `source`, a benchmark's subset, HelpSteer3's domain."""
+    for name in ("source", "subset", "domain"):
+        if isinstance(record, Mapping) and isinstance(value := record.get(name), str) and value.strip():
+            return value
+    return default

@@ -1,0 +1,239 @@
+"""A record of each data set, as its card describes it, is known by its columns and read for what it says."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
+from data_prep.judge import convert
+from data_prep.judge_data.files import read_records
+from data_prep.judge_data.formats import FORMATS, items_of, source_of
+from data_prep.judge_data.records import Broken, Comparison, Rating
+
+USER = [{"role": "user", "content": "Why?"}]
+TALK = [*USER, {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "That."}]
+
+
+def better(*pairs: tuple[str, str], tie: bool = False) -> list[Comparison]:
+    return [Comparison(USER, one, other, tie) for one, other in pairs]
+
+
+RECORDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "reward_bench_2": (
+        {
+            "id": "12",
+            "prompt": "Why?",
+            "chosen": ["good"],
+            "rejected": ["bad", "worse", "worst"],
+            "num_correct": 1,
+            "num_incorrect": 3,
+            "subset": "Factuality",
+        },
+        better(("good", "bad"), ("good", "worse"), ("good", "worst")),
+    ),
+    "chosen_rejected": (
+        {
+            "prompt": "Why?",
+            "chosen": "good",
+            "chosen_model": "x",
+            "rejected": "bad",
+            "rejected_model": "y",
+            "subset": "llmbar-natural",
+            "id": 30,
+        },
+        better(("good", "bad")),
+    ),
+    "judge_bench": (
+        {
+            "pair_id": "81ec57f2",
+            "original_id": "10646",
+            "source": "mmlu-pro-law",
+            "question": "Why?",
+            "response_model": "m",
+            "response_A": "bad",
+            "response_B": "good",
+            "label": "B>A",
+        },
+        better(("good", "bad")),
+    ),
+    "llmbar": ({"input": "Why?", "output_1": "bad", "output_2": "good", "label": 2}, better(("good", "bad"))),
+    "response_a_b": (
+        {"prompt": "Why?", "response_a": "good", "response_b": "bad", "preferred": "A"},
+        better(("good", "bad")),
+    ),
+    "helpsteer2_preference": (
+        {"split": "train", "prompt": "Why?", "response_1": "bad", "response_2": "good", "preference_strength": 2},
+        better(("good", "bad")),
+    ),
+    "helpsteer3": (
+        {
+            "domain": "code",
+            "language": "python",
+            "context": TALK,
+            "response1": "good",
+            "response2": "bad",
+            "overall_preference": -1,
+        },
+        [Comparison(TALK, "good", "bad")],
+    ),
+    "ratings": (
+        {
+            "prompt": "Why?",
+            "response": "so-so",
+            "helpfulness": 3,
+            "correctness": 4,
+            "coherence": 4,
+            "complexity": 2,
+            "verbosity": 1,
+        },
+        [Rating(USER, "so-so", 3, 3)],
+    ),
+    "ultra_feedback": (
+        {
+            "source": "sharegpt",
+            "instruction": "Why?",
+            "models": ["x", "y"],
+            "completions": [
+                {"model": "x", "response": "good", "overall_score": 10.0, "fine-grained_score": 4.75},
+                {"model": "y", "response": "so-so", "overall_score": "6", "fine-grained_score": 3.5},
+            ],
+        },
+        # (6 - 1) / 9 x 4 = 2.2
+        [Rating(USER, "good", 4, 10.0), Rating(USER, "so-so", 2, 6.0)],
+    ),
+    "rows": (make_row(USER, ["good", "bad"], "A", "mine"), [make_row(USER, ["good", "bad"], "A", "mine")]),
+}
+
+
+def test_every_format_is_tested() -> None:
+    assert RECORDS.keys() == FORMATS.keys()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_record_is_known_by_its_columns(name: str) -> None:
+    record, said = RECORDS[name]
+    assert items_of(record) == items_of(record, name) == said
+
+
+def test_sources_are_what_benchmarks_are_reported_by() -> None:
+    sources = {name: source_of(record, "file") for name, (record, _) in RECORDS.items()}
+    assert sources["reward_bench_2"] == "Factuality"
+    assert sources["judge_bench"] == "mmlu-pro-law"
+    assert sources["helpsteer3"] == "code"
+    assert sources["ratings"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("chosen_rejected", {"score_chosen": 7.5, "score_rejected": 7.5}),
+        ("judge_bench", {"label": "A=B"}),
+        ("response_a_b", {"preferred": "tie"}),
+        ("helpsteer2_preference", {"preference_strength": 0}),
+        ("helpsteer3", {"overall_preference": 0}),
+    ],
+)
+def test_a_tie_is_told_from_a_preference(name: str, changes: dict[str, Any]) -> None:
+    (item,) = items_of(RECORDS[name][0] | changes)
+    assert item.tie
+
+
+def test_the_subset_ties_of_reward_bench_2() -> None:
+    """Its long lists: every response once or more, and neighbours of the right ones as ties."""
+    record = {"prompt": "Why?", "chosen": list("abc"), "rejected": list("wxyz"), "subset": "Ties"}
+    found = items_of(record)
+    compared = better(("a", "w"), ("b", "x"), ("c", "y"), ("a", "z"))
+    assert found == compared + better(("a", "b"), ("b", "c"), tie=True)
+    assert items_of(record | {"subset": "Math"}) == compared
+
+
+def test_ultra_feedback_binarized_has_scores_that_differ() -> None:
+    chosen = [*USER, {"role": "assistant", "content": "good"}]
+    rejected = [*USER, {"role": "assistant", "content": "bad"}]
+    record = {"prompt": "Why?", "prompt_id": "1", "chosen": chosen, "rejected": rejected, "messages": chosen}
+    assert items_of(record | {"score_chosen": 8.0, "score_rejected": 4.0}) == better(("good", "bad"))
+
+
+def test_a_conversation_in_one_text_of_help_steer() -> None:
+    prompt = "Why?\n<extra_id_1>Assistant\nWhich?\n<extra_id_1>User\nThat."
+    (item,) = items_of({"prompt": prompt, "response": "x", "helpfulness": 1})
+    assert item.messages == TALK
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("reward_bench_2", {"rejected": []}, "`chosen` or `rejected` is an empty list"),
+        ("reward_bench_2", {"rejected": ["bad", None]}, "`rejected` has no text"),
+        ("judge_bench", {"label": "A"}, "`label` is none of 'A>B', 'B>A', 'A=B'"),
+        ("llmbar", {"label": True}, "`label` is none of"),
+        ("llmbar", {"label": [1]}, "`label` is none of"),
+        ("helpsteer3", {"overall_preference": 4}, "`overall_preference` is no number from -3 to 3"),
+        ("helpsteer3", {"context": TALK[:2]}, "the prompt does not end in the user's message"),
+        ("ratings", {"helpfulness": 3.5}, "`helpfulness` is no whole number from 0 to 4"),
+        ("ratings", {"helpfulness": "high"}, "`helpfulness` is no whole number"),
+        ("ratings", {"helpfulness": True}, "`helpfulness` is no whole number"),
+        ("ultra_feedback", {"completions": "x"}, "`completions` is no list"),
+        ("ultra_feedback", {"completions": [{"response": "x"}]}, "`overall_score` is no number from 1 to 10"),
+    ],
+)
+def test_what_a_broken_record_lacks(name: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(Broken) as broken:
+        items_of(RECORDS[name][0] | changes)
+    assert said in broken.value.args[0]
+
+
+def test_a_format_that_is_forced_and_not_there() -> None:
+    with pytest.raises(Broken) as broken:
+        items_of(RECORDS["ratings"][0], "judge_bench")
+    assert "no `question`, `response_A`, `response_B`, `label`" in broken.value.args[0]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json", "json.gz", "parquet"])
+def test_every_kind_of_file(suffix: str, tmp_path: Path) -> None:
+    path, records = tmp_path / f"in.{suffix}", [RECORDS["llmbar"][0]] * 2
+    as_list = "json." in f"{suffix}."
+    text = json.dumps(records) if as_list else "".join(json.dumps(record) + "\n" for record in records)
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    kind, found = read_records(path)
+    first = 1 if kind == "line" else 0
+    assert list(found) == [(first, records[0]), (first + 1, records[1])]
+
+
+def test_files_that_hold_something_else(tmp_path: Path) -> None:
+    for name, content, said in (
+        ("a.json", b"{}", "is no list of records"),
+        ("b.json", b'{"a": 1}\n{"a": 2}', "is it one record a line"),
+        ("c.jsonl.gz", b"plain", "not readable as gzip"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            list(read_records(tmp_path / name)[1])
+
+
+def test_reward_bench_2_in_both_modes(tmp_path: Path) -> None:
+    """The source that the task itself names, as its parquet has it."""
+    pq.write_table(pa.Table.from_pylist([RECORDS["reward_bench_2"][0]]), tmp_path / "test.parquet")
+    for mode, count in (("pairwise", 3), ("pointwise", 4)):
+        convert(mode, [tmp_path / "test.parquet"], tmp_path / mode, test_share=1.0)
+        rows = read_judge_table(tmp_path / mode / "test.parquet", mode)
+        assert len(rows) == count
+        assert {row["source"] for row in rows} == {"Factuality"}
+        labels = {responses_of(row)[0]: label_of(row, "pointwise") for row in rows} if mode == "pointwise" else {}
+        assert labels in ({}, {"good": 4, "bad": 0, "worse": 0, "worst": 0})
+
+
+def test_the_shared_llmbar_is_read_whole(shared_dir: Path, tmp_path: Path) -> None:
+    summary = convert("pairwise", [shared_dir / "data" / "llmbar" / "llmbar.jsonl"], tmp_path / "out", test_share=1.0)
+    assert summary["records"] == 419
+    assert sum(summary["rows"].values()) + summary["identical_left_out"] + summary["contradictory_left_out"] == 419
+    assert len(summary["sources"]) > 1
