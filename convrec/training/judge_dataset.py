@@ -11,7 +11,10 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
-from convrec.judges.schema import label_of, prompt_of, read_judge_table
+from convrec.judges.criteria import Criteria
+from convrec.judges.orders import SEPARATE, pairs_of
+from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
+from convrec.judges.verdict import opens_thinking
 
 
 class JudgeDataset(RLHFDataset):
@@ -19,25 +22,41 @@ class JudgeDataset(RLHFDataset):
 
     mode: ClassVar[str]
     label: ClassVar[str]
+    criteria: Criteria
+    are_pairs: bool  # rows 2k and 2k + 1 are the two orders of one pair (convrec.orders, training data)
+    in_thinking: bool  # whether the chat template opens the thinking in the prompt
 
     def _read_files_and_tokenize(self) -> None:
         rows = [row for path in self.data_files for row in read_judge_table(path, self.mode)]
+        self.criteria = rows[0]["criteria"]
+        if any(row["criteria"] != self.criteria for row in rows):
+            raise UserError(f"{', '.join(self.data_files)}: labelled by different criteria; train on one of them")
+        is_train = self.data_files == _as_list(self.config.get("train_files"))
+        self.are_pairs = is_train and self.config.get("orders", SEPARATE) != SEPARATE
+        units = [[row] for row in rows]  # what is there or not together
+        if self.are_pairs:
+            units = [[rows[one], rows[other]] for one, other in pairs_of(rows, ", ".join(self.data_files))]
         if 0 < self.max_samples < len(rows):
-            chosen = np.random.default_rng(self.seed).choice(len(rows), size=self.max_samples, replace=False)
-            rows = [rows[place] for place in np.sort(chosen)]
-        self.dataframe = [row for row in rows if self._is_short_enough(row)]
+            count = max(1, self.max_samples // len(units[0]))
+            chosen = np.random.default_rng(self.seed).choice(len(units), size=count, replace=False)
+            units = [units[place] for place in np.sort(chosen)]
+        self.dataframe = [row for unit in units if all(map(self._is_short_enough, unit)) for row in unit]
         if not self.dataframe:
             raise UserError(
                 f"{', '.join(self.data_files)}: every prompt has more than {self.max_prompt_length} tokens: raise "
                 "MAX_PROMPT_LENGTH"
             )
-        if len(self.dataframe) < len(rows):
-            dropped = len(rows) - len(self.dataframe)
-            print(f"{dropped} of {len(rows)} prompts over MAX_PROMPT_LENGTH={self.max_prompt_length} left out")
+        self.in_thinking = opens_thinking(self._rendered(self.dataframe[0]))
+        asked_for = sum(map(len, units))
+        if len(self.dataframe) < asked_for:
+            dropped = asked_for - len(self.dataframe)
+            print(f"{dropped} of {asked_for} prompts over MAX_PROMPT_LENGTH={self.max_prompt_length} left out")
 
     def _is_short_enough(self, row: dict[str, Any]) -> bool:
-        rendered = render_prompt(self.tokenizer, prompt_of(row, self.mode), **self.apply_chat_template_kwargs)
-        return fits(self.tokenizer, rendered, self.max_prompt_length)
+        return fits(self.tokenizer, self._rendered(row), self.max_prompt_length)
+
+    def _rendered(self, row: dict[str, Any]) -> str:
+        return render_prompt(self.tokenizer, prompt_of(row, self.mode), **self.apply_chat_template_kwargs)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = self.dataframe[item]
@@ -45,12 +64,21 @@ class JudgeDataset(RLHFDataset):
             "raw_prompt": prompt_of(row, self.mode),
             "data_source": row["source"] or "judge",
             "reward_model": {"style": "rule", "ground_truth": {self.label: label_of(row, self.mode)}},
-            "extra_info": {"index": item},
+            "extra_info": self._extra_info(item, row),
             "index": item,
             "tools_kwargs": {},
             "interaction_kwargs": {},
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
         }
+
+    def _extra_info(self, item: int, row: dict[str, Any]) -> dict[str, Any]:
+        """For the reward, and for the trainer: `pair` is the same for both orders of one."""
+        extra = {"index": item, "scores": list(scores_of(row)), "in_thinking": self.in_thinking}
+        return extra | ({"pair": item // 2} if self.are_pairs else {})
+
+
+def _as_list(files: Any) -> list[str]:
+    return [files] if isinstance(files, str) else list(files or ())
 
 
 class PointwiseDataset(JudgeDataset):

@@ -94,9 +94,16 @@ def _task(config: DictConfig) -> Any:
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
 
-    import convrec.training.rank_trainer  # noqa: F401  registers trainer, estimator and loss
     from convrec.training import tracking
 
+    register_trainers()
     tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     return TaskRunnerV1.__ray_metadata__.modified_class()
+
+
+def register_trainers() -> None:
+    """Import the trainers that conf/ names, for their entries in verl's registry; the estimator and loss come along."""
+    import convrec.training.judge_trainer
+    import convrec.training.rank_trainer
+    import convrec.training.scalar_trainer  # noqa: F401

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
-from recipes.launch.schema import RankGRPOSettings, RLSettings
+from recipes.launch.schema import JudgeSettings, PairwiseJudgeSettings, RankGRPOSettings
 from recipes.preflight import estimate
 from recipes.preflight.estimate import Requirements
 
@@ -102,7 +102,7 @@ POINTWISE_JUDGE = replace(
     command=("recipes.judge.train", "pointwise"),
     script="recipes/judge/run_pointwise.sh",
     variables=("rl",),
-    settings=RLSettings,
+    settings=JudgeSettings,
     answers="verdicts",
     check=when_called("recipes.preflight.checks:check_judge", mode="pointwise"),
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
@@ -114,6 +114,7 @@ PAIRWISE_JUDGE = replace(
     title="GRPO of a pairwise judge",
     command=("recipes.judge.train", "pairwise"),
     script="recipes/judge/run_pairwise.sh",
+    settings=PairwiseJudgeSettings,
     check=when_called("recipes.preflight.checks:check_judge", mode="pairwise"),
     shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
 )

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import kinds
 from convrec.errors import UserError
+from convrec.judges.orders import ORDERS, SEPARATE
 from convrec.kinds import BOOLEAN, NON_POSITIVE_NUMBER, PATH, POSITIVE_NUMBER, Kind, one_of, setting
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
@@ -63,6 +64,24 @@ class RankGRPOSettings(RLSettings, ListSettings):
     overflow_penalty: float = setting(-0.1, NON_POSITIVE_NUMBER, "advantage of an item after the N-th")
     underflow_penalty: float = setting(-0.1, NON_POSITIVE_NUMBER, "advantage of a stop before the N-th item")
     mask_truncated: bool = setting(False, BOOLEAN, "drop responses without a stop token from the loss")
+
+
+@dataclass(frozen=True)
+class JudgeSettings(RLSettings):
+    """conf/judge.yaml, with what it has of conf/rl.yaml."""
+
+    malformed_reward: float = setting(
+        0.0, NON_POSITIVE_NUMBER, "of an answer without a verdict; -1: less than of a wrong one"
+    )
+
+
+@dataclass(frozen=True)
+class PairwiseJudgeSettings(JudgeSettings):
+    """conf/judge_pairwise.yaml."""
+
+    orders: str = setting(
+        SEPARATE, one_of(ORDERS), "do the two orders of a pair count together, and how? docs/judges.md"
+    )
 
 
 def check(config: DictConfig, settings: type | None) -> None:

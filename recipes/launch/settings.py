@@ -23,6 +23,14 @@ VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 
 
+def _quarter(size: int) -> int:
+    """`${quarter:...}` in conf/: a fourth where it divides, else all."""
+    return size // 4 if size % 4 == 0 else size
+
+
+OmegaConf.register_new_resolver("quarter", _quarter, replace=True)
+
+
 def compose(name: str, arguments: list[str]) -> DictConfig:
     """The whole config of a run, with an absolute run folder, a model in Hugging Face form and the trackers chosen.
 
@@ -103,6 +111,8 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if "file" not in trackers:
         trackers.append("file")  # the reports read it
     config.trainer.logger = trackers
+    if (actor := OmegaConf.select(config, "actor_rollout_ref.actor")) is not None:
+        actor.ppo_mini_batch_size = actor.ppo_mini_batch_size  # as a number: the workers know no `quarter`
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:

@@ -13,7 +13,8 @@ from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.files import read_json
-from convrec.judges.schema import validate_judge_table
+from convrec.judges.orders import SEPARATE, pairs_of
+from convrec.judges.schema import read_judge_table, validate_judge_table
 from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import MATCHERS
@@ -56,7 +57,20 @@ def _check_rank_reward(ours: DictConfig) -> None:
 def check_judge(config: DictConfig, mode: str) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     _check_rl(config)
-    return _check_tables(config, lambda path: validate_judge_table(path, mode), "data_prep.judge_sample")
+    warnings = _check_tables(config, lambda path: validate_judge_table(path, mode), "data_prep.judge_sample")
+    _check_orders(config)
+    return warnings
+
+
+def _check_orders(config: DictConfig) -> None:
+    """Where both orders of a pair count together, the training data have them and a batch has room for both."""
+    orders = config.convrec.get("orders", SEPARATE)
+    if orders == SEPARATE:
+        return
+    if config.data.train_batch_size % 2:
+        raise UserError(f"TRAIN_BATCH_SIZE={config.data.train_batch_size}: even with convrec.orders={orders}")
+    files = _files("TRAIN_FILE", config.data.train_files, "data_prep.judge_sample")
+    pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
 
 
 def _check_rl(config: DictConfig) -> None:
@@ -83,6 +97,11 @@ def _check_rl(config: DictConfig) -> None:
             f"TRAIN_BATCH_SIZE={prompts} is not a multiple of "
             f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}: choose a multiple"
         )
+    if actor.ppo_mini_batch_size * rollout.n % devices:
+        raise UserError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} x ROLLOUT_N={rollout.n}: the "
+            f"responses of an update do not divide over {devices} devices: choose another TRAIN_BATCH_SIZE"
+        )
     if devices % rollout.tensor_model_parallel_size:
         raise UserError(
             f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
@@ -92,7 +111,7 @@ def _check_rl(config: DictConfig) -> None:
         "MAX_PROMPT_LENGTH": config.data.max_prompt_length,
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
     }
-    _check_model(config.actor_rollout_ref.model.path, lengths)
+    _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
 
 
 def _check_reward_function(function: DictConfig) -> None:
@@ -153,11 +172,19 @@ def _check_devices(config: DictConfig, on_cluster: bool) -> int:
     return wanted * config.trainer.nnodes
 
 
-def _check_model(model_path: str, lengths: dict[str, int]) -> None:
-    """The model is there and has room for these lengths together; a model still to be downloaded is not looked into."""
+def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int = 1) -> None:
+    """The model is there, has room for these lengths together and heads that divide over the GPUs of a replica; a model
+    still to be downloaded is not looked into."""
     check_model_path(model_path)
     file = Path(model_path).expanduser() / "config.json"
-    limit = read_json(file).get("max_position_embeddings") if file.exists() else None
+    settings = read_json(file) if file.exists() else {}
+    heads = settings.get("num_attention_heads")
+    if heads and heads % tensor_parallel:
+        raise UserError(
+            f"TENSOR_PARALLEL={tensor_parallel} does not divide the {heads} attention heads of {model_path}: set it to "
+            "a number that does, like 1"
+        )
+    limit = settings.get("max_position_embeddings")
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")

@@ -21,7 +21,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As much of a model as the checks look at."""
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 1024}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen2", "max_position_embeddings": 1024, "num_attention_heads": 4})
+    )
     return folder
 
 

@@ -60,6 +60,22 @@ def test_a_row_is_what_rollout_and_reward_read(tokenizer: Any, tmp_path: Path) -
     assert ratings[0]["data_source"] == "judge"
 
 
+def test_a_template_that_opens_the_thinking_hides_an_unfinished_one(tokenizer: Any, tmp_path: Path) -> None:
+    """What the reward is told with each answer: an answer cut off while thinking has no think tag of its own."""
+    cut_off = "So <better>A</better>, or"
+    plain, scores = tokenizer.chat_template, []
+    try:
+        for opened in ("", "<think>\\n"):
+            end = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n" + opened + "' }}{% endif %}"
+            tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}" + end
+            item = dataset(PairwiseDataset, PAIRS[:1], tokenizer, tmp_path)[0]
+            truth, extra = item["reward_model"]["ground_truth"], item["extra_info"]
+            scores.append(judge_pairwise.compute_score("test", cut_off, truth, extra)["score"])
+    finally:
+        tokenizer.chat_template = plain
+    assert scores == [1.0, 0.0]
+
+
 def test_prompts_too_long_are_left_out_and_counted(
     tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

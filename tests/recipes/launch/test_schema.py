@@ -32,7 +32,9 @@ def section(*recipes: str) -> dict[str, Any]:
 def test_the_shipped_settings_are_the_schemas_with_its_defaults() -> None:
     assert section("rl") == asdict(schema.RLSettings())
     assert section("rl", "rank_grpo") == asdict(schema.RankGRPOSettings())
-    assert section("sft", "judge", "judge_pointwise", "judge_pairwise") == {}
+    assert section("rl", "judge", "judge_pointwise") == asdict(schema.JudgeSettings())
+    assert section("rl", "judge", "judge_pairwise") == asdict(schema.PairwiseJudgeSettings())
+    assert section("sft") == {}
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -82,7 +84,17 @@ def test_a_schedule_begins_at_step_0_and_rises(wrong: Any) -> None:
 
 def test_a_judge_has_no_settings_of_lists() -> None:
     with pytest.raises(UserError, match=r"convrec\.num_items: no such setting"):
-        schema.check(OmegaConf.create({"convrec": asdict(schema.RankGRPOSettings())}), schema.RLSettings)
+        schema.check(OmegaConf.create({"convrec": asdict(schema.RankGRPOSettings())}), schema.JudgeSettings)
+
+
+def test_the_settings_of_judges() -> None:
+    for wrong, said in (
+        ({"orders": "both"}, "convrec.orders=both: expected one of separate, consistent, together"),
+        ({"malformed_reward": 1}, "convrec.malformed_reward=1: expected a number of at most 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            config = OmegaConf.create({"convrec": asdict(schema.PairwiseJudgeSettings()) | wrong})
+            schema.check(config, schema.PairwiseJudgeSettings)
 
 
 def test_the_section_cannot_be_replaced_by_a_value() -> None:

@@ -11,6 +11,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from recipes.launch import settings
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, RECIPES, SFT
@@ -226,7 +227,7 @@ def test_judge_config_composes(on: str, recipe: str) -> None:
     config = _shipped(recipe, f"host={on}")
     OmegaConf.resolve(config)
     actor = config.actor_rollout_ref.actor
-    assert config.trainer.v1.trainer_mode == "scalar_grpo"
+    assert config.trainer.v1.trainer_mode == "judge_grpo"
     assert config.trainer.device == ("cpu" if on == "cpu" else "cuda")
     assert config.algorithm.adv_estimator == "grpo"
     assert actor.policy_loss.loss_mode == "vanilla"  # verl's own
@@ -243,11 +244,34 @@ def test_full_scale_judges(defaults: dict[str, DictConfig], recipe: str, epochs:
     assert (config.data.max_prompt_length, config.data.max_response_length) == (4096, 2048)
     assert (actor.optim.lr, actor.optim.get("lr_scheduler_type")) == (1e-6, "constant")
     assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.001, "low_var_kl")
-    assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, 96)
+    assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, 24)
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
+    assert (rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (config.trainer.n_gpus_per_node, 0.6)
     assert config.trainer.total_epochs == epochs
+    assert max(config.trainer.save_freq, config.trainer.test_freq) < 62  # steps of an epoch of RewardBench-2, pointwise
+    assert config.data.max_response_length == MAX_RESPONSE_TOKENS
     assert config.data.apply_chat_template_kwargs == {"enable_thinking": True}
     assert config.trainer.default_local_dir == os.path.abspath(f"checkpoints/{recipe}/Qwen3-8B")
+
+
+@pytest.mark.parametrize(("size", "mini_batch"), [(96, 24), (16, 4), (9, 9)])
+def test_a_judges_step_is_four_updates_where_it_divides(
+    monkeypatch: pytest.MonkeyPatch, size: int, mini_batch: int
+) -> None:
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    config = settings.compose("judge_pairwise", [f"data.train_batch_size={size}"])
+    written = OmegaConf.to_container(config, resolve=False)
+    assert written["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"] == mini_batch  # a number, for the workers
+
+
+def test_a_judges_reward_for_malformed_answers_reaches_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    for recipe, truth in zip(JUDGES, (3, "A"), strict=True):
+        for overrides, reward in (([], 0.0), (["convrec.malformed_reward=-1"], -1.0)):
+            compute_score = get_custom_reward_fn(settings.compose(recipe, overrides))
+            assert compute_score(data_source="d", solution_str="?", ground_truth=truth)["score"] == reward
 
 
 def test_the_judges_documentation_has_the_codes_table() -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.judges.schema import judge_schema, make_row
+from convrec.judges.schema import judge_schema, make_row, swapped_row
 from recipes import evaluate
 from recipes.judge import train
 from recipes.judge.evaluation import format_metrics
@@ -49,6 +49,8 @@ def test_the_settings_these_tests_break_are_good(run: Path) -> None:
         ({"TRAIN_BATCH_SIZE": "9"}, "TRAIN_FILE has 8 rows, fewer than TRAIN_BATCH_SIZE=9"),
         ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt"),
         ({"MAX_RESPONSE_LENGTH": "600"}, "more tokens than the 1024 positions"),
+        ({"N_GPUS_PER_NODE": "3", "TRAIN_BATCH_SIZE": "3"}, "TENSOR_PARALLEL=3 does not divide the 4 attention heads"),
+        ({"N_GPUS_PER_NODE": "4", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "3"}, "mini_batch_size=2 x ROLLOUT_N=3: .* 4"),
     ],
 )
 def test_wrong_variables(run: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str) -> None:
@@ -56,6 +58,25 @@ def test_wrong_variables(run: Path, monkeypatch: pytest.MonkeyPatch, variables: 
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=said):
         checks.check_judge(settings.compose("judge_pairwise", []), "pairwise")
+
+
+@pytest.mark.parametrize("orders", ["consistent", "together"])
+def test_both_orders_are_there_where_they_count_together(
+    run: Path, monkeypatch: pytest.MonkeyPatch, orders: str
+) -> None:
+    def check() -> list[str]:
+        return checks.check_judge(settings.compose("judge_pairwise", [f"convrec.orders={orders}"]), "pairwise")
+
+    with pytest.raises(UserError, match=r"TRAIN_FILE=.*rows 0, 1, 2, 3, 4 and 3 more .*one order alone.*--both-orders"):
+        check()
+    row = make_row(USER, ["Alien.", "Up."], "A", "test")
+    table = pa.Table.from_pylist([row, swapped_row(row)] * 4, judge_schema("pairwise"))
+    pq.write_table(table, run / "both.parquet")
+    monkeypatch.setenv("TRAIN_FILE", str(run / "both.parquet"))
+    assert check() == []
+    monkeypatch.setenv("TRAIN_BATCH_SIZE", "3")
+    with pytest.raises(UserError, match="TRAIN_BATCH_SIZE=3: even"):
+        check()
 
 
 def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, capfd: Any) -> None:

@@ -1,0 +1,187 @@
+"""Both orders of a pair come in one batch, whenever a run is resumed, and earn together what they should."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from convrec.errors import UserError
+from convrec.judges.criteria import DEFAULTS
+from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
+from convrec.training.judge_dataset import PairwiseDataset
+from convrec.training.judge_trainer import JudgeTrainer, PairSampler
+from convrec.training.scalar_trainer import ScalarGRPOTrainer
+from recipes.tiny_model import train_tokenizer
+from reward import judge_pairwise
+
+
+def loader(seed: int = 1) -> StatefulDataLoader:
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return StatefulDataLoader(list(range(22)), batch_size=4, drop_last=True, sampler=PairSampler(22, generator))
+
+
+def batches(data: StatefulDataLoader) -> list[list[int]]:
+    return [batch.tolist() for batch in data]
+
+
+def test_pairs_stay_together_and_every_epoch_has_another_order() -> None:
+    data = loader()
+    epochs = [batches(data), batches(data)]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == [4] * 5 == [4] * len(data)
+        for batch in epoch:
+            assert batch[1::2] == [row + 1 for row in batch[::2]]
+            assert all(row % 2 == 0 for row in batch[::2])
+        assert len({row for batch in epoch for row in batch}) == 20
+    assert epochs[0] != epochs[1]
+    assert batches(loader()) == epochs[0] != batches(loader(seed=2))
+
+
+@pytest.mark.parametrize("done", [0, 2, 4])
+def test_a_resumed_loader_goes_on_where_it_was(done: int) -> None:
+    data = loader()
+    batches(data)
+    iterator = iter(data)
+    for _ in range(done):
+        next(iterator)
+    state = data.state_dict()
+    rest = [batch.tolist() for batch in iterator] + batches(data)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert batches(resumed) + batches(resumed) == rest
+
+
+# ---- the data set
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["Alien is a horror film. Up is not."] * 40, vocab_size=500)
+
+
+def dataset(rows: list[dict[str, Any]], tokenizer: Any, tmp_path: Path, **changes: Any) -> PairwiseDataset:
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, judge_schema("pairwise")), path)
+    config = {"max_prompt_length": 4096, "seed": 1, "orders": "together", "train_files": path} | changes
+    return PairwiseDataset(path, tokenizer, OmegaConf.create(config))
+
+
+def pair(query: str, length: int = 1) -> list[dict[str, Any]]:
+    row = make_row([{"role": "user", "content": query}], ["good" * length, "bad"], "A", "test")
+    return [row, swapped_row(row)]
+
+
+def test_training_rows_are_sorted_by_pair_and_say_so(tokenizer: Any, tmp_path: Path) -> None:
+    (one, two), (three, four) = pair("a"), pair("b")
+    data = dataset([one, three, four, two], tokenizer, tmp_path)
+    assert [data[n]["raw_prompt"] for n in range(4)] == [prompt_of(row, "pairwise") for row in (one, two, three, four)]
+    assert [data[n]["extra_info"]["pair"] for n in range(4)] == [0, 0, 1, 1]
+    alone = dataset([one, three], tokenizer, tmp_path, train_files="other.parquet")  # validation
+    assert len(alone) == 2
+    assert "pair" not in alone[0]["extra_info"]
+    with pytest.raises(UserError, match="one order alone"):
+        dataset([one, two, three], tokenizer, tmp_path)
+
+
+def test_a_pair_is_left_out_whole(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*pair("a"), *pair("b", length=2000)]
+    kept = dataset(rows, tokenizer, tmp_path, max_prompt_length=3000)
+    assert [row["input"][0]["content"] for row in kept.dataframe] == ["a", "a"]
+    assert "2 of 4 prompts over" in capsys.readouterr().out
+
+
+# ---- rewards
+
+
+class Queue:
+    """What a step puts into TransferQueue, by key."""
+
+    def __init__(self, rows: dict[str, dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in select_fields} for key in keys])
+
+    def put(self, keys: list[str], partition_id: str, fields: Any) -> None:
+        for place, key in enumerate(keys):
+            self.rows[key] |= {name: fields[name][place] for name in fields.keys()}  # noqa: SIM118  a TensorDict
+
+
+# (prompt, pair, true, said): order 1 of pair 0 is right twice, order 2 once; both orders of pair 1 say A
+ANSWERS = [
+    *[("p", 0, "A", "A"), ("p", 0, "A", "A")],
+    *[("q", 0, "B", "B"), ("q", 0, "B", "A")],
+    *[("r", 1, "A", "A"), ("r", 1, "A", "A")],
+    *[("s", 1, "B", "A"), ("s", 1, "B", "?")],
+]
+
+
+def step(orders: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """(metrics, rows) of a step's advantages, up to where verl computes them."""
+    rows = {}
+    for place, (uid, name, true, said) in enumerate(ANSWERS):
+        infos = judge_pairwise.compute_score("d", f"<better>{said}</better>", true, malformed=-1.0)
+        rows[f"{uid}_{place % 2}_0"] = {
+            "uid": uid,
+            "extra_info": {"pair": name},
+            "extra_fields": {"reward_extra_info": infos},
+            "rm_scores": torch.tensor([0.0] * place + [infos["score"]]),
+        }
+    queue = Queue(rows)
+    monkeypatch.setattr(tq, "kv_batch_get", queue.get)
+    monkeypatch.setattr(tq, "kv_batch_put", queue.put)
+    monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda *_: None)
+    trainer = JudgeTrainer.__new__(JudgeTrainer)
+    trainer.config = OmegaConf.create({"convrec": {"orders": orders}})
+    metrics: dict[str, float] = {}
+    trainer._compute_advantage(KVBatchMeta(list(rows), [{} for _ in rows], "train"), metrics)
+    return metrics, list(rows.values())
+
+
+def test_separate_orders_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, rows = step("separate", monkeypatch)
+    assert [row["rm_scores"][-1].item() for row in rows] == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert [row["uid"] for row in rows] == list("ppqqrrss")
+    assert metrics["reward/zero_std"] == 2 / 4  # p and r
+    assert "reward/right_both_ways" not in metrics
+
+
+def test_consistent_answers_earn_where_both_orders_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, rows = step("consistent", monkeypatch)
+    assert [row["rm_scores"][-1].item() for row in rows] == [1, 0, 1, 0, 0, 0, 0, -1]
+    assert [row["rm_scores"].sum().item() for row in rows] == [1, 0, 1, 0, 0, 0, 0, -1]
+    assert metrics["reward/score"] == 1 / 8
+    assert metrics["reward/right_both_ways"] == 2 / 8
+    assert metrics["reward/zero_std"] == 1 / 4  # r
+
+
+def test_together_both_orders_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that says A to both orders of pair 1 has answers that earn 1 and answers that do not."""
+    metrics, rows = step("together", monkeypatch)
+    assert [row["uid"] for row in rows] == ["pair-0"] * 4 + ["pair-1"] * 4
+    assert [row["rm_scores"][-1].item() for row in rows] == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert metrics["reward/zero_std"] == 0
+
+
+def test_a_checkpoint_gets_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "global_step_3" / "actor" / "huggingface"
+    monkeypatch.setattr(ScalarGRPOTrainer, "_write_checkpoint", lambda self: model.mkdir(parents=True))
+    trainer = JudgeTrainer.__new__(JudgeTrainer)
+    trainer.run_folder, trainer.global_steps = tmp_path, 3
+    rows = [make_row([{"role": "user", "content": "a"}], ["x", "y"], "A", "survey")]
+    data = {"mode": "pairwise", "criteria": DEFAULTS["pairwise"], "dataframe": rows}
+    trainer.train_dataset = type("Data", (list,), data)(rows)
+    trainer.config = OmegaConf.create({"actor_rollout_ref": {"model": {"path": "Qwen/Qwen3-8B"}}})
+    trainer._write_checkpoint()
+    assert "1 rows: survey" in (model / "README.md").read_text()
+    assert (model / "criteria.yaml").read_text().startswith("task: ")
