@@ -1,24 +1,57 @@
 """How good a judge's verdicts are, with bootstrap standard errors over queries.
 
-pairwise   accuracy, accuracy_swapped (A and B shown the other way round), agreement (the same response is preferred
-           both ways round), prefers_a (share of A among the verdicts, both ways round: 0.5 without position bias)
-pointwise  exact_match, mae (mean |predicted - true|), rank_correlation (Spearman's, ties at their mean rank), reward
+pairwise   of the rows with a better response:
+           accuracy, accuracy_swapped (A and B shown the other way round), right_both_ways, judge_bench (JudgeBench's
+           score: right one way and not wrong the other), kappa (Cohen's, both ways pooled), agreement (the same
+           response is preferred both ways), inconsistent (another one), says_tie (neither is better), prefers_a (share
+           of A among the preferences, both ways: 0.5 without position bias), no_verdict;
+           `ties`, of the tied rows: tied (no response is preferred both ways), no_verdict
+pointwise  exact_match, mae (mean |predicted - true|), kappa, rank_correlation (Spearman's, ties at their mean rank),
+           reward, no_verdict; of the queries with several responses: pair_ranking and best_of_n
 
 An answer without a verdict is wrong and agrees with nothing; mae and rank_correlation, which need a number, are over
-the verdicts, and no_verdict says how many are missing. `baseline` is a judge that always gives the same best verdict.
+the verdicts, and no_verdict says how many are missing. `by_source` and `by_label` have the first metrics again.
+`baseline` has each metric of the best judge that always gives the same verdict.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from convrec.judges.verdict import MAX_SCORE
+from convrec.judges.criteria import SCORES, Scores
+from convrec.judges.ranking import best_of_n, constant_best_of_n, pair_ranking
+from convrec.judges.verdict import TIE
 from convrec.statistics import RESAMPLES, bootstrap
 
-OTHER = {"A": "B", "B": "A", None: None}
+OTHER = {"A": "B", "B": "A", TIE: TIE, None: None}
+NO_VERDICT = "no verdict"  # a category of its own in kappa
+PAIRWISE = ("accuracy", "right_both_ways")  # by source and by label
+POINTWISE = ("exact_match", "reward")
 Summary = dict[str, Any]
+Row = dict[str, Any]
+
+
+# ---- pairwise
+
+
+def comparison_metrics(label: str, verdict: str | None, swapped: str | None) -> dict[str, float]:
+    """Of one row. label: "A" or "B"; verdict: "A", "B", "tie" or None; swapped: the one when A and B were swapped."""
+    back = OTHER[swapped]  # in terms of the row's own order
+    said = [v for v in (verdict, swapped) if v in ("A", "B")]
+    right, wrong = [v == label for v in (verdict, back)], [v == OTHER[label] for v in (verdict, back)]
+    return {
+        "accuracy": float(right[0]),
+        "accuracy_swapped": float(right[1]),
+        "right_both_ways": float(all(right)),
+        "judge_bench": float(sum(right) > sum(wrong)),
+        "agreement": float(len(said) == 2 and verdict == back),
+        "inconsistent": float(len(said) == 2 and verdict != back),
+        "says_tie": sum(v == TIE for v in (verdict, swapped)) / 2,
+        "no_verdict": sum(v is None for v in (verdict, swapped)) / 2,
+        "prefers_a": sum(v == "A" for v in said) / len(said) if said else math.nan,
+    }
 
 
 def pairwise_summary(
@@ -26,28 +59,43 @@ def pairwise_summary(
     verdicts: Sequence[str | None],
     swapped_verdicts: Sequence[str | None],
     contexts: Sequence[Hashable],
+    sources: Sequence[str] | None = None,
     seed: int = 3407,
 ) -> Summary:
-    """true: the better response, "A" or "B", of each row; swapped_verdicts: what was said when A and B were swapped;
-    contexts: the query of each row, which standard errors resample.
+    """true: the better response, "A" or "B", or "tie", of each row; contexts: the query, which errors resample.
 
-    {name: {"mean", "se"}} and "n", "num_contexts", "baseline".
+    {name: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "ties", "baseline".
     """
-    rows = []
-    for label, verdict, swapped in zip(true, verdicts, swapped_verdicts, strict=True):
-        back = OTHER[swapped]  # in terms of the row's own order
-        said = [v for v in (verdict, swapped) if v is not None]
-        rows.append(
-            {
-                "accuracy": verdict == label,
-                "accuracy_swapped": back == label,
-                "agreement": verdict is not None and verdict == back,
-                "no_verdict": 1 - len(said) / 2,
-                "prefers_a": sum(v == "A" for v in said) / len(said) if said else math.nan,
-            }
-        )
-    share = sum(label == "A" for label in true) / len(true)
-    return _means(rows, contexts, seed) | {"baseline": {"accuracy": max(share, 1 - share)}}
+    ties = [place for place, label in enumerate(true) if label == TIE]
+    kept = [place for place, label in enumerate(true) if label != TIE]
+    rows = [comparison_metrics(true[place], verdicts[place], swapped_verdicts[place]) for place in kept]
+    queries = [contexts[place] for place in kept]
+    labels = [true[place] for place in kept]
+    share = sum(label == "A" for label in labels) / len(labels) if labels else math.nan
+    said = [verdicts[p] or NO_VERDICT for p in kept] + [OTHER[swapped_verdicts[p]] or NO_VERDICT for p in kept]
+    constant = dict.fromkeys(comparison_metrics("A", "A", "A"), 0.0) | {"inconsistent": 1.0, "prefers_a": 1.0}
+    constant |= {"accuracy": max(share, 1 - share), "accuracy_swapped": max(share, 1 - share)}
+    return _means(rows, queries, seed) | {
+        "kappa": kappa(labels * 2, said, queries * 2, seed),
+        "by_source": _by([sources[p] for p in kept] if sources else [], rows, queries, PAIRWISE, seed),
+        "by_label": _by(labels, rows, queries, PAIRWISE, seed),
+        "ties": _ties([(verdicts[p], swapped_verdicts[p]) for p in ties], [contexts[p] for p in ties], seed),
+        "baseline": constant | {"kappa": 0.0},
+    }
+
+
+def _ties(said: Sequence[tuple[str | None, str | None]], contexts: Sequence[Hashable], seed: int) -> Summary:
+    rows = [
+        {
+            "tied": float(None not in (verdict, swapped) and not (verdict in ("A", "B") and verdict == OTHER[swapped])),
+            "no_verdict": sum(v is None for v in (verdict, swapped)) / 2,
+        }
+        for verdict, swapped in said
+    ]
+    return _means(rows, contexts, seed)
+
+
+# ---- pointwise
 
 
 def pointwise_summary(
@@ -55,60 +103,128 @@ def pointwise_summary(
     verdicts: Sequence[int | None],
     rewards: Sequence[float],
     contexts: Sequence[Hashable],
+    sources: Sequence[str] | None = None,
+    scores: Scores = SCORES,
+    constant_reward: float = math.nan,
     seed: int = 3407,
 ) -> Summary:
-    """true, verdicts: scores 0-4. {name: {"mean", "se"}} and "n", "num_contexts", "baseline"."""
+    """As `pairwise_summary`, of scores. constant_reward: the best mean reward of always the same score."""
     rows = [
         {
-            "exact_match": verdict == label,
-            "mae": math.nan if verdict is None else abs(verdict - label),
+            "exact_match": float(verdict == label),
+            "mae": math.nan if verdict is None else float(abs(verdict - label)),
             "reward": reward,
-            "no_verdict": verdict is None,
+            "no_verdict": float(verdict is None),
         }
         for label, verdict, reward in zip(true, verdicts, rewards, strict=True)
     ]
     given = [(t, v, c) for t, v, c in zip(true, verdicts, contexts, strict=True) if v is not None]
-    mean, error = rank_correlation([t for t, _, _ in given], [v for _, v, _ in given], [c for *_, c in given], seed)
-    counts = np.bincount(true, minlength=MAX_SCORE + 1)
-    errors = [float((counts * np.abs(np.arange(MAX_SCORE + 1) - score)).sum() / len(true)) for score in range(5)]
-    return _means(rows, contexts, seed) | {
-        "rank_correlation": {"mean": mean, "se": error},
-        "baseline": {"exact_match": float(counts.max() / len(true)), "mae": min(errors)},
+    constants = np.arange(scores[0], scores[1] + 1)
+    off_SR = np.abs(constants[:, None] - np.array(true)[None])
+    baseline = {
+        "exact_match": float((off_SR == 0).mean(1).max()),
+        "mae": float(off_SR.mean(1).min()),
+        "reward": constant_reward,
+        "no_verdict": 0.0,
+        "kappa": 0.0,
+        "rank_correlation": 0.0,
+    }
+    summary = _means(rows, contexts, seed) | {
+        "kappa": kappa(true, [NO_VERDICT if v is None else v for v in verdicts], contexts, seed),
+        "rank_correlation": rank_correlation(
+            [t for t, _, _ in given], [v for _, v, _ in given], [c for *_, c in given], seed
+        ),
+    }
+    pairs, best = pair_ranking(true, verdicts, contexts), best_of_n(true, verdicts, contexts)
+    if pairs:
+        summary["pair_ranking"] = _mean([value for value, _ in pairs], [c for _, c in pairs], seed)
+        summary["best_of_n"] = _mean([value for value, _ in best], [c for _, c in best], seed)
+        baseline |= {"pair_ranking": 0.5, "best_of_n": constant_best_of_n(true, contexts)}
+    return summary | {
+        "by_source": _by(sources or [], rows, contexts, POINTWISE, seed),
+        "by_label": _by(true, rows, contexts, POINTWISE, seed),
+        "baseline": baseline,
     }
 
 
-def _means(rows: Sequence[dict[str, Any]], contexts: Sequence[Hashable], seed: int) -> Summary:
-    summary: Summary = {}
-    for name in rows[0]:
-        values = np.array([row[name] for row in rows], float)
-        is_number = ~np.isnan(values)
-        kept = [context for context, keep in zip(contexts, is_number, strict=True) if keep]
-        means, errors = bootstrap(values[is_number][:, None], kept, seed)
-        summary[name] = {"mean": float(means[0]), "se": float(errors[0])}
+# ---- means
+
+
+def _means(rows: Sequence[Row], contexts: Sequence[Hashable], seed: int) -> Summary:
+    summary: Summary = {name: _mean([row[name] for row in rows], contexts, seed) for name in (rows[0] if rows else ())}
     return summary | {"n": len(rows), "num_contexts": len(set(contexts))}
+
+
+def _mean(values: Sequence[float], contexts: Sequence[Hashable], seed: int) -> Summary:
+    """Over the values that are numbers."""
+    there = [not math.isnan(value) for value in values]
+    kept = [context for context, keep in zip(contexts, there, strict=True) if keep]
+    means, errors = bootstrap(np.array(values, float)[there][:, None], kept, seed)
+    return {"mean": float(means[0]), "se": float(errors[0])}
+
+
+def _by(
+    names: Sequence[Hashable], rows: Sequence[Row], contexts: Sequence[Hashable], metrics: Sequence[str], seed: int
+) -> dict[str, Summary]:
+    """{name: the metrics over the rows of that name}, in the order of the names."""
+    places: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    return {
+        str(name): _means([{key: rows[p][key] for key in metrics} for p in own], [contexts[p] for p in own], seed)
+        for name, own in sorted(places.items(), key=lambda item: str(item[0]))
+    }
+
+
+# ---- statistics of the table true x predicted
+
+
+def kappa(true: Sequence[Hashable], predicted: Sequence[Hashable], contexts: Sequence[Hashable], seed: int) -> Summary:
+    """Cohen's: how much more often they agree than two who give these answers at random would."""
+
+    def statistic(table: np.ndarray) -> float:
+        shares = table / table.sum()
+        chance = float(shares.sum(0) @ shares.sum(1))
+        return (float(np.trace(shares)) - chance) / (1 - chance) if chance < 1 else math.nan
+
+    return _of_table(true, predicted, contexts, statistic, seed)
 
 
 def rank_correlation(
     true: Sequence[int], predicted: Sequence[int], contexts: Sequence[Hashable], seed: int = 3407
-) -> tuple[float, float]:
-    """Spearman's correlation of scores 0-4 and its bootstrap standard error; NaN where one side never varies."""
+) -> Summary:
+    """Spearman's correlation of scores; NaN where one side never varies."""
+    return _of_table(true, predicted, contexts, _spearman, seed)
+
+
+def _of_table(
+    true: Sequence[Any],
+    predicted: Sequence[Any],
+    contexts: Sequence[Hashable],
+    statistic: Callable[[np.ndarray], float],
+    seed: int,
+) -> Summary:
+    """The statistic of the counts (K, K) over the K answers that occur, in order, and its bootstrap standard error."""
     if not true:
-        return math.nan, math.nan
+        return {"mean": math.nan, "se": math.nan}
+    known: Mapping[Any, int] = {
+        name: place for place, name in enumerate(sorted({*true, *predicted}, key=lambda name: (str(type(name)), name)))
+    }
     places: dict[Hashable, int] = {}
     context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
-    size = MAX_SCORE + 1
-    cell_R = np.array(true) * size + np.array(predicted)
+    size = len(known)
+    cell_R = np.array([known[t] * size + known[p] for t, p in zip(true, predicted, strict=True)])
     counts_CX = np.zeros((len(places), size * size))  # a context's table of true x predicted
     np.add.at(counts_CX, (context_R, cell_R), 1)
-    whole = _spearman(counts_CX.sum(0).reshape(size, size))
+    whole = statistic(counts_CX.sum(0).reshape(size, size))
     if len(places) == 1:
-        return whole, math.nan
+        return {"mean": whole, "se": math.nan}
     times_SC = np.random.default_rng(seed).multinomial(
         len(places), np.full(len(places), 1 / len(places)), size=RESAMPLES
     )
-    resampled = np.array([_spearman(table.reshape(size, size)) for table in times_SC @ counts_CX])
+    resampled = np.array([statistic(table.reshape(size, size)) for table in times_SC @ counts_CX])
     resampled = resampled[~np.isnan(resampled)]
-    return whole, float(resampled.std(ddof=1)) if len(resampled) > 1 else math.nan
+    return {"mean": whole, "se": float(resampled.std(ddof=1)) if len(resampled) > 1 else math.nan}
 
 
 def _spearman(table: np.ndarray) -> float:

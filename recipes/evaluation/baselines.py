@@ -81,17 +81,26 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
 
 
 def api_answers(
-    name: str, prompts: Mapping[str, Messages], path: Path, *, max_tokens: int, temperature: float, **_: object
+    name: str,
+    prompts: Mapping[str, Messages],
+    path: Path,
+    *,
+    max_tokens: int,
+    temperature: float,
+    role: str = "llm",
+    **_: object,
 ) -> tuple[dict[str, Answer], int]:
     """prompt_id -> zero-shot answer of a model behind an OpenAI-compatible endpoint, and how many are new.
 
-    The address and key are the environment's (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is `name` where it
-    is not empty. Answers got before an interruption are kept in `path`'s folder. A prompt that the server refuses has
-    an empty answer, which is not kept: it is asked again next time, and a line on stderr says how many and why.
+    The address and key are the environment's, of the role (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is
+    `name` where it is not empty. Answers got before an interruption are kept in `path`'s folder. A prompt that the
+    server refuses has an empty answer, which is not kept: it is asked again next time, and a line on stderr says how
+    many and why.
     """
     if name:
-        os.environ.setdefault("LLM_MODEL", name)
-    served = endpoint("llm")
+        own = role.upper() if os.environ.get(f"{role.upper()}_BASE_URL", "").strip() else "LLM"
+        os.environ.setdefault(f"{own}_MODEL", name)
+    served = endpoint(role)
     served = replace(served, model=name or served.model)
     refused: list[Reply] = []
 

@@ -2,10 +2,11 @@
 
     python -m recipes.evaluate --judge pairwise --model MODEL --data data/judge/test.parquet --out outputs/judge
 
-MODEL is what `python -m recipes.evaluate` takes otherwise, `api:NAME` included. OUT gets metrics.json, rows.parquet (a
-line a row: its number in the data, the text, the verdict, for pairwise also those with A and B swapped) and
-generations.parquet, which is used again while checkpoint and settings are the same. `--against OTHER_OUT` compares with
-an earlier evaluation of the same rows.
+MODEL is what `python -m recipes.evaluate` takes otherwise, `api:NAME` included, which is asked at JUDGE_BASE_URL where
+that is set, else at LLM_BASE_URL. OUT gets metrics.json, rows.parquet (a line a row: its number in the data, the text,
+the verdict, for pairwise also those with A and B swapped) and generations.parquet, which is used again while checkpoint
+and settings are the same. `--verdicts lenient` adds what a lenient reading of the same answers gives. `--against
+OTHER_OUT` compares with an earlier evaluation of the same rows.
 """
 
 import argparse
@@ -16,25 +17,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
-from convrec.files import read_json, write_json, write_table
+from convrec.files import write_json, write_table
 from convrec.generation.answers import Answer, model_answers, prompt_id
-from convrec.judges.metrics import Summary, pairwise_summary, pointwise_summary
-from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS, query_text
-from convrec.judges.schema import label_of, prompt_of, read_judge_table
-from convrec.judges.verdict import preference_verdict, score_verdict
-from convrec.statistics import bootstrap
+from convrec.judges.criteria import FILE, read_criteria
+from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
+from convrec.judges.schema import prompt_of, read_judge_table, scores_of
+from convrec.judges.verdict import READINGS, opens_thinking, outside_thinking
 from recipes.evaluation.baselines import API, api_answers
-from reward.judge_pointwise import pointwise_reward
-
-Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
-COMPARED = {"pairwise": ("accuracy", "accuracy_swapped", "agreement"), "pointwise": ("exact_match", "reward")}
+from recipes.judge.scoring import COMPARED, Rows, compare, read_other, rows_table, summary_of
 
 
 def evaluate_judge(
@@ -46,23 +41,26 @@ def evaluate_judge(
     limit: int | None = None,
     seed: int = 3407,
     max_prompt_length: int = 4096,
-    max_response_length: int = 2048,
+    max_response_length: int = MAX_RESPONSE_TOKENS,
+    verdicts: str = "strict",
     against: str | Path | None = None,
     tensor_parallel: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate, write OUT's three files and return what metrics.json holds.
 
-    {"settings", "results": judge_metrics' summary, "generation", "paired" (this minus `against`)}. Rows whose prompt
-    has more than max_prompt_length tokens are left out and counted. Raises UserError for bad input, before vLLM starts.
+    {"settings", "results": judge_metrics' summary, "lenient": the same by a lenient reading, "generation", "paired"
+    (this minus `against`), "warnings"}. Rows whose prompt has more than max_prompt_length tokens are left out and
+    counted. Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
     model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
-    rows: Rows = list(enumerate(read_judge_table(data, mode)))[:limit]
-    other = _read_other(Path(against), mode) if against else None
-    kept = rows
+    rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[:limit]
+    scores = scores_of(rows[0][1])
+    other = read_other(Path(against), mode) if against else None
+    kept, in_thinking = rows, False
     if not model_path.startswith(API):
-        kept = _short_enough(model_path, rows, mode, max_prompt_length, max_response_length)
+        kept, in_thinking = _short_enough(model_path, rows, mode, max_prompt_length, max_response_length)
     if not kept:
         raise UserError(
             f"{data}: no prompt fits --max-prompt-length {max_prompt_length} and the model beside "
@@ -78,15 +76,18 @@ def evaluate_judge(
     answers, generated = _answers(model_path, prompts, out, settings, tensor_parallel, progress)
     seconds = time.monotonic() - start
     texts = {
-        order: [answers[prompt_id(prompt)]["text"] for prompt in prompts_of_order]
-        for order, prompts_of_order in asked.items()
+        order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in some]
+        for order, some in asked.items()
     }
 
-    table = _rows_table(kept, mode, texts)
+    readings = READINGS if verdicts == "lenient" else READINGS[:1]
+    table = rows_table(kept, mode, texts, readings)
+    results = {reading: summary_of(table, mode, scores, reading, seed) for reading in readings}
     metrics: dict[str, Any] = {
         "settings": {"judge": mode, "model": str(model), "model_path": model_path, "data": str(data), "limit": limit}
         | settings,
-        "results": _summary(table, mode, seed),
+        "results": results.pop("strict"),
+        **results,
         "generation": {
             "prompts": len(prompts),
             "generated": generated,
@@ -94,26 +95,42 @@ def evaluate_judge(
             "too_long_left_out": len(rows) - len(kept),
             "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in answers.values()),
         },
+        "warnings": _warnings(Path(model_path), rows[0][1], mode),
     }
     if other is not None:
-        metrics["paired"] = _compare(other, table, mode, seed) | {"against": str(against)}
+        metrics["paired"] = compare(other, table, mode, scores, seed) | {"against": str(against)}
     write_table(out / "rows.parquet", pa.Table.from_pylist(table))
     write_json(out / "metrics.json", metrics)
     return metrics
 
 
-def _short_enough(model_path: str, rows: Rows, mode: str, max_prompt_length: int, max_response_length: int) -> Rows:
+def _short_enough(
+    model_path: str, rows: Rows, mode: str, max_prompt_length: int, max_response_length: int
+) -> tuple[Rows, bool]:
+    """(the rows that fit, whether the chat template opens the thinking)"""
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
     limit = min(max_prompt_length, getattr(config, "max_position_embeddings", 2**20) - max_response_length)
+    if mode == "pairwise":
+        limit -= 2  # the other order of two responses may be a token or two longer
+    rendered = [render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS) for _, row in rows]
+    kept = [row for row, text in zip(rows, rendered, strict=True) if fits(tokenizer, text, limit)]
+    return kept, opens_thinking(rendered[0])
 
-    def keep(row: dict[str, Any]) -> bool:
-        rendered = render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS)
-        # the other order of two responses may be a token or two longer
-        return fits(tokenizer, rendered, limit - 2 * (mode == "pairwise"))
 
-    return [(number, row) for number, row in rows if keep(row)]
+def _whole_text(answer: Answer, in_thinking: bool) -> str:
+    """An answer with the `<think>` that its prompt ended in. A server's template may have opened it too: an answer that
+    is cut off and has no think tag at all is taken for unfinished thinking."""
+    text = answer["text"]
+    cut_off = answer["finish_reason"] == "length" and outside_thinking("<think>" + text) == ""
+    return f"<think>\n{text}" if in_thinking or cut_off else text
+
+
+def _warnings(model: Path, row: Mapping[str, Any], mode: str) -> list[str]:
+    if not (model / FILE).is_file() or read_criteria(model / FILE, mode) == row["criteria"]:
+        return []
+    return [f"{model / FILE}: the judge was trained by other criteria than those of the data, which it is asked by"]
 
 
 def _answers(
@@ -126,66 +143,8 @@ def _answers(
 ) -> tuple[dict[str, Answer], int]:
     path = out / "generations.parquet"
     if model.startswith(API):
-        return api_answers(model.removeprefix(API), prompts, path, **settings)
+        return api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
     return model_answers(model, prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings)
-
-
-def _rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> list[dict[str, Any]]:
-    """A line a row with the metrics that comparisons need; verdicts None where there are none."""
-    table: list[dict[str, Any]] = []
-    for place, (number, row) in enumerate(kept):
-        label, text = label_of(row, mode), texts[False][place]
-        record: dict[str, Any] = {"row": number, "query": query_text(row["input"]), "label": label, "text": text}
-        if mode == "pointwise":
-            verdict = score_verdict(text)
-            record |= {
-                "verdict": verdict,
-                "exact_match": float(verdict == label),
-                "reward": pointwise_reward(verdict, label),
-            }
-        else:
-            first, second = preference_verdict(text), preference_verdict(texts[True][place])
-            back = {"A": "B", "B": "A"}.get(second or "")
-            record |= {
-                "verdict": first,
-                "text_swapped": texts[True][place],
-                "verdict_swapped": second,
-                "accuracy": float(first == label),
-                "accuracy_swapped": float(back == label),
-                "agreement": float(first is not None and first == back),
-            }
-        table.append(record)
-    return table
-
-
-def _summary(table: Sequence[Mapping[str, Any]], mode: str, seed: int) -> Summary:
-    columns = {name: [row[name] for row in table] for name in table[0]}
-    if mode == "pointwise":
-        return pointwise_summary(columns["label"], columns["verdict"], columns["reward"], columns["query"], seed)
-    return pairwise_summary(columns["label"], columns["verdict"], columns["verdict_swapped"], columns["query"], seed)
-
-
-def _read_other(folder: Path, mode: str) -> dict[int, dict[str, Any]]:
-    for name in ("metrics.json", "rows.parquet"):
-        if not (folder / name).exists():
-            raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
-    if read_json(folder / "metrics.json")["settings"].get("judge") != mode:
-        raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
-    return {row["row"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
-
-
-def _compare(
-    other: Mapping[int, Mapping[str, Any]], table: Sequence[Mapping[str, Any]], mode: str, seed: int
-) -> dict[str, Any]:
-    """This evaluation minus the other on the rows both have: {metric: {"mean", "se"}, "n"}."""
-    both = [(row, other[row["row"]]) for row in table if other.get(row["row"], {}).get("query") == row["query"]]
-    if not both:
-        raise UserError("--against: no row of that evaluation is in this data; compare evaluations of the same data")
-    names = COMPARED[mode]
-    difference = np.array([[new[name] - old[name] for name in names] for new, old in both])
-    means, errors = bootstrap(difference, [row["query"] for row, _ in both], seed)
-    differences = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
-    return {"n": len(both)} | differences
 
 
 # ---- command
@@ -194,11 +153,19 @@ def _compare(
 def format_metrics(metrics: Mapping[str, Any]) -> str:
     settings, results, generation = metrics["settings"], metrics["results"], metrics["generation"]
     lines = [f"{settings['data']}: {results['n']} rows, {results['num_contexts']} queries, {settings['judge']} judge"]
+    beside = metrics.get("lenient", {})
     for name, value in results.items():
         if isinstance(value, Mapping) and "mean" in value:
             base = results["baseline"].get(name)
-            beside = f"   {base:.4f} by always saying the same" if base is not None else ""
-            lines.append(f"  {name:<17} {_number(value['mean'])} ±{_number(value['se'])}{beside}")
+            line = f"  {name:<17} {_with_error(value)}"
+            line += f"   {_with_error(beside[name])} read leniently" if name in beside else ""
+            lines.append(line + (f"   {base:.4f} by always saying the same" if base is not None else ""))
+    if (ties := results.get("ties", {})).get("n"):
+        lines.append(f"  of {ties['n']} ties: " + _line(ties))
+    for kind in ("by_source", "by_label"):
+        if len(parts := results.get(kind, {})) > 1:
+            lines.append(f"{kind.replace('_', ' ')}:")
+            lines += [f"  {name:<17} n {part['n']:<6} {_line(part)}" for name, part in parts.items()]
     if pair := metrics.get("paired"):
         lines.append(f"minus {pair['against']}, {pair['n']} rows paired:")
         lines += [f"  {n:<17} {pair[n]['mean']:+.4f} ±{_number(pair[n]['se'])}" for n in COMPARED[settings["judge"]]]
@@ -208,6 +175,14 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
         "cut off"
     )
     return "\n".join(lines)
+
+
+def _line(part: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_with_error(value)}" for name, value in part.items() if isinstance(value, Mapping))
+
+
+def _with_error(value: Mapping[str, float]) -> str:
+    return f"{_number(value['mean'])} ±{_number(value['se'])}"
 
 
 def _number(value: float) -> str:
@@ -223,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="only the first rows")
     parser.add_argument("--seed", type=int, default=3407)
     parser.add_argument("--max-prompt-length", type=int, default=4096)
-    parser.add_argument("--max-response-length", type=int, default=2048)
+    parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS)
+    parser.add_argument("--verdicts", choices=READINGS, default="strict", help="lenient: also read leniently")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     options = vars(parser.parse_args(arguments))
@@ -233,5 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(format_metrics(metrics))
+    for warning in metrics["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"written to {options['out']}")
     return 0

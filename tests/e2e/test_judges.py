@@ -85,7 +85,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TOTAL_EPOCHS="100",
         TRAIN_BATCH_SIZE="32",
         LR="4e-3",
-        MAX_LENGTH="128",
+        MAX_LENGTH="160",
         SAVE_FREQ=str(SFT_STEPS),
         TEST_FREQ=str(SFT_STEPS),
     )
@@ -141,10 +141,9 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     table = pq.read_table(out / "rows.parquet").to_pylist()
     labels = [row["label"] for row in table]
     assert len(labels) == len(read_judge_table(data / "test.parquet", "pairwise"))
-    summary = pairwise_summary(
-        labels, [r["verdict"] for r in table], [r["verdict_swapped"] for r in table], [r["query"] for r in table]
-    )
-    assert metrics["results"] == summary
+    columns = [[row[name] for row in table] for name in ("verdict", "verdict_swapped", "query", "source")]
+    summary = pairwise_summary(labels, *columns)
+    assert metrics["results"] == json.loads(json.dumps(summary))
     assert summary["no_verdict"]["mean"] < 0.5
     assert "always the same" in report([sft / "pairwise"], sft / "report.html", {"judge": out}).read_text()
 

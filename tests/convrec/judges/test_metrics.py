@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from sklearn.metrics import cohen_kappa_score
 
-from convrec.judges.metrics import pairwise_summary, pointwise_summary, rank_correlation
+from convrec.judges.metrics import kappa, pairwise_summary, pointwise_summary, rank_correlation
 
 
 def test_pairwise_by_hand() -> None:
@@ -21,7 +22,58 @@ def test_pairwise_by_hand() -> None:
     assert summary["agreement"]["mean"] == 2 / 4  # rows 0 and 2; no verdict agrees with nothing
     assert summary["no_verdict"]["mean"] == 1 / 8
     assert summary["prefers_a"]["mean"] == pytest.approx((1 / 2 + 0 + 1 / 2 + 0) / 4)
-    assert (summary["n"], summary["num_contexts"], summary["baseline"]) == (4, 4, {"accuracy": 0.5})
+    assert (summary["n"], summary["num_contexts"]) == (4, 4)
+    assert summary["right_both_ways"]["mean"] == 2 / 4  # rows 0 and 2
+    assert summary["inconsistent"]["mean"] == 1 / 4  # row 1; row 3 has one verdict
+    assert summary["judge_bench"]["mean"] == 2 / 4
+    # right 5 of 8; labels half A, verdicts 4 A, 3 B, 1 none: by chance (4 x 4 + 4 x 3) / 64
+    assert summary["kappa"]["mean"] == pytest.approx((5 / 8 - 28 / 64) / (1 - 28 / 64))
+    assert {name: part["n"] for name, part in summary["by_label"].items()} == {"A": 2, "B": 2}
+    assert summary["by_label"]["A"]["accuracy"]["mean"] == 1 / 2
+
+
+def test_judge_benchs_score_counts_a_right_verdict_beside_none_or_a_tie() -> None:
+    """As its `compute_final_metrics`: +1 for each right verdict, -1 for each wrong one, right where the sum is > 0."""
+    said = [("A", None), ("A", "tie"), ("A", "A"), ("tie", "tie"), (None, None), ("A", "B")]
+    found = [pairwise_summary(["A"], [one], [swapped], ["q"])["judge_bench"]["mean"] for one, swapped in said]
+    assert found == [1, 1, 0, 0, 0, 1]
+    both = [pairwise_summary(["A"], [one], [swapped], ["q"])["right_both_ways"]["mean"] for one, swapped in said]
+    assert both == [0, 0, 0, 0, 0, 1]
+
+
+def test_ties_are_apart_from_preferences_and_from_missing_verdicts() -> None:
+    """Rows 0-1 have a better response, 2-5 are ties: only those that prefer one both ways miss a tie."""
+    true = ["A", "B", "tie", "tie", "tie", "tie"]
+    verdicts = ["A", "tie", "A", "A", "tie", None]
+    swapped = ["B", "tie", "A", "B", "A", "A"]  # in the row's order: A, tie, B, A, B, B
+    summary = pairwise_summary(true, verdicts, swapped, contexts=range(6))
+    assert summary["n"] == 2
+    assert summary["accuracy"]["mean"] == summary["right_both_ways"]["mean"] == 1 / 2
+    assert (summary["says_tie"]["mean"], summary["no_verdict"]["mean"]) == (1 / 2, 0)
+    assert summary["ties"]["n"] == 4
+    assert summary["ties"]["tied"]["mean"] == 2 / 4  # rows 2 and 4; row 3 prefers A both ways
+    assert summary["ties"]["no_verdict"]["mean"] == 1 / 8
+    assert pairwise_summary(["tie"], ["A"], ["A"], ["q"])["ties"]["tied"]["mean"] == 1
+
+
+@pytest.mark.parametrize("letter", ["A", "B"])
+def test_the_pairwise_baseline_is_what_a_constant_judge_gets(letter: str) -> None:
+    true = ["A"] * 5 + ["B"] * 3
+    summary = pairwise_summary(true, [letter] * 8, [letter] * 8, contexts=range(8))
+    for name, value in summary["baseline"].items():
+        best = {"accuracy": max, "accuracy_swapped": max, "prefers_a": max}.get(name)
+        other = pairwise_summary(true, ["AB"[letter == "A"]] * 8, ["AB"[letter == "A"]] * 8, contexts=range(8))
+        found = summary[name]["mean"], other[name]["mean"]
+        assert value == pytest.approx(best(found) if best else found[0]), name
+
+
+def test_accuracy_by_source() -> None:
+    summary = pairwise_summary(["A"] * 3, ["A", "B", "A"], ["B", "B", "A"], range(3), ["math", "chat", "math"])
+    assert {name: part["accuracy"]["mean"] for name, part in summary["by_source"].items()} == {"chat": 0, "math": 1}
+    assert summary["by_source"]["math"]["right_both_ways"]["mean"] == 1 / 2
+    summary = pointwise_summary([4, 0], [4, 4], [1.0, 0.0], range(2), ["math", "chat"])
+    assert summary["by_source"]["math"]["exact_match"]["mean"] == 1
+    assert summary["by_label"]["0"]["exact_match"]["mean"] == 0
 
 
 def test_a_judge_that_always_says_a_agrees_with_itself_nowhere() -> None:
@@ -40,14 +92,42 @@ def test_pointwise_by_hand() -> None:
     # ranks of 0, 1, 2 are 1, 2, 3 and of 0, 3, 1 are 1, 3, 2: 1 - 6 * (0 + 1 + 1) / (3 * 8)
     assert summary["rank_correlation"]["mean"] == pytest.approx(0.5)
     # always 1: (1 + 0 + 1 + 3) / 4; always 2: (2 + 1 + 0 + 2) / 4
-    assert summary["baseline"] == {"exact_match": 0.25, "mae": 1.25}
+    assert (summary["baseline"]["exact_match"], summary["baseline"]["mae"]) == (0.25, 1.25)
+    assert "pair_ranking" not in summary  # no query has two responses
+
+
+def test_a_pointwise_judge_ranks_the_responses_to_a_query() -> None:
+    """Query p: true 4 0 0, said 3 3 1. Query q: true 4 4 0, said 2 none 3. Query r: true 1 1, all the same."""
+    true = [4, 0, 0, 4, 4, 0, 1, 1]
+    verdicts = [3, 3, 1, 2, None, 3, 0, 4]
+    summary = pointwise_summary(true, verdicts, [0.0] * 8, "pppqqqrr", constant_reward=0.5)
+    # pairs of p: equal .5, right 1; of q: 2 < 3 wrong, none wrong
+    assert summary["pair_ranking"]["mean"] == (0.5 + 1 + 0 + 0) / 4
+    # p: two share the highest, one is the best; q: the wrong one is highest
+    assert summary["best_of_n"]["mean"] == (1 / 2 + 0) / 2
+    # always the same: one of three in p, two of three in q
+    assert summary["baseline"]["best_of_n"] == pytest.approx((1 / 3 + 2 / 3) / 2)
+    assert (summary["baseline"]["pair_ranking"], summary["baseline"]["reward"]) == (0.5, 0.5)
+    silent = pointwise_summary(true, [None] * 8, [0.0] * 8, "pppqqqrr")
+    assert silent["best_of_n"]["mean"] == silent["pair_ranking"]["mean"] == 0
+
+
+@settings(deadline=None, max_examples=30)  # 1,000 resamples each
+@given(st.lists(st.tuples(st.sampled_from("AB"), st.sampled_from(["A", "B", "none"])), min_size=1, max_size=30))
+def test_kappa_is_scikit_learns(pairs: list[tuple[str, str]]) -> None:
+    true, predicted = [t for t, _ in pairs], [p for _, p in pairs]
+    found = kappa(true, predicted, range(len(pairs)), seed=1)["mean"]
+    if len({*true, *predicted}) == 1:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx(cohen_kappa_score(true, predicted), abs=1e-12)
 
 
 @settings(deadline=None, max_examples=50)  # 1,000 resamples each
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
 def test_rank_correlation_is_scipys(pairs: list[tuple[int, int]]) -> None:
     true, predicted = [t for t, _ in pairs], [p for _, p in pairs]
-    found, _ = rank_correlation(true, predicted, range(len(pairs)))
+    found = rank_correlation(true, predicted, range(len(pairs)))["mean"]
     if len(set(true)) == 1 or len(set(predicted)) == 1:
         assert math.isnan(found)
     else:
@@ -65,9 +145,9 @@ def test_standard_errors_are_over_queries() -> None:
     assert copied["se"] == pytest.approx(alone["se"], rel=0.05)
     scores = [int(score) for score in rng.integers(0, 5, 400)]
     noise = [int(score) for score in rng.integers(0, 5, 400)]
-    mean, error = rank_correlation(scores, noise, range(400))
-    assert abs(mean) < 3 * error
-    assert error == pytest.approx(1 / math.sqrt(399), rel=0.1)  # of independent scores
+    found = rank_correlation(scores, noise, range(400))
+    assert abs(found["mean"]) < 3 * found["se"]
+    assert found["se"] == pytest.approx(1 / math.sqrt(399), rel=0.1)  # of independent scores
 
 
 def test_no_verdict_at_all_has_no_error_to_report() -> None:

@@ -92,8 +92,8 @@ def test_the_settings_of_judges() -> None:
         ({"orders": "both"}, "convrec.orders=both: expected one of separate, consistent, together"),
         ({"malformed_reward": 1}, "convrec.malformed_reward=1: expected a number of at most 0"),
     ):
+        config = OmegaConf.create({"convrec": asdict(schema.PairwiseJudgeSettings()) | wrong})
         with pytest.raises(UserError, match=said):
-            config = OmegaConf.create({"convrec": asdict(schema.PairwiseJudgeSettings()) | wrong})
             schema.check(config, schema.PairwiseJudgeSettings)
 
 
