@@ -29,6 +29,8 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.files import file_hash
+from convrec.judges.criteria import criteria_text, read_criteria
+from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
 from convrec.lists.settings import ListSettings
 from convrec.llm import LLM, endpoint
 from data_prep.stages import demonstrations, metadata, reflect, remap, rows, teacher
@@ -45,8 +47,9 @@ STAGES = {  # what each writes
     "adjust": (rows.ADJUSTED, rows.ADJUST_WEIGHTS),
     "demonstrations": tuple(demonstrations.FILES.values()),
 }
-MODEL_JUDGES = ("list", "pointwise")
-MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": 1024}
+TRAINED_JUDGES = MODES  # with this project
+MODEL_JUDGES = ("list", *TRAINED_JUDGES)
+MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096} | dict.fromkeys(TRAINED_JUDGES, MAX_RESPONSE_TOKENS)
 
 
 def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
@@ -82,6 +85,8 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         asker, asked = _asker(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
         judged = min(given.judged or given.candidates, given.candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
+        if given.criteria and given.judge in TRAINED_JUDGES:
+            settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
         return Stage(name, ["rows", "remap"], STAGES[name], partial(reflect.run, asker=asker)), settings
     if name == "adjust":
         settings = {
@@ -238,7 +243,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="reflect (%(default)s); see data_prep/stages/reflect.py",
     )
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
-    add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
+    add("--judged", type=int, help="reflect: candidates that a pointwise or pairwise judge rates (all)")
+    add("--criteria", help="reflect: those of a pointwise or pairwise judge, criteria.yaml beside it (the defaults)")
     add("--penalty", type=float, default=0.01, help="adjust: on |w - 1|^2 and |b|^2 (%(default)s)")
     add("--learning-rate", type=float, default=0.02, help="adjust (%(default)s)")
     add("--batch-size", type=int, default=512, help="adjust: conversations (%(default)s)")

@@ -2,7 +2,11 @@
 
 list           one question a conversation, answered with `title (year)####rating` lines, as in the paper
 pointwise      one question a candidate to a judge that this project trained, in the words of its training;
-               rating = score - 2; asked for the `judged` best candidates only
+               rating = score - 2 (on another scale: its middle is 0, its ends -2 and 2); asked for the `judged` best
+               candidates only
+pairwise       a judge that this project trained, asked about pairs of the `judged` best candidates: each is compared
+               with four others, shown first as often as second, so that a judge that always says A rates all 0;
+               rating = 4 x share of comparisons won - 2
 cooccurrence   no model: how often the candidate was recommended in training conversations that name the same titles,
                against what its popularity explains. A counting rule, not a judgement of the conversation
 none           all ratings 0
@@ -19,8 +23,9 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from convrec.data.schema import RL_SCHEMA, conversation_text
-from convrec.judges.prompt import judge_prompt
-from convrec.judges.verdict import score_verdict
+from convrec.judges.criteria import SCORES, Criteria, Scores, parse_criteria
+from convrec.judges.prompt import form_of_answer, judge_prompt
+from convrec.judges.verdict import preference_verdict, score_verdict
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, parse_item, split_lines
 from convrec.lists.titles import fold
@@ -54,7 +59,7 @@ LIST_CORRECTION = (
 )
 DATED_WORDS = {"form": "title (year)", "named": "title and year", "example": "Heat (1995)"}
 UNDATED_WORDS = {"form": "title", "named": "title", "example": "Heat"}
-POINTWISE_CORRECTION = "There is no score. Reply in the form <think>...</think><score>0, 1, 2, 3 or 4</score>."
+CORRECTION = "There is no verdict. {form}"
 
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
 
@@ -88,10 +93,17 @@ def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dic
     return ratings
 
 
-def pointwise_rating(text: str) -> float | None:
-    """-2..2 from a verdict 0-4; None where the answer has none."""
-    score = score_verdict(text)
-    return None if score is None else score - 2.0
+def pointwise_rating(text: str, scores: Scores = SCORES) -> float | None:
+    """-2..2 from a verdict 0-4, or of another range; None where the answer has none."""
+    score, (low, high) = score_verdict(text, scores), scores
+    return None if score is None else 4 * (score - low) / (high - low) - 2
+
+
+def comparisons(count: int) -> list[tuple[int, int]]:
+    """(shown first, shown second) of candidates 0 to count - 1: each with its neighbours and with those half the list
+    away, once first and once second for each distance."""
+    distances = sorted({1, count // 2}) if count > 1 else []
+    return [(place, (place + distance) % count) for distance in distances for place in range(count)]
 
 
 def add_ratings(scores: Sequence[float], ratings: Sequence[float], gamma: float) -> list[float]:
@@ -130,21 +142,58 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
     return rate
 
 
-def pointwise_judge(matcher: Matcher, asker: Asker, judged: int) -> Judge:
+def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria | None = None) -> Judge:
+    scores = criteria.scores if criteria else SCORES
+    correction = CORRECTION.format(form=form_of_answer("pointwise", scores))
+
+    def rating_of(text: str) -> float | None:
+        return pointwise_rating(text, scores)
+
     def rate(block: Block) -> list[list[float]]:
         prompts = [
-            judge_prompt("pointwise", [{"role": "user", "content": conversation_text(row)}], [_name(matcher, m)])
+            judge_prompt(
+                "pointwise", [{"role": "user", "content": conversation_text(row)}], [_name(matcher, m)], criteria
+            )
             for row, candidates in block
             for m in candidates[:judged]
         ]
         answers = iter(
-            asker.ask(prompts, lambda _, text: pointwise_rating(text) is not None, POINTWISE_CORRECTION, "judge")
+            asker.ask(prompts, lambda _, text: rating_of(text) is not None, correction, "judge", thinks=True)
         )
         ratings = []
         for _, candidates in block:
-            found = [pointwise_rating(next(answers)[-1]) or 0.0 for _ in candidates[:judged]]
+            found = [rating_of(next(answers)[-1]) or 0.0 for _ in candidates[:judged]]
             ratings.append(found + [0.0] * (len(candidates) - len(found)))
         return ratings
+
+    return rate
+
+
+def pairwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria | None = None) -> Judge:
+    correction = CORRECTION.format(form=form_of_answer("pairwise", SCORES))
+
+    def rate(block: Block) -> list[list[float]]:
+        compared = [(place, *pair) for place, (_, c) in enumerate(block) for pair in comparisons(len(c[:judged]))]
+        prompts = []
+        for place, first, second in compared:
+            row, candidates = block[place]
+            names = [_name(matcher, candidates[first]), _name(matcher, candidates[second])]
+            query = [{"role": "user", "content": conversation_text(row)}]
+            prompts.append(judge_prompt("pairwise", query, names, criteria))
+        answers = asker.ask(
+            prompts, lambda _, text: preference_verdict(text) is not None, correction, "judge", thinks=True
+        )
+        played = [np.zeros(len(candidates)) for _, candidates in block]
+        won = [np.zeros(len(candidates)) for _, candidates in block]
+        for (place, first, second), texts in zip(compared, answers, strict=True):
+            verdict = preference_verdict(texts[-1])
+            if verdict is not None:
+                played[place][[first, second]] += 1
+                won[place][first if verdict == "A" else second] += 1
+        return [
+            np.where(games > 0, 4 * wins / np.maximum(games, 1) - 2, 0.0).tolist()
+            for wins, games in zip(won, played, strict=True)
+        ]
 
     return rate
 
@@ -175,7 +224,8 @@ def no_judge(block: Block) -> list[list[float]]:
 
 
 def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
-    """settings: judge, gamma, judged; asker: for `list` and `pointwise`."""
+    """settings: judge, gamma, judged, and `criteria` (YAML) where a judge has others than the defaults; asker: for
+    `list`, `pointwise` and `pairwise`."""
     matcher = catalog_matcher(folder)
     judge = _make_judge(folder, settings, matcher, asker)
     total = rated = 0
@@ -214,9 +264,12 @@ def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker:
     if settings["judge"] == "cooccurrence":
         return cooccurrence_judge(matcher, pq.read_table(train_file(folder), columns=RL_SCHEMA.names).to_pylist())
     assert asker is not None
-    if settings["judge"] == "pointwise":
-        return pointwise_judge(matcher, asker, settings["judged"])
-    return list_judge(matcher, asker)
+    if settings["judge"] == "list":
+        return list_judge(matcher, asker)
+    given, mode = settings.get("criteria"), settings["judge"]
+    criteria = parse_criteria(given, mode, "--criteria") if given else None
+    make = pointwise_judge if mode == "pointwise" else pairwise_judge
+    return make(matcher, asker, settings["judged"], criteria)
 
 
 def _blocks(folder: Path, size: int) -> Iterator[tuple[list[dict], list[dict]]]:

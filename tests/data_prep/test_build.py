@@ -398,7 +398,8 @@ def test_a_pointwise_judge_rates_the_best_candidates(built, source, tmp_path, ch
     def judge(body, count):
         text = body["messages"][0]["content"]
         assert "<score>0-4</score>" in text  # the words of its training
-        score = 4 if "Response:\nGhost" in text else 1
+        score = 4 if "Response:\n```\nGhost" in text else 1
+        assert body["max_tokens"] == 2048  # as many as in its training
         return f"<think>hm</think>\n<score>{score}</score>"
 
     set_model(monkeypatch, chat_server(judge))
@@ -410,6 +411,53 @@ def test_a_pointwise_judge_rates_the_best_candidates(built, source, tmp_path, ch
     for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
         expected = [2.0 if m < len(HORROR) else -1.0 for m in row["candidates"][:3]]
         assert rated["ratings"] == expected + [0.0] * (len(row["candidates"]) - 3)
+
+
+@pytest.fixture
+def remapped(source, tmp_path):
+    """A folder in which the stages before reflect are done."""
+    main(arguments(source, tmp_path / "out", "--share=0.1", stage="rows"))
+    for stage in ("teacher", "metadata", "remap"):
+        main(arguments(source, tmp_path / "out", "--teacher=retrieval", stage=stage))
+    return tmp_path / "out"
+
+
+def pairwise_verdict(body, count):
+    """Ghosts are better; of two of a kind always A."""
+    text = body["messages"][0]["content"]
+    first, second = (f"Response {letter}:\n```\nGhost" in text for letter in "AB")
+    return f"<think>hm</think>\n<better>{'B' if second and not first else 'A'}</better>"
+
+
+def test_a_pairwise_judge_rates_candidates_by_the_comparisons_they_win(remapped, source, chat_server, monkeypatch):
+    server = chat_server(pairwise_verdict)
+    set_model(monkeypatch, server)
+    main(arguments(source, remapped, "--judge=pairwise", "--judged=6", stage="reflect"))
+    assert {body["max_tokens"] for body in server.bodies} == {2048}
+    assert "<better>A or B</better>" in server.bodies[0]["messages"][0]["content"]
+    some_of_both = 0
+    for row, rated in zip(read(remapped / "remap.parquet"), read(remapped / "reflect.parquet"), strict=True):
+        is_ghost = [m < len(HORROR) for m in row["candidates"][:6]]
+        ghosts, others = ([r for r, g in zip(rated["ratings"], is_ghost, strict=False) if g == kind] for kind in (1, 0))
+        assert rated["ratings"][6:] == [0.0] * (len(row["candidates"]) - 6)
+        if ghosts and others:
+            some_of_both += 1
+            assert min(ghosts) >= 0 >= max(others)
+            assert max(ghosts) > min(others)
+        else:  # A each time: everybody is shown first as often as second
+            assert rated["ratings"][:6] == [0.0] * 6
+    assert some_of_both
+
+
+def test_a_judge_of_other_criteria_is_asked_by_them(remapped, source, tmp_path, chat_server, monkeypatch):
+    own = tmp_path / "own.yaml"
+    own.write_text("task: Rate how scary it is.\nprinciples: [Ghosts are scary.]\nscores: [1, 5]\n")
+    server = chat_server(lambda body, count: "<think>hm</think><score>2</score>")
+    set_model(monkeypatch, server)
+    main(arguments(source, remapped, "--judge=pointwise", "--judged=1", f"--criteria={own}", stage="reflect"))
+    assert all(body["messages"][0]["content"].startswith("Rate how scary it is.") for body in server.bodies)
+    rated = read(remapped / "reflect.parquet")
+    assert {row["ratings"][0] for row in rated} == {-1.0}  # the second lowest of five
 
 
 def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_path, chat_server, monkeypatch):

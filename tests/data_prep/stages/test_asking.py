@@ -27,6 +27,17 @@ def test_thinking_is_kept_but_no_part_of_the_answer(chat_server, tmp_path, said,
     assert json.loads(path.read_text())["answer"]["text"] == said
 
 
+@pytest.mark.parametrize(("thinks", "text"), [(False, "A 4? <score>4</score> But"), (True, "")])
+def test_an_answer_cut_off_in_a_judges_thinking_is_empty(chat_server, tmp_path, thinks, text):
+    """A server's template may have opened the thinking, and then no tag tells."""
+    choice = {"message": {"content": "A 4? <score>4</score> But"}, "finish_reason": "length"}
+    reply = {"choices": [choice], "usage": None}
+    server = chat_server(lambda body, count: (200, {}, json.dumps(reply)))
+    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {})
+    prompts = [[{"role": "user", "content": "a"}]]
+    assert asker.ask(prompts, lambda _, text: True, "", "test", thinks=thinks) == [[text]]
+
+
 def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
     def behave(body, count):
         if len(body["messages"]) > 1:
