@@ -10,7 +10,6 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.judges.prompt import query_text
-from convrec.judges.schema import NAMED, responses_of
 
 SEPARATE, CONSISTENT, TOGETHER = ORDERS = ("separate", "consistent", "together")  # convrec.orders
 
@@ -20,6 +19,8 @@ def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, in
 
     Raises UserError for rows that are there in one order alone.
     """
+    from convrec.judges.schema import NAMED, responses_of  # pyarrow; the settings import this module at once
+
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
     for place, row in enumerate(rows):
