@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from convrec.files import write_text
 from convrec.judges.criteria import FILE, Criteria, criteria_text
 from convrec.judges.prompt import form_of_answer, judge_prompt
 
@@ -38,5 +39,5 @@ def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, dat
         answer=form_of_answer(mode, criteria.scores).rpartition("\n")[2],
         prompt=message["content"],
     )
-    (folder / FILE).write_text(text, encoding="utf-8")
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    write_text(folder / FILE, text)
+    write_text(folder / "README.md", card)
