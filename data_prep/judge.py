@@ -168,8 +168,8 @@ def _rows(
     chosen, rejected = (high if scores[0] is None else scores[0]), (low if scores[1] is None else scores[1])
     if not (low <= chosen <= high and low <= rejected <= high):
         raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
-    found, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
-    return [Placed({**placed.row, "criteria": criteria}, placed.place) for placed in found], left_out
+    rows, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
+    return [Placed({**placed.row, "criteria": criteria}, placed.place) for placed in rows], left_out
 
 
 def _told(left_out: Sequence[LeftOut]) -> str:
@@ -183,10 +183,11 @@ def _told(left_out: Sequence[LeftOut]) -> str:
 
 
 def _warnings(rows: Sequence[Placed], shares: dict[str, float]) -> list[str]:
-    found = large_group(rows)
-    if found is None or shares["test"] == 1:
+    group = large_group(rows)
+    if group is None or shares["test"] == 1:
         return []
-    return [f"{found[1]} of {len(rows)} rows have a query that begins alike and are in one split: {found[0][:60]!r}"]
+    beginning, count = group
+    return [f"{count} of {len(rows)} rows have a query that begins alike and are in one split: {beginning[:60]!r}"]
 
 
 def _count(values: Iterable[Any]) -> dict[str, int]:

@@ -29,7 +29,7 @@ def demonstrations(
     rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None, verdicts: str = "strict"
 ) -> list[dict[str, Any]]:
     """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
-    found = []
+    demonstrated = []
     for number, row in enumerate(rows):
         text = (
             verdict_text(mode, label_of(row, mode), row.get("reason") or "")
@@ -37,14 +37,14 @@ def demonstrations(
             else right_answer(row, mode, answers.get(number, ""), verdicts)
         )
         if text is not None:
-            found.append(
+            demonstrated.append(
                 {
                     "prompt": prompt_of(row, mode),
                     "completion": [{"role": "assistant", "content": text}],
                     "sample_id": f"{row['source'] or 'judge'}-{number}",
                 }
             )
-    return found
+    return demonstrated
 
 
 def right_answer(row: Mapping[str, Any], mode: str, answer: str, verdicts: str) -> str | None:
@@ -80,11 +80,11 @@ def build(
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name or move it away")
     rows = read_judge_table(data, mode)
-    found = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None, verdicts)
-    if not found:
+    demonstrated = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None, verdicts)
+    if not demonstrated:
         raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
-    write_table(out, pa.Table.from_pylist(texts, DEMONSTRATION_SCHEMA))
-    return len(texts), len(rows)
+    write_table(out, pa.Table.from_pylist(demonstrated, DEMONSTRATION_SCHEMA))
+    return len(demonstrated), len(rows)
 
 
 def main(argv: list[str] | None = None) -> int:

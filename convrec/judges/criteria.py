@@ -82,8 +82,8 @@ def parse_criteria(text: str, mode: str, name: str) -> Criteria:
         raise UserError(f"{name}: not readable as YAML ({' '.join(str(error).split())})") from None
     known = ("task", "principles", "scores") if mode == "pointwise" else ("task", "principles")
     if not isinstance(value, dict) or not value.keys() <= set(known):
-        found = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{name}: it has {found}; criteria of a {mode} judge are {', '.join(known)}")
+        keys = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
+        raise UserError(f"{name}: it has {keys}; criteria of a {mode} judge are {', '.join(known)}")
     task, principles, scores = value.get("task"), value.get("principles"), value.get("scores", list(SCORES))
     if not isinstance(task, str) or not task.strip():
         raise UserError(f"{name}: `task` is no text; say what the judge decides")

@@ -145,9 +145,9 @@ def raise_for_problems(
     if numbers:
         raise UserError(
             "\n".join(
-                f"{path}: {row}{'s' * (len(found) > 1)} {', '.join(map(str, found[:NAMED]))}"
-                f"{f' and {len(found) - NAMED} more' * (len(found) > NAMED)}: {problem}; {fix}"
-                for (problem, fix), found in numbers.items()
+                f"{path}: {row}{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:NAMED]))}"
+                f"{f' and {len(rows) - NAMED} more' * (len(rows) > NAMED)}: {problem}; {fix}"
+                for (problem, fix), rows in numbers.items()
             )
         )
 

@@ -83,10 +83,10 @@ def score_verdict(
     def read(content: str) -> int | None:
         if not lenient:
             return names.get(content)
-        found = _LENIENT_SCORE.fullmatch(content.strip(_DECORATION).lower())
-        if found is None or (found[2] and int(found[2]) != high):
+        number = _LENIENT_SCORE.fullmatch(content.strip(_DECORATION).lower())
+        if number is None or (number[2] and int(number[2]) != high):
             return None
-        return names.get(str(int(found[1])))
+        return names.get(str(int(number[1])))
 
     return _verdict(text, "score", read, in_thinking, lenient)
 

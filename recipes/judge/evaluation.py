@@ -76,8 +76,8 @@ def evaluate_judge(
     answers, generated = _answers(model_path, prompts, out, settings, tensor_parallel, progress)
     seconds = time.monotonic() - start
     texts = {
-        order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in some]
-        for order, some in asked.items()
+        order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
+        for order, prompts_of_order in asked.items()
     }
 
     readings = READINGS if verdicts == "lenient" else READINGS[:1]

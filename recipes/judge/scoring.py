@@ -88,8 +88,8 @@ def compare(
         np.array([[_metrics(pair[which], mode, scores)[name] for name in names] for pair in both]) for which in (0, 1)
     )
     means, errors = bootstrap(new - old, [row["query"] for row, _ in both], seed)
-    found = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
-    return {"n": len(both)} | found
+    differences = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
+    return {"n": len(both)} | differences
 
 
 def _metrics(row: Mapping[str, Any], mode: str, scores: Scores) -> dict[str, float]:
