@@ -119,7 +119,8 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
             return 2 * len(parse_ratings(text, candidates, matcher)) >= len(candidates)
 
         ratings = []
-        answers = asker.ask(prompts, is_good, LIST_CORRECTION.format(**words), "judge")
+        names = [row["sample_id"] for row, _ in block]
+        answers = asker.ask(prompts, is_good, LIST_CORRECTION.format(**words), "judge", names=names)
         for (_, candidates), texts in zip(block, answers, strict=True):
             found: dict[int, float] = {}
             for text in texts:  # what the second answer says counts more; what only the first rated stays
@@ -137,8 +138,15 @@ def pointwise_judge(matcher: Matcher, asker: Asker, judged: int) -> Judge:
             for row, candidates in block
             for m in candidates[:judged]
         ]
+        names = [f"{row['sample_id']}: {_name(matcher, m)}" for row, candidates in block for m in candidates[:judged]]
         answers = iter(
-            asker.ask(prompts, lambda _, text: pointwise_rating(text) is not None, POINTWISE_CORRECTION, "judge")
+            asker.ask(
+                prompts,
+                lambda _, text: pointwise_rating(text) is not None,
+                POINTWISE_CORRECTION,
+                "judge",
+                names=names,
+            )
         )
         ratings = []
         for _, candidates in block:
@@ -188,7 +196,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     ):
         for rows, kept in _blocks(folder, size):
             block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]
-            ratings = judge(block)
+            rated_rows = iter(judge([(row, candidates) for row, candidates in block if candidates]))
+            ratings = [next(rated_rows) if candidates else [] for _, candidates in block]
             scores = [
                 add_ratings(entry["scores"], given, settings["gamma"])
                 for entry, given in zip(kept, ratings, strict=True)
