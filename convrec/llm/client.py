@@ -87,7 +87,7 @@ class LLM:
         self.concurrency, self.max_retries, self.timeout, self.price = concurrency, max_retries, timeout, price
         self.most_failed = most_failed
         self.usage = Usage(cost=None if price is None else 0.0)
-        self.failures: list[tuple[str | Messages, NoAnswer]] = []  # of all calls
+        self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's place
         self._questions = 0  # of all calls
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
         self._unanswered: list[tuple[dict[str, Any], Answer]] = []  # since the last answer; refusals are not kept yet
@@ -174,12 +174,14 @@ class LLM:
         if (kept := self.cache.get(request) or self.cache.get(refusal)) is not None:
             self.usage.cached += 1
             return kept
+        if path in self.failures:
+            return self.failures[path][1]
         in_flight[path] = asyncio.get_running_loop().create_future()
         try:
             try:
                 answer = await self._ask(client, messages, sampling)
             except _GivenUp as given_up:
-                answer = self._fail(prompt, given_up)
+                answer = self._fail(path, prompt, given_up)
             if not answer.error:
                 self.cache.put(request, answer)
                 self._keep_refusals()
@@ -192,12 +194,12 @@ class LLM:
             in_flight.pop(path).cancel()  # nothing to do once it has its result
         return answer
 
-    def _fail(self, prompt: str | Messages, given_up: _GivenUp) -> NoAnswer:
+    def _fail(self, path: Path, prompt: str | Messages, given_up: _GivenUp) -> NoAnswer:
         """What stands in the answer's place; raises UserError when too many have failed."""
         if not self.most_failed:
             raise given_up
         answer = NoAnswer("", error=str(given_up), status=given_up.status)
-        self.failures.append((prompt, answer))
+        self.failures[path] = prompt, answer
         self.usage.failed += 1
         if self.usage.failed > self.most_failed * self._questions:
             counts = f"{self.usage.failed:,} of {self._questions:,} questions have no answer"

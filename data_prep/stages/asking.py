@@ -89,14 +89,14 @@ class Asker:
         return texts
 
     def _ask(self, prompts: Sequence[Messages], label: str, names: Sequence[str] | None) -> list[Answer]:
-        before = len(self.llm.failures)
         try:
             answers = self.llm.ask_all(prompts, label=label, **self.sampling)
         finally:  # also when too many failed
-            for prompt, answer in self.llm.failures[before:]:
-                told = {"prompt": prompt, "status": answer.status, "error": answer.error}
-                rows = [names and names[i] for i, asked in enumerate(prompts) if asked == prompt]
-                self.failed.entries += [{"stage": self.failed.stage, "row": row} | told for row in rows]
+            failed = {json.dumps(prompt): answer for prompt, answer in self.llm.failures.values()}
+            for i, prompt in enumerate(prompts) if failed else ():
+                if answer := failed.get(json.dumps(prompt)):
+                    told = {"prompt": prompt, "status": answer.status, "error": answer.error}
+                    self.failed.entries.append({"stage": self.failed.stage, "row": names and names[i]} | told)
             self.failed.write()
         return [replace(answer, text=outside_thinking(answer.text)) for answer in answers]
 
@@ -111,6 +111,6 @@ def failed_again(folder: Path) -> str:
         return ""
     counts = ", ".join(f"{count:,} of {stage}" for stage, count in stages.items())
     return (
-        f"{folder / FAILED} names the questions that got no answer ({counts}); the same command with --redo asks them "
-        "again and takes the other answers from the cache"
+        f"{folder / FAILED} names the questions that got no answer ({counts}). The same command asks them again, with "
+        "--redo where the stage is finished; the other answers are taken from the cache"
     )

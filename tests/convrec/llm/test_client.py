@@ -278,7 +278,10 @@ def test_a_question_that_keeps_failing_is_left_out_named_and_asked_again_next_ti
         assert isinstance(answers[place], NoAnswer)
         assert answers[place].status == 500
         assert "gave no answer after 2 retries: InternalServerError: Error code: 500" in answers[place].error
-    assert {str(prompt) for prompt, _ in llm.failures} == {"bad", str(prompts[-1])}
+    assert {str(prompt) for prompt, _ in llm.failures.values()} == {"bad", str(prompts[-1])}
+    asked = len(server.bodies)
+    assert isinstance(llm.ask_all(["bad"])[0], NoAnswer)  # known by now
+    assert len(server.bodies) == asked
     assert "2 without an answer" in str(llm.usage)
     server.behave = echo
     asked = len(server.bodies)
