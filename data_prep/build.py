@@ -14,9 +14,9 @@ Stages, each with its parquet in --out and a record STAGE.json of settings and s
     demonstrations  sft_train.parquet, sft_validation.parquet  what run_sft.sh reads
 
 A stage whose settings and inputs are those of its record is left alone. Changed ones, and files that no stage wrote,
-are refused, or made anew with --redo.
+are refused, or made anew with --redo, which also asks questions again that got no answer (failed.jsonl).
 Models are asked at OpenAI-compatible addresses: TEACHER_BASE_URL, TEACHER_MODEL, TEACHER_API_KEY and JUDGE_... or, for
-both, LLM_... (convrec/llm.py); answers are kept in --cache, so that nothing is paid for twice.
+both, LLM_... (convrec/llm); answers are kept in --cache, so that nothing is paid for twice.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
 from convrec.lists.settings import ListSettings
 from convrec.llm import LLM, endpoint
 from data_prep.stages import demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import Asker
+from data_prep.stages.asking import Asker, FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages.record import Stage, read_record, refuse_foreign, run_stage
 
@@ -148,10 +148,10 @@ def _asker(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict
     sampling = {key: value for key, value in sampling.items() if value is not None}
     cache = given.cache or Path(given.out) / "answers"
     price = given.judge_price if role == "judge" and given.judge_price else given.price
-    llm = LLM(
-        where, cache, concurrency=given.concurrency, max_retries=given.retries, timeout=given.timeout, price=price
-    )
-    return Asker(llm, sampling), {"model": where.model, "sampling": sampling}
+    options = {"concurrency": given.concurrency, "max_retries": given.retries, "timeout": given.timeout}
+    llm = LLM(where, cache, price=price, most_failed=given.skip_failed, **options)
+    failed = FailedQuestions(Path(given.out), kind if kind in STAGES else "reflect")
+    return Asker(llm, sampling, failed), {"model": where.model, "sampling": sampling}
 
 
 def build(given: argparse.Namespace) -> None:
@@ -159,15 +159,26 @@ def build(given: argparse.Namespace) -> None:
     folder = Path(given.out)
     if given.stage == "all":
         _check_ahead(given)
-    for name in STAGES if given.stage == "all" else [given.stage]:
-        stage, settings = plan(name, given)
-        summary, is_new = run_stage(stage, folder, settings, given.redo)
-        print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
-        for warning in summary.get("warnings", ()):
-            print(f"    warning: {warning}", file=sys.stderr)
-        for direction in ("up", "down") if name == "adjust" else ():
-            for line in summary["moved"][direction]:
-                print(f"    {direction:>4}  {line}")
+    try:
+        for name in STAGES if given.stage == "all" else [given.stage]:
+            _run(name, given)
+    finally:
+        if text := failed_again(folder):
+            print(text, file=sys.stderr)
+
+
+def _run(name: str, given: argparse.Namespace) -> None:
+    folder = Path(given.out)
+    stage, settings = plan(name, given)
+    summary, is_new = run_stage(stage, folder, settings, given.redo)
+    print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
+    if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news
+        FailedQuestions(folder, name).write()
+    for warning in summary.get("warnings", ()):
+        print(f"    warning: {warning}", file=sys.stderr)
+    for direction in ("up", "down") if name == "adjust" else ():
+        for line in summary["moved"][direction]:
+            print(f"    {direction:>4}  {line}")
 
 
 def _check_ahead(given: argparse.Namespace) -> None:
@@ -254,6 +265,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
     add("--retries", type=int, default=8, help="models: of one request (%(default)s)")
     add("--timeout", type=float, default=600.0, help="models: seconds for one answer (%(default)s)")
+    add("--skip-failed", type=float, default=0.05, help="models: share of a stage's questions that may stay without "
+        "an answer; OUT/failed.jsonl names them (%(default)s)")  # fmt: skip
     add("--cache", help="models: folder of the answers (OUT/answers)")
     add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
     add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
@@ -276,6 +289,7 @@ def _check_numbers(given: argparse.Namespace) -> None:
         "max_epochs": (given.max_epochs >= 0, "at least 0"),
         "patience": (given.patience >= 1, "at least 1"),
         "held_out": (0 <= given.held_out < 1, "at least 0, below 1"),
+        "skip_failed": (0 <= given.skip_failed < 1, "at least 0, below 1"),
     }
     for name, (holds, wanted) in rules.items():
         if not holds:

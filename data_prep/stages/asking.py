@@ -1,21 +1,53 @@
-"""Questions to a model whose answers must have a form: malformed ones are counted and asked again once."""
+"""Questions to a model whose answers must have a form: malformed ones are counted and asked again once; what gets no
+answer in spite of the client's retries is written down."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from convrec.files import write_text
 from convrec.judges.verdict import outside_thinking
-from convrec.llm import LLM, Answer, Messages
+from convrec.llm import LLM, Answer, Messages, NoAnswer
 
 BLOCK = 2048  # conversations whose questions and answers are held at once
+FAILED = "failed.jsonl"
+
+
+class FailedQuestions:
+    """FOLDER/failed.jsonl: {"stage", "row", "prompt", "status", "error"} of each question that got no answer when its
+    stage was last run. status: of HTTP, 0 without one; error: the server's words."""
+
+    def __init__(self, folder: Path, stage: str) -> None:
+        self.path, self.stage = folder / FAILED, stage
+        self.entries: list[dict[str, Any]] = []
+
+    def rows(self) -> set[str | None]:
+        return {entry["row"] for entry in self.entries}
+
+    def write(self) -> None:
+        """Put this stage's entries in place of those of its last run."""
+        entries = [entry for entry in read_failed(self.path.parent) if entry["stage"] != self.stage] + self.entries
+        if not entries:
+            self.path.unlink(missing_ok=True)
+            return
+        write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def read_failed(folder: Path) -> list[dict[str, Any]]:
+    path = folder / FAILED
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 @dataclass
 class Asker:
-    """One model, the sampling parameters of its answers, and how many answers were malformed."""
+    """One model, the sampling parameters of its answers, how many answers were malformed, and what got none."""
 
     llm: LLM
     sampling: dict[str, Any]
+    failed: FailedQuestions
     counts: dict[str, int] = field(
         default_factory=lambda: {"answers": 0, "refused": 0, "malformed": 0, "malformed_again": 0}
     )
@@ -28,17 +60,19 @@ class Asker:
         label: str,
         *,
         thinks: bool = False,
+        names: Sequence[str] | None = None,
     ) -> list[list[str]]:
         """The answers to each prompt: one, or two where is_good(index, text) did not hold for the first.
 
         An answer is what follows the model's thinking, "" when that does not end. The second question shows the model
-        its answer and says what is wrong. A refused request (too long, say) has the answer "" and is not asked again.
+        its answer and says what is wrong. A refused request (too long, say) has the answer "" and is not asked again;
+        so has one that got no answer, and `failed` has its name (`names`: a row or item for each prompt).
         thinks: the model always thinks, so that an answer cut off without the end of thinking is thinking alone, also
         where the server's template has opened it.
         """
-        firsts = self._ask(prompts, label, thinks)
+        firsts = self._ask(prompts, label, thinks, names)
         self.counts["answers"] += len(prompts)
-        self.counts["refused"] += sum(bool(answer.error) for answer in firsts)
+        self.counts["refused"] += sum(bool(answer.error) and not isinstance(answer, NoAnswer) for answer in firsts)
         texts = [[answer.text] for answer in firsts]
         again = [i for i, answer in enumerate(firsts) if not answer.error and not is_good(i, answer.text)]
         self.counts["malformed"] += len(again)
@@ -51,18 +85,38 @@ class Asker:
                 ]
                 for i in again
             ]
-            seconds = self._ask(retold, f"{label}, again", thinks)
+            seconds = self._ask(retold, f"{label}, again", thinks, names and [names[i] for i in again])
             for i, answer in zip(again, seconds, strict=True):
                 texts[i].append(answer.text)
                 self.counts["malformed_again"] += not is_good(i, answer.text)
         return texts
 
-    def _ask(self, prompts: Sequence[Messages], label: str, thinks: bool) -> list[Answer]:
-        answers = self.llm.ask_all(prompts, label=label, **self.sampling)
+    def _ask(self, prompts: Sequence[Messages], label: str, thinks: bool, names: Sequence[str] | None) -> list[Answer]:
+        try:
+            answers = self.llm.ask_all(prompts, label=label, **self.sampling)
+        finally:  # also when too many failed
+            failed = {json.dumps(prompt): answer for prompt, answer in self.llm.failures.values()}
+            for i, prompt in enumerate(prompts) if failed else ():
+                if answer := failed.get(json.dumps(prompt)):
+                    told = {"prompt": prompt, "status": answer.status, "error": answer.error}
+                    self.failed.entries.append({"stage": self.failed.stage, "row": names and names[i]} | told)
+            self.failed.write()
         return [
             replace(answer, text=outside_thinking(answer.text, thinks and answer.finish_reason == "length"))
             for answer in answers
         ]
 
     def summary(self) -> dict[str, Any]:
-        return self.counts | {"usage": str(self.llm.usage)}
+        return self.counts | {"failed": len(self.failed.entries), "usage": str(self.llm.usage)}
+
+
+def failed_again(folder: Path) -> str:
+    """What to say of the questions that got no answer; "" without any."""
+    stages = Counter(entry["stage"] for entry in read_failed(folder))
+    if not stages:
+        return ""
+    counts = ", ".join(f"{count:,} of {stage}" for stage, count in stages.items())
+    return (
+        f"{folder / FAILED} names the questions that got no answer ({counts}). The same command asks them again, with "
+        "--redo where the stage is finished; the other answers are taken from the cache"
+    )

@@ -54,7 +54,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
             if asker:
                 prompts = [_prompt(name, text) for name, text in zip(names, known, strict=True)]
-                answers = asker.ask(prompts, lambda _, text: is_description(text), CORRECTION, "metadata")
+                answers = asker.ask(prompts, lambda _, text: is_description(text), CORRECTION, "metadata", names=names)
                 for i, given in enumerate(answers):
                     if is_description(given[-1]):
                         texts[i] += "\n" + given[-1].strip()

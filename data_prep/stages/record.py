@@ -57,7 +57,8 @@ def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) 
                 f"{folder}: the stage `{stage.name}` was run with something else: "
                 f"{_difference(record, settings, inputs)}. Give --redo to run it again, or another --out"
             )
-        if same and not _missing(folder, stage.files):
+        asks_again = redo and record["summary"].get("failed")  # questions without an answer
+        if same and not asks_again and not _missing(folder, stage.files):
             if _identity(folder, stage.files) == record["id"]:
                 return record["summary"], False
             if not redo:

@@ -131,7 +131,8 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
             return 2 * len(parse_ratings(text, candidates, matcher)) >= len(candidates)
 
         ratings = []
-        answers = asker.ask(prompts, is_good, LIST_CORRECTION.format(**words), "judge")
+        names = [row["sample_id"] for row, _ in block]
+        answers = asker.ask(prompts, is_good, LIST_CORRECTION.format(**words), "judge", names=names)
         for (_, candidates), texts in zip(block, answers, strict=True):
             found: dict[int, float] = {}
             for text in texts:  # what the second answer says counts more; what only the first rated stays
@@ -157,8 +158,16 @@ def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Crite
             for row, candidates in block
             for m in candidates[:judged]
         ]
+        names = [f"{row['sample_id']}: {_name(matcher, m)}" for row, candidates in block for m in candidates[:judged]]
         answers = iter(
-            asker.ask(prompts, lambda _, text: rating_of(text) is not None, correction, "judge", thinks=True)
+            asker.ask(
+                prompts,
+                lambda _, text: rating_of(text) is not None,
+                correction,
+                "judge",
+                thinks=True,
+                names=names,
+            )
         )
         ratings = []
         for _, candidates in block:
@@ -174,14 +183,20 @@ def pairwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criter
 
     def rate(block: Block) -> list[list[float]]:
         compared = [(place, *pair) for place, (_, c) in enumerate(block) for pair in comparisons(len(c[:judged]))]
-        prompts = []
+        prompts, names = [], []
         for place, first, second in compared:
             row, candidates = block[place]
-            names = [_name(matcher, candidates[first]), _name(matcher, candidates[second])]
+            pair = [_name(matcher, candidates[first]), _name(matcher, candidates[second])]
             query = [{"role": "user", "content": conversation_text(row)}]
-            prompts.append(judge_prompt("pairwise", query, names, criteria))
+            prompts.append(judge_prompt("pairwise", query, pair, criteria))
+            names.append(f"{row['sample_id']}: {pair[0]} or {pair[1]}")
         answers = asker.ask(
-            prompts, lambda _, text: preference_verdict(text) is not None, correction, "judge", thinks=True
+            prompts,
+            lambda _, text: preference_verdict(text) is not None,
+            correction,
+            "judge",
+            thinks=True,
+            names=names,
         )
         played = [np.zeros(len(candidates)) for _, candidates in block]
         won = [np.zeros(len(candidates)) for _, candidates in block]
@@ -238,7 +253,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     ):
         for rows, kept in _blocks(folder, size):
             block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]
-            ratings = judge(block)
+            rated_rows = iter(judge([(row, candidates) for row, candidates in block if candidates]))
+            ratings = [next(rated_rows) if candidates else [] for _, candidates in block]
             scores = [
                 add_ratings(entry["scores"], given, settings["gamma"])
                 for entry, given in zip(kept, ratings, strict=True)

@@ -30,6 +30,7 @@ from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
 from data_prep.stages.record import Summary, count_rows, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher
+from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
 FILE = "remap.parquet"
@@ -117,11 +118,12 @@ def run(folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: b
         tqdm(total=total, desc="remap", unit="row", disable=None) as bar,
     ):
         for rows, teacher in zip(
-            read_blocks(folder / ROWS, BLOCK), read_blocks(folder / "teacher.parquet", BLOCK, ["items"]), strict=True
+            read_blocks(folder / ROWS, BLOCK), read_blocks(folder / TEACHER, BLOCK, ["items", "answer"]), strict=True
         ):
             p_BI = rank_weights([entry["items"] for entry in teacher], len(metadata))
             scores_BM = _scores(p_BI, num_catalog, spaces, rows, settings["conversation_weight"])
             scores_BM[:, ~writable_M] = -np.inf
+            scores_BM[[entry["answer"] is None for entry in teacher]] = -np.inf  # without a list: no candidates
             candidates_of_rows = []
             for row, scores_M in zip(rows, scores_BM, strict=True):
                 scores_M[matcher.seen_rows(row["seen_titles"])] = -np.inf

@@ -22,7 +22,7 @@ FILE, ITEMS = "teacher.parquet", "items.parquet"
 SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
-        ("answer", pa.string()),
+        ("answer", pa.string()),  # null where the question got none
         ("items", pa.list_(pa.int32())),  # row of items.parquet by rank; -1 where the line is no item
     ]
 )
@@ -71,7 +71,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
         for block in lists:
             rows = []
             for sample_id, answer in block:
-                numbers_of_items = [numbers.number(item) for item in parse_items(answer, dated=catalog.dated)[:n]]
+                numbers_of_items = [numbers.number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
                 lines += len(numbers_of_items)
                 items += sum(number >= 0 for number in numbers_of_items)
                 in_catalog += sum(0 <= number < len(catalog) for number in numbers_of_items)
@@ -87,21 +87,29 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     return summary | (asker.summary() if asker else {})
 
 
-def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[list[tuple[str, str]]]:
-    """Blocks of (sample_id, answer), the prompt asked as it is. Of two answers the one with more items."""
+def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[list[tuple[str, str | None]]]:
+    """Blocks of (sample_id, answer), the prompt asked as it is. Of two answers the one with more items; None where
+    there was none."""
 
     def count(text: str) -> int:
         return sum(item is not None for item in parse_items(text, dated=dated))
 
     correction = CORRECTION.format(num_items=num_items, form="title (release year)" if dated else "title")
     for rows in read_blocks(folder / ROWS, BLOCK, ["sample_id", "prompt"]):
+        names = [row["sample_id"] for row in rows]
         answers = asker.ask(
-            [row["prompt"] for row in rows], lambda _, text: 2 * count(text) >= num_items, correction, "teacher"
+            [row["prompt"] for row in rows],
+            lambda _, text: 2 * count(text) >= num_items,
+            correction,
+            "teacher",
+            names=names,
         )
-        yield [(row["sample_id"], max(texts, key=count)) for row, texts in zip(rows, answers, strict=True)]
+        best = [max(texts, key=count) for texts in answers]
+        failed = asker.failed.rows()
+        yield [(name, None if name in failed and not text else text) for name, text in zip(names, best, strict=True)]
 
 
-def retrieval_lists(folder: Path, num_items: int, catalog: Catalog) -> Iterator[list[tuple[str, str]]]:
+def retrieval_lists(folder: Path, num_items: int, catalog: Catalog) -> Iterator[list[tuple[str, str | None]]]:
     """Blocks of (sample_id, list) by RetrievalTeacher, which reads the whole training split into memory."""
     pairs = [pair for pair, year in zip(catalog_pairs(catalog), catalog.years, strict=True) if year is not None]
     teacher = RetrievalTeacher(pq.read_table(train_file(folder), columns=RL_SCHEMA.names).to_pylist(), pairs)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA
+from convrec.data.schema import RL_SCHEMA, conversation_text
 from convrec.data.validation import validate_sft_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import format_item, parse_items
@@ -484,6 +484,7 @@ def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_pa
             child.wait()
     finished.set()
     assert not (tmp_path / "out" / "demonstrations.json").exists()
+    assert list((tmp_path / "out").glob(f".*.partial-*-{child.pid}"))
     before = len(server.bodies)
     main(given)
     asked = [json.dumps(body, sort_keys=True) for body in server.bodies]
@@ -492,6 +493,68 @@ def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_pa
     assert len(asked) - len(set(asked)) <= refused + 4
     assert before < len(asked)
     validate_sft_table(tmp_path / "out" / "sft_train.parquet")
+    assert not list((tmp_path / "out").glob(".*partial*"))
+
+
+def test_questions_that_keep_failing_are_named_and_the_rest_is_built(
+    source, tmp_path, chat_server, monkeypatch, capsys
+):
+    """A conversation, an item and a judgement that the server cannot answer, each again and again."""
+    out, poisoned = tmp_path / "out", []
+
+    def behave(body, count):
+        if any(part in body["messages"][0]["content"] for part in poisoned):
+            return 500, {}, json.dumps({"error": {"message": "out of memory"}})
+        return script(body, count)
+
+    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
+    set_model(monkeypatch, chat_server(behave))
+    given = arguments(source, out, *WITH_MODEL, "--retries=1", "--skip-failed=0.1")
+    main(["rows", *given[1:]])
+    rows = read(out / "rows.parquet")
+    lost, unrated = rows[5], rows[-1]
+    poisoned += [lost["prompt"][0]["content"], "Describe Ghost House (1980)"]
+    poisoned.append(f"Conversation:\n{conversation_text(unrated)}")
+    main(given)
+    failed = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
+    same = [row["sample_id"] for row in rows if row["prompt"] == lost["prompt"]]
+    assert [entry["row"] for entry in failed if entry["stage"] == "teacher"] == same
+    assert [entry["row"] for entry in failed if entry["stage"] == "metadata"] == ["Ghost House (1980)"]
+    assert unrated["sample_id"] in [entry["row"] for entry in failed if entry["stage"] == "reflect"]
+    assert failed[0]["prompt"] == lost["prompt"]
+    assert failed[0]["status"] == 500
+    assert "out of memory" in failed[0]["error"]
+    told = capsys.readouterr().err
+    assert f"failed.jsonl names the questions that got no answer ({len(same)} of teacher, 1 of metadata, " in told
+    demonstrated = [row["sample_id"] for part in ("train", "validation") for row in read(out / f"sft_{part}.parquet")]
+    assert demonstrated == [row["sample_id"] for row in rows if row["sample_id"] not in same]
+    ratings = {row["sample_id"]: row["ratings"] for row in read(out / "reflect.parquet")}
+    assert set(ratings[unrated["sample_id"]]) == {0.0}
+
+    main(given)  # nothing is asked without being told
+    assert capsys.readouterr().out.count("as it was") == 7
+    poisoned.clear()
+    main([*given, "--redo"])
+    assert not (out / "failed.jsonl").exists()
+    assert len(read(out / "sft_train.parquet")) + len(read(out / "sft_validation.parquet")) == len(rows)
+    assert "got no answer" not in capsys.readouterr().err
+
+
+def test_too_many_failed_questions_stop_a_build_and_are_named(source, tmp_path, chat_server, monkeypatch, capsys):
+    def behave(body, count):
+        text = body["messages"][0]["content"]
+        return (503, {}, "{}") if "funny" in text else script(body, count)
+
+    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
+    set_model(monkeypatch, chat_server(behave))
+    given = arguments(source, tmp_path, "--teacher=llm", "--concurrency=1", "--retries=0")
+    message = refusal(capsys, given)
+    assert "4 of 76 questions have no answer, more than the share of 0.05 that may fail: http://127.0.0.1" in message
+    assert "what was answered is kept, run again to go on" in message
+    failed = (tmp_path / "failed.jsonl").read_text().splitlines()
+    assert f"failed.jsonl names the questions that got no answer ({len(failed)} of teacher)" in message
+    assert len({str(json.loads(entry)["prompt"]) for entry in failed}) == 4  # rows can have a prompt in common
+    assert "--skip-failed 1.0: give at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])
 
 
 # ---- the real thing

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from convrec.llm import LLM, Endpoint
-from data_prep.stages.asking import Asker
+from data_prep.stages.asking import Asker, FailedQuestions
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from data_prep.stages.asking import Asker
 def test_thinking_is_kept_but_no_part_of_the_answer(chat_server, tmp_path, said, text):
     server = chat_server(lambda body, count: said)
     for _ in range(2):  # asked, then from the cache
-        asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {})
+        asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {}, FailedQuestions(tmp_path, "test"))
         assert asker.ask([[{"role": "user", "content": "a"}]], lambda _, text: True, "", "test") == [[text]]
     (path,) = tmp_path.rglob("*.json")
     assert json.loads(path.read_text())["answer"]["text"] == said
@@ -45,7 +45,7 @@ def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
         return "<think>good, but there is no end" if body["messages"][0]["content"] == "a" else "<think>good</think>bad"
 
     server = chat_server(behave)
-    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {})
+    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {}, FailedQuestions(tmp_path, "test"))
     prompts = [[{"role": "user", "content": name}] for name in "ab"]
     assert asker.ask(prompts, lambda _, text: text == "good", "Once more.", "test") == [["", "good"], ["bad", "good"]]
     assert (asker.counts["malformed"], asker.counts["malformed_again"]) == (2, 0)

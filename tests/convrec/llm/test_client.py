@@ -12,18 +12,10 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.llm import (
-    LLM,
-    REFUSED_IN_A_ROW,
-    Answer,
-    AnswerCache,
-    Endpoint,
-    back_off,
-    endpoint,
-    wanted_pause,
-)
+from convrec.llm import LLM, Answer, AnswerCache, Endpoint, NoAnswer, endpoint
+from convrec.llm.client import UNANSWERED_IN_A_ROW, back_off, wanted_pause
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEY = "sk-very-secret"
 
 
@@ -103,7 +95,7 @@ def test_parameters_that_the_library_does_not_know_are_sent_too(chat_server, tmp
 
 
 def test_a_limit_without_a_header_holds_every_request_for_the_back_off(chat_server, tmp_path, monkeypatch):
-    monkeypatch.setattr("convrec.llm.back_off", lambda retry: 0.6)
+    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.6)
     times = {}
 
     def behave(body, count):
@@ -212,7 +204,7 @@ def test_an_unreachable_server_is_an_error_with_its_address(chat_server, tmp_pat
     ],
 )
 def test_a_reply_that_is_no_completion_is_retried_and_then_named(chat_server, tmp_path, monkeypatch, content):
-    monkeypatch.setattr("convrec.llm.back_off", lambda retry: 0.01)
+    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.01)
     headers = {"Content-Type": "text/html"} if content == "<html>" else {}
     server = chat_server(lambda body, count: (200, headers, content) if count < 2 else echo(body, count))
     assert client(server, tmp_path, concurrency=1).ask_all(["a"])[0].text == "re: a"
@@ -260,10 +252,78 @@ def test_a_server_that_refuses_everything_stops_the_run_and_is_not_remembered(ch
     server = chat_server(lambda body, count: error(400))
     with pytest.raises(UserError, match="and a plain question"):
         client(server, tmp_path, concurrency=1).ask_all(map(str, range(prompts)))
-    assert len(server.bodies) == min(prompts, REFUSED_IN_A_ROW) + 1
+    assert len(server.bodies) == min(prompts, UNANSWERED_IN_A_ROW) + 1
     assert not list(tmp_path.rglob("*.json"))
     server.behave = echo  # fixed
     assert client(server, tmp_path).ask_all(["0"])[0].text == "re: 0"
+
+
+def poisoned(body, count):
+    return error(500) if body["messages"][0]["content"].startswith("bad") else echo(body, count)
+
+
+@pytest.fixture
+def no_back_off(monkeypatch):
+    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
+
+
+def test_a_question_that_keeps_failing_is_left_out_named_and_asked_again_next_time(chat_server, tmp_path, no_back_off):
+    server = chat_server(poisoned)
+    prompts = [*map(str, range(20)), "bad", *map(str, range(20, 39)), [{"role": "user", "content": "bad too"}]]
+    llm = client(server, tmp_path, max_retries=2, most_failed=0.05)
+    answers = llm.ask_all(prompts)
+    good = [f"re: {n}" for n in range(39)]
+    assert [answer.text for answer in answers] == [*good[:20], "", *good[20:], ""]
+    for place in (20, 40):
+        assert isinstance(answers[place], NoAnswer)
+        assert answers[place].status == 500
+        assert "gave no answer after 2 retries: InternalServerError: Error code: 500" in answers[place].error
+    assert {str(prompt) for prompt, _ in llm.failures.values()} == {"bad", str(prompts[-1])}
+    asked = len(server.bodies)
+    assert isinstance(llm.ask_all(["bad"])[0], NoAnswer)  # known by now
+    assert len(server.bodies) == asked
+    assert "2 without an answer" in str(llm.usage)
+    server.behave = echo
+    asked = len(server.bodies)
+    assert [answer.text for answer in client(server, tmp_path).ask_all(prompts)][20] == "re: bad"
+    assert len(server.bodies) == asked + 2
+
+
+def test_more_failures_than_may_be_stop_the_run(chat_server, tmp_path, no_back_off):
+    server = chat_server(poisoned)
+    llm = client(server, tmp_path, concurrency=1, max_retries=1, most_failed=0.05, price=(1.0, 1.0))
+    llm.ask_all(list("abcdefghijklmnopqrst") * 2)  # questions of an earlier call count
+    with pytest.raises(
+        UserError, match=r"4 of 60 questions have no answer, more than the share of 0\.05 that may fail: "
+    ):
+        llm.ask_all([*map(str, range(16)), "bad 1", "bad 2", "bad 3", "bad 4"])
+    assert len(llm.failures) == 4
+    with pytest.raises(UserError, match=r"gave no answer after 1 retries: .*run again"):
+        client(server, tmp_path, max_retries=1).ask_all(["bad"])
+
+
+def test_a_server_that_is_gone_stops_the_run_whatever_may_fail(chat_server, tmp_path, no_back_off):
+    server = chat_server(lambda body, count: echo(body, count) if count < 5 else error(500))
+    with pytest.raises(UserError, match="gave no answer after 1 retries"):
+        client(server, tmp_path, concurrency=1, max_retries=1, most_failed=0.9).ask_all(map(str, range(100)))
+    assert len(server.bodies) == 5 + 2 * (UNANSWERED_IN_A_ROW + 1)  # and the plain question
+
+
+def test_progress_rate_limits_and_cost_are_told_without_a_terminal(chat_server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("convrec.llm.client.PROGRESS_SECONDS", 0.3)
+
+    def behave(body, count):
+        return error(429, Retry_After="1.9") if count == 3 else echo(body, count)
+
+    llm = client(chat_server(behave), tmp_path, concurrency=1, price=(1e6, 0.0))
+    llm.ask_all(list("abcde"), label="teacher")
+    told = capsys.readouterr().err.splitlines()
+    # three answers of ten prompt tokens, then the limit
+    assert told[0] == (
+        "teacher: 3 of 5 answers; 4 asked, 0 from the cache, 30 + 6 tokens, 30.0000 paid, 1 rate limits; waits 2 s, as "
+        "the server asked"
+    )
+    assert len(told) > 2
 
 
 def test_the_key_travels_in_the_header_only(chat_server, tmp_path):
