@@ -218,7 +218,7 @@ def _note(file: TextIO, split: Split, row: int, action: str, notes: list[str]) -
 def _write_catalog(path: Path, catalog: Catalog, made_from: str) -> dict[str, Any]:
     """The entries with a title; a year that cannot be one is null, and loading says so again."""
     items = [(title, year or None) for title, year in zip(catalog.titles, catalog.years, strict=True) if title]
-    summary = {"items": len(items), "problems": list(catalog.problems)}
+    summary = {"items": len(items), "problems": list(catalog.problems), "spellings": catalog.spellings()}
     metadata = {KEY: json.dumps({"made_from": made_from, "summary": summary}).encode()}
     titles, years = zip(*items, strict=True)
     table = pa.table([titles, years], schema=CATALOG_SCHEMA.with_metadata(metadata))

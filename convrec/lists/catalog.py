@@ -7,8 +7,10 @@ from pathlib import Path
 from convrec.errors import UserError
 from convrec.lists.plain_pickle import read_pickle
 from convrec.lists.ranks import NO_YEAR
+from convrec.lists.titles import fold, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
+COLUMNS = ("title", "year", "mentions", "item_id")  # read from parquet; the first two must be there
 
 
 def parse_year(value: object) -> int | None:
@@ -30,6 +32,8 @@ class Catalog:
     with this catalog too, and titles alone decide.
     mentions: how often an item is a training target, where the file says so (else None).
     problems: one sentence for each entry that cannot be matched; the caller prints them once, at load.
+    item_ids: what tells items apart, where the file says so (else None): rows of one id are one item, rows of two ids
+    are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
     """
 
     titles: Sequence[str]
@@ -37,12 +41,18 @@ class Catalog:
     mentions: Sequence[int] | None = None
     problems: Sequence[str] = field(default=())
     dated: bool = True
+    item_ids: Sequence[object] | None = None
 
     def __len__(self) -> int:
         return len(self.titles)
 
     @classmethod
-    def from_items(cls, items: Iterable[tuple[str, object]], mentions: Sequence[int] | None = None) -> "Catalog":
+    def from_items(
+        cls,
+        items: Iterable[tuple[str, object]],
+        mentions: Sequence[int] | None = None,
+        item_ids: Sequence[object] | None = None,
+    ) -> "Catalog":
         """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
         indices stay those of the file, and reported in `problems`. All years None or "": a catalog without years."""
         items = list(items)
@@ -62,15 +72,38 @@ class Catalog:
                 title, year = "", None
             titles.append(title)
             years.append(year)
-        return cls(titles, years, mentions, tuple(problems), dated)
+        return cls(titles, years, mentions, tuple(problems), dated, item_ids)
 
     def year_of(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
         return parse_year(value) if self.dated else NO_YEAR
 
+    def first_rows(self, forms: Sequence[str]) -> list[int]:
+        """Of each row, the first row of the same item: the same id or, without ids, the same form and year. Rows that
+        cannot be matched stay alone."""
+        ids = self.item_ids or [None] * len(self)
+        first: dict[object, int] = {}
+        return [
+            row if year is None else first.setdefault((form, year) if item_id is None else (item_id,), row)
+            for row, (form, year, item_id) in enumerate(zip(forms, self.years, ids, strict=True))
+        ]
+
+    def spellings(self) -> list[str]:
+        """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling."""
+        if self.item_ids or not self.dated:
+            return []
+        first_rows = self.first_rows([fold(title) or normalise(title) for title in self.titles])
+        return [
+            f"row {row}: {self.titles[row]!r} ({self.years[row]}) is another spelling of row {first}, "
+            f"{self.titles[first]!r}: one item, unless a column item_id tells them apart"
+            for row, first in enumerate(first_rows)
+            if normalise(self.titles[row]) != normalise(self.titles[first])
+        ]
+
 
 def load_catalog(path: str | Path) -> Catalog:
-    """Read .parquet (columns title, year, optionally mentions) or .pkl (list, tuple or set of (title, year))."""
+    """Read .parquet (columns title and year; mentions and item_id where it has them) or .pkl (a list, tuple or set of
+    (title, year))."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")
@@ -98,14 +131,13 @@ def _load_parquet(path: Path) -> Catalog:
             f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}. Items "
             "without years have a column year that is null in every row."
         )
-    table = pq.read_table(path, columns=[name for name in ("title", "year", "mentions") if name in names])
+    table = pq.read_table(path, columns=[name for name in COLUMNS if name in names])
     try:
         columns = table.to_pydict()
     except UnicodeDecodeError as error:
         raise UserError(f"catalog {path}: a title that is no UTF-8 ({error}); write it again") from error
-    return _nonempty(
-        Catalog.from_items(zip(columns["title"], columns["year"], strict=True), columns.get("mentions")), path
-    )
+    items = zip(columns["title"], columns["year"], strict=True)
+    return _nonempty(Catalog.from_items(items, columns.get("mentions"), columns.get("item_id")), path)
 
 
 def _nonempty(catalog: Catalog, path: Path) -> Catalog:

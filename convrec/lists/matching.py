@@ -1,17 +1,20 @@
 """Items against catalog, ground truth and seen titles -> relevance per rank.
 
-Two titles are the same item when they resolve to the same catalog title (or, outside the catalog, are the same
-normalised title) and their years differ by at most `year_tolerance`. How a title finds its catalog title:
+`Matcher.identify` says which item a title with a year is; reward, evaluation and seen titles all go by it. Two titles
+are the same item when they resolve to the same item of the catalog (or, outside the catalog, are the same normalised
+title) and their years differ by at most `year_tolerance`. How a title finds its catalog title:
 
 exact      normalised: Unicode NFKC, case-folded, white space collapsed.
 fuzzy      exact first. What is left: punctuation, `&`/`and`, leading articles and accents folded, numbers written alike
-           (`II`, `two`, `2`), then the most similar catalog title with similarity >= `fuzzy_cutoff`.
+           (`II`, `two`, `2`); then, of `Title (note)` and the very same year, the title or the note alone; then the
+           most similar catalog title with similarity >= `fuzzy_cutoff` (what that is: `title_index`).
 reference  the public reference's rule: the very title and year must be in the catalog; see `_match_reference`.
 
 The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
 On a tie the nearest year, then the catalog's order, wins.
 
-The index of the titles, with what counts as similar: `title_index`.
+Several rows of the catalog are one item when they have one id, or no ids and the same title and year, folded in mode
+`fuzzy` (`Amelie` and `Amélie`, both 2001): the first of them stands for all. Rows of different ids are never the same.
 """
 
 import re
@@ -25,7 +28,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.title_index import TitleIndex
-from convrec.lists.titles import CACHE_SIZE, fold, normalise
+from convrec.lists.titles import CACHE_SIZE, fold, normalise, readings, without_number
 
 FOLDED = "\0"  # marks a folded key among normalised ones
 
@@ -35,9 +38,9 @@ _YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
 class MatchResult(NamedTuple):
     """One entry a rank in every list.
 
-    relevance: 1 where the rank is a hit. catalog_index: row of the catalog, -1 for none. in_catalog, duplicate (the
-    item stands at an earlier rank), seen (the conversation named its title), parsed. All false where the line did not
-    parse.
+    relevance: 1 where the rank is a hit. catalog_index: row of the catalog as in Identity, -1 for none. in_catalog,
+    duplicate (the item stands at an earlier rank), seen (the conversation named its title), parsed. All false where the
+    line did not parse.
     """
 
     relevance: list[int]
@@ -49,7 +52,8 @@ class MatchResult(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a title with a year stands for: its catalog row (-1 for none) and the key by which titles are equal."""
+    """What a title with a year stands for: its catalog row, of one item's rows the first (-1 for none), and the key by
+    which titles are equal."""
 
     index: int  # type: ignore[assignment]  # tuple.index is not needed here
     key: str
@@ -82,7 +86,7 @@ class Matcher:
         # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
         self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
         self._read = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
-        self._seen_key = lru_cache(maxsize=CACHE_SIZE)(self._make_seen_key)
+        self._seen = lru_cache(maxsize=CACHE_SIZE)(self._find_seen)
 
     def warm(self) -> "Matcher":
         """Parse and look up each item of the catalog as a response writes it: most lines of a response are one of them,
@@ -126,7 +130,12 @@ class Matcher:
             for title, raw_year in ground_truth
             if (year := self.catalog.year_of(raw_year)) is not None
         ]
-        seen_keys = {self._seen_key(title) for title in seen} if seen is not None else set()
+        seen_items: set[int] = set()
+        seen_keys: set[str] = set()
+        for title in seen if seen is not None else ():
+            items, key = self._seen(title)
+            seen_items.update(items)
+            seen_keys.add(key)
         fold_seen = any(key[:1] == FOLDED for key in seen_keys)
         # Python looks at single ranks only where sets, which look at all at once, say that there is something to see.
         rows, keys = [row for row, _, _ in found], [key for _, key, _ in found]
@@ -134,10 +143,11 @@ class Matcher:
         duplicate, was_seen, relevance = [False] * len(found), [False] * len(found), [0] * len(found)
         if len(set(keys)) < len(keys):
             duplicate = _repeats(found)
-        if fold_seen or not seen_keys.isdisjoint(keys):
+        if fold_seen or not seen_items.isdisjoint(rows) or not seen_keys.isdisjoint(keys):
             was_seen = [
-                is_item and (key in seen_keys or (fold_seen and FOLDED + fold(key) in seen_keys))
-                for is_item, key in zip(parsed, keys, strict=True)
+                row in seen_items
+                or (is_item and row < 0 and (key in seen_keys or (fold_seen and FOLDED + fold(key) in seen_keys)))
+                for is_item, row, key in zip(parsed, rows, keys, strict=True)
             ]
         truth_keys = {key for key, _ in truth}
         if not truth_keys.isdisjoint(keys):
@@ -148,15 +158,8 @@ class Matcher:
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
         """The catalog rows that `match` calls seen when these titles are; not for mode `reference`."""
-        keys = {self._seen_key(title) for title in seen}
-        found = {
-            row
-            for key in keys
-            for row in (
-                self.index.by_folded.get(key[1:], ()) if key[:1] == FOLDED else self.index.by_title.get(key, ())
-            )
-        }
-        return sorted(found)
+        items = {item for title in seen for item in self._seen(title)[0]}
+        return sorted(row for item in items for row in self.index.rows.get(item, (item,)))
 
     def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
         """Remove the ground truth with this key and the nearest year within the tolerance; 1 when there was one."""
@@ -180,26 +183,44 @@ class Matcher:
         key = normalise(title)
         row = self.index.nearest(self.index.by_title.get(key, ()), year)
         if row < 0 and self.mode == "fuzzy":
-            folded = fold(title)
-            row = self.index.nearest(self.index.by_folded.get(folded, ()), year)
-            if row < 0:
-                row = self.index.most_similar(folded, year)
-        if row < 0 and not self.catalog.dated and (shorter := _without_year(title)):
-            return self._identify(shorter, year)
-        return Identity(row, self.index.keys[row] if row >= 0 else key)
+            row = self._find_unlike(title, year)
+        if row >= 0:
+            first = self.index.items[row]
+            return Identity(first, self.index.keys[first])
+        shorter = without_number(title) or (None if self.catalog.dated else _without_year(title))
+        return self._identify(shorter, year) if shorter else Identity(-1, key)
 
-    def _make_seen_key(self, title: str) -> str:
-        """A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
-        compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude `Mother`;
-        folded otherwise."""
+    def _find_unlike(self, title: str, year: int) -> int:
+        """The catalog row of a title that is not in the catalog letter by letter; -1 for none."""
+        by_folded, folded = self.index.by_folded, fold(title)
+        row = self.index.nearest(by_folded.get(folded, ()), year)
+        if row < 0 and self.catalog.dated:
+            # A note can name another film of a series, which is seldom of the same year: Twilight (New Moon) (2009).
+            rows = (row for reading in readings(title) for row in by_folded.get(fold(reading), ()))
+            row = next((row for row in rows if self.catalog.years[row] == year), -1)
+        return row if row >= 0 else self.index.most_similar(folded, year)
+
+    def _find_seen(self, title: str) -> tuple[list[int], str]:
+        """The items of the catalog, as their first rows, that a seen title stands for, and the key that it has among
+        titles outside of the catalog.
+
+        A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
+        compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude a `Mother`
+        of another year; folded otherwise.
+        """
+        by_title = self.index.by_title
         key = normalise(title)
-        if key not in self.index.by_title:
+        if key not in by_title:
             if self.catalog.dated:
                 title = item.title if (item := parse_item(title)) else title
             else:
                 title = _without_year(title) or title
             key = normalise(title)
-        return key if self.mode == "exact" or key in self.index.by_title else FOLDED + fold(key)
+        rows = by_title.get(key, ())
+        if not rows and self.mode == "fuzzy":
+            folded = fold(key)
+            rows, key = self.index.by_folded.get(folded, ()), FOLDED + folded
+        return [self.index.items[row] for row in rows], key
 
     def _match_reference(
         self, items: Sequence[Item | None], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None

@@ -44,12 +44,26 @@ def format_item(title: str, year: int) -> str:
 _YEAR = re.compile(r"[(（]\s*(\d{4})\s*[)）]")
 # Only when no plain year is there: ranges and notes, `(2014-2024)`, `(2014–)`, `(1995 film)`.
 _LOOSE_YEAR = re.compile(r"[(（]\s*(\d{4})(?!\w)[^()（）]*[)）]")
+# Only when neither is there: `(US, 1995)`, `[1995]`, ` - 1995` before the end or a further dash, colon or comma.
+_OTHER_YEAR = re.compile(
+    r"[(（](?:[^()（）]*[,;]\s*)(?P<last>\d{4})\s*[)）]"
+    r"|\[\s*(?P<square>\d{4})\s*\]"
+    r"|\s[-–—]\s*(?P<dash>(?:1[89]|20)\d\d)(?=\W*$|\s+[-–—]|[:,])"
+)
 # What most lines look like. A letter first, no quote, star or second space: nothing is to be taken off.
 _PLAIN = re.compile(r"([A-Za-z][a-zA-Z0-9À-ɏ,.:!?&' -]*) \((\d{4})\)")
 
+# What is written around a line's text: links, tags of HTML or XML, the first cell of a table's row.
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\((?:https?:|www\.|/)[^()]*(?:\([^()]*\)[^()]*)*\)")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_TABLE_NUMBER = re.compile(r"^\|\s*#?\d{1,3}[.)]?\s*(?=\|)")
 # Words of space are Unicode here: a no-break or zero-width space next to a title is never part of it.
 _SPACE = re.compile(r"[\s\u200b\u200e\u200f\u2060\ufeff]+")
-_BULLET = re.compile(r"(?:[-–—*•‣▪●○◦·➤►>+]|#{1,6})\s+|[•‣▪●○◦➤►]|[-–—](?=[^\W\d_])")
+# Numbers in circles and on keys never begin a title, so they are bullets.
+_BULLET = re.compile(
+    r"(?:[-–—*•‣▪●○◦·➤►>+]|#{1,6})\s+|[•‣▪●○◦➤►]|[-–—](?=[^\W\d_])"
+    r"|(?:[①-⒛⓪-⓿❶-➓㉑-㉟㊱-㊿🔟]|(?:[0-9]\ufe0f?\u20e3)+)[.):]?\s*"
+)
 # `1.` `1)` `1 -` `#1` `(1)` `[1]` `**1.**`. Not `1:` (2001: A Space Odyssey), not a bare `1` (3 Idiots, 8 Mile), and
 # without a space after it only before a letter (11.22.63 and 8-Bit Christmas are titles).
 _NUMBER = re.compile(
@@ -70,24 +84,36 @@ _ONLY_NUMBERING = re.compile(r"#?\d{1,3}[.)]")
 def parse_item(line: str, dated: bool = True) -> Item | None:
     """`Title (1999)` -> Item, tolerating what models really write; None when there is no title with a year.
 
-    Numbering, bullets, bold and italics, quotes and text after the year are taken off. What could be part of a title
-    stays: `(500) Days of Summer`, `3 Idiots`, `#Alive`, `*batteries not included`, `'71`, parentheses anywhere. The
-    year is the first `(1999)` that has a title before it. Not `dated`: items have no years, so the whole line is the
-    title, whatever stands in parentheses or after it.
+    Numbering, bullets, bold and italics, quotes, links, tags, a table's bars and text after the year are taken off.
+    What could be part of a title stays: `(500) Days of Summer`, `3 Idiots`, `#Alive`, `*batteries not included`, `'71`,
+    parentheses anywhere. The year is the first `(1999)` that has a title before it. Not `dated`: items have no years,
+    so the whole line is the title, whatever stands in parentheses or after it.
     """
     if not dated:
-        title = _undecorate(_SPACE.sub(" ", line).strip(), after="")
+        title = _undecorate(_unwrap(line), after="")
         return Item(title, NO_YEAR) if title else None
     plain = _PLAIN.fullmatch(line)
     if plain and "  " not in line:
         return Item(plain[1], int(plain[2]))
-    line = _SPACE.sub(" ", line).strip()
-    for pattern in (_YEAR, _LOOSE_YEAR):
+    line = _unwrap(line)
+    for pattern in (_YEAR, _LOOSE_YEAR, _OTHER_YEAR):
         for year in pattern.finditer(line):
             title = _undecorate(line[: year.start()], after=line[year.end() :])
             if title:
-                return Item(title, int(year[1]))
+                return Item(title, int(year[year.lastgroup or 1]))
     return None
+
+
+def _unwrap(line: str) -> str:
+    """The text of a line: single spaces, no links and tags, a table's row with dashes between its cells."""
+    if "](" in line:
+        line = _LINK.sub(r"\1", line)
+    if "<" in line:
+        line = _TAG.sub("", line)
+    line = line.strip()
+    if line[:1] == "|":
+        line = _TABLE_NUMBER.sub("", line).strip("| ").replace("|", " - ")
+    return _SPACE.sub(" ", line).strip()
 
 
 def _undecorate(title: str, after: str) -> str:

@@ -1,15 +1,20 @@
 """An index of a catalog's titles: by normalised title, by folded title, and by similarity.
 
-The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`). On a tie
-the nearest year, then the catalog's order, wins.
+**Similarity** is rapidfuzz's `fuzz.ratio` of the folded titles, 0 to 100, with the years as evidence; `fuzzy_cutoff` is
+the least similarity, not the least ratio. A bare ratio of 90 allows one wrong letter only from ten letters on and finds
+half of the misspelt titles. So a year that agrees exactly counts as nine more letters that agree (SAME_YEAR): at 90,
+one wrong letter is then allowed from four letters on, two from eleven. Titles one year apart need the bare ratio; each
+further year counts as one more wrong letter (The Outsider (1981) is not The Outsiders (1983)).
 
-Similarity is rapidfuzz's `fuzz.ratio` of the folded titles, with the years as evidence. A bare ratio of 90 allows one
-wrong letter only from ten letters on and finds half of the misspelt titles; so a year that agrees exactly counts as
-nine more letters that agree (SAME_YEAR): one wrong letter is then allowed from four letters on, two from eleven. Titles
-one year apart need the bare ratio; each further year counts as one more wrong letter (The Outsider (1981) is not The
-Outsiders (1983)). Measured with 1-2 random typos against the Reddit-v2 catalog this finds 88 % (bare ratio 56 %,
-Jaro-Winkler 77 %, WRatio 59 %) and matches 0.7 % of ReDial's titles that are not in it, mostly other spellings of the
-same film (bare ratio 0.9 %, Jaro-Winkler 5 %, WRatio 11 %).
+Two guards refuse what is similar and another title:
+- The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
+- The word guard: a real other word is no typo (`Before Sunset (1995)` is not Before Sunrise). A word is real when a
+  title of the catalog has it, or when only an ending tells it from the word it stands for (`Alien`, `Aliens`). From a
+  bare ratio of REAL_WORD_RATIO on it is a typo all the same (`The Silence of the Lamb`). A word left out makes another
+  title, too (`Live Free or Die`). Articles and `and` come and go, and so does a space (`Chain Saw`, `Chainsaw`).
+
+On a tie the nearest year, then the catalog's order, wins. docs/experiments-data.md has what was measured of the guards
+and of other rules.
 
 Where the catalog has no years (Catalog.dated is false), all years are equal and say nothing: similarity is the bare
 ratio, and a line is a title from end to end; a year written behind a title that is not found is taken off.
@@ -27,18 +32,24 @@ from rapidfuzz import fuzz, process
 from convrec.lists.catalog import Catalog
 from convrec.lists.titles import fold, normalise, numbers
 
+ID = "\1"  # marks a key that is no title
 SAME_YEAR = "#" * 9
 SHORTEST_MISSPELT = 4
 SIDES = ("<", ">")  # the first and the last letters
 FIRST_LETTERS = (1, 2)  # of the same year, of a year nearby
 LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
+REAL_WORD_RATIO = 95
+UNSTABLE_WORDS = frozenset({"the", "a", "an", "and"})
+ENDINGS = frozenset({"s", "es", "d", "ed", "r", "er", "rs", "ers", "st", "est", "ing", "ly", "y", "n", "en"})
 
 
 class TitleIndex:
     """Where the titles of one catalog stand; read only once it is built.
 
-    by_title and by_folded: normalised (in mode `reference` the very) and folded title -> rows of the catalog. keys: of
-    each row, its key in by_title.
+    by_title and by_folded: normalised (in mode `reference` the very) and folded title -> rows of the catalog.
+    items: of each row, the first row of the same item (Catalog.first_rows); in mode `fuzzy` by folded titles, but for
+    catalogs without years, where no year agrees. rows: of items with several rows, these rows. keys: of the first row
+    of each item, its key in by_title, or one that is the item's alone where the catalog has an id for it.
     """
 
     def __init__(self, catalog: Catalog, mode: str, year_tolerance: int, fuzzy_cutoff: float):
@@ -49,12 +60,24 @@ class TitleIndex:
         # (year searched for, whether theirs is another, numbers, first or last letters) -> rows, folded titles; None
         # for a block that was too large: there is one for each of its next letters
         self._blocks: dict[tuple, tuple[list[int], list[str]] | None] = {}
-        self.keys = [title if mode == "reference" else normalise(title) for title in catalog.titles]
+        titles = [title if mode == "reference" else normalise(title) for title in catalog.titles]
+        folded = [fold(title) for title in catalog.titles] if mode == "fuzzy" else []
+        self._words = {word for title in folded for word in title.split()}
+        forms = (
+            [form or title for form, title in zip(folded, titles, strict=True)] if folded and catalog.dated else titles
+        )
+        self.items = catalog.first_rows(forms)
+        self.rows: dict[int, list[int]] = {}
+        for row, first in enumerate(self.items):
+            if row != first:
+                self.rows.setdefault(first, [first]).append(row)
+        ids = catalog.item_ids
+        self.keys = [f"{ID}{row}" if ids and ids[row] is not None else title for row, title in enumerate(titles)]
         for row, year in enumerate(catalog.years):
             if year is not None:
-                self.by_title.setdefault(self.keys[row], []).append(row)
-                if mode == "fuzzy":
-                    self._index_folded(row, year, fold(catalog.titles[row]))
+                self.by_title.setdefault(titles[row], []).append(row)
+                if folded:
+                    self._index_folded(row, year, folded[row])
         self._split_blocks()
 
     def nearest(self, rows: Sequence[int], year: int) -> int:
@@ -122,8 +145,22 @@ class TitleIndex:
                     apart = abs(years[rows[place]] - year)  # type: ignore[operator]
                     if apart > 1:
                         similarity = fuzz.ratio(query + "#" * (apart - 1), title)
-                    best = min(best, (-similarity, apart, rows[place]))
+                    found = (-similarity, apart, rows[place])
+                    if found < best and not self._has_other_word(folded, title.removesuffix(SAME_YEAR)):
+                        best = found
         return best[2]
+
+    def _has_other_word(self, written: str, title: str) -> bool:
+        """The word guard: whether two similar folded titles differ by a word and not by its spelling."""
+        if written.replace(" ", "") == title.replace(" ", ""):
+            return False
+        ours, theirs = set(written.split()), set(title.split())
+        extra, missing = ours - theirs - UNSTABLE_WORDS, theirs - ours - UNSTABLE_WORDS
+        if not extra:
+            return bool(missing)
+        if any(word in self._words or any(_differ_by_ending(word, other) for other in missing) for word in extra):
+            return fuzz.ratio(written, title) < REAL_WORD_RATIO
+        return False
 
     def _block(self, year: int, near: bool, guard: tuple, side: str, folded: str) -> tuple[list[int], list[str]] | None:
         for letters in range(FIRST_LETTERS[near], LONGEST_END + 1):
@@ -138,3 +175,8 @@ class TitleIndex:
 def _end(side: str, folded: str, letters: int) -> str:
     """A block's key: so many of the first or of the last letters."""
     return "<" + folded[:letters] if side == "<" else ">" + folded[-letters:]
+
+
+def _differ_by_ending(word: str, other: str) -> bool:
+    short, long = sorted((word, other), key=len)
+    return len(short) > 2 and long.startswith(short) and long[len(short) :] in ENDINGS

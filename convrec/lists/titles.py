@@ -1,7 +1,8 @@
-"""A title's forms, by which titles are compared: `normalise` for exact matching, `fold` for fuzzy."""
+"""A title's forms, by which titles are compared: `normalise` for exact matching, `fold` for fuzzy, other `readings`."""
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 
 CACHE_SIZE = 1 << 18
@@ -16,8 +17,21 @@ _DIGITS = re.compile(r"\d+")
 _INVERTED_ARTICLE = re.compile(r"(.+), (the|a|an)")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMAN = {tens + ones: str(10 * t + o) for t, tens in enumerate(("", "x")) for o, ones in enumerate(_ONES) if t or o}
-_UNITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_WORDS = {word: str(value) for value, word in enumerate(_UNITS, start=1)}
+_UNITS = (
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
+    *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+# `v` is read as a number, so `vs` is too: Ford v Ferrari is Ford vs. Ferrari.
+_WORDS = {
+    **{word: str(value) for value, word in enumerate(_UNITS, start=1)},
+    **{word: str(10 * value) for value, word in enumerate(_TENS, start=2)},
+    **{"vs": "5", "versus": "5"},
+    **{"dr": "doctor", "mr": "mister", "pt": "part", "st": "saint", "vol": "volume"},
+}
+
+_COLON_NUMBER = re.compile(r"\d{1,2}: (.+)")
+_LAST_PARENTHESES = re.compile(r"(.*\S) ?[(（]([^()（）]+)[)）]")
 
 
 def normalise(title: str) -> str:
@@ -52,3 +66,23 @@ def fold(title: str) -> str:
 def numbers(folded: str) -> tuple[int, ...]:
     """The sequel guard's key: every number of a folded title, in order."""
     return tuple(map(int, _DIGITS.findall(folded)))
+
+
+def without_number(title: str) -> str | None:
+    """What follows `1: `, for titles that are not in the catalog with it: 300: Rise of an Empire is a title."""
+    match = _COLON_NUMBER.fullmatch(title)
+    return match[1] if match else None
+
+
+def readings(title: str) -> Iterator[str]:
+    """What else `Title (note)` can say: the title alone, and what stands in parentheses, which can be a second title.
+
+    The sequel guard: what is left out has no number, or the same ones (Dune (Part Two) is not Dune).
+    """
+    if match := _LAST_PARENTHESES.fullmatch(title):
+        first, second = match.groups()
+        of_first, of_second = numbers(fold(first)), numbers(fold(second))
+        if of_second in ((), of_first):
+            yield first
+        if of_first in ((), of_second):
+            yield second

@@ -67,6 +67,8 @@ def read_split(
     matcher = make_matcher(items, settings or ListSettings())
     if items.problems:
         warnings.append(f"{catalog}: {len(items.problems)} entries cannot be matched, the first: {items.problems[0]}")
+    if matcher.mode == "fuzzy" and (spellings := items.spellings()):
+        warnings.append(f"{catalog}: {len(spellings)} entries in another spelling, the first: {spellings[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
     return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, damaged)
 

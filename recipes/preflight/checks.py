@@ -36,11 +36,11 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
             f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
             "needs: use convrec.matching=fuzzy"
         )
-    problems = catalog.problems
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
-    warnings += [f"{catalog_file}: {problem}" for problem in problems[:5]]
-    if len(problems) > 5:
-        warnings.append(f"{catalog_file}: {len(problems) - 5} more such entries")
+    for sentences in (catalog.problems, catalog.spellings() if ours.matching == "fuzzy" else []):
+        warnings += [f"{catalog_file}: {sentence}" for sentence in sentences[:5]]
+        if len(sentences) > 5:
+            warnings.append(f"{catalog_file}: {len(sentences) - 5} more such entries")
     return warnings
 
 

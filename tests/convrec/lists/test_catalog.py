@@ -26,6 +26,17 @@ def test_parquet_keeps_order_and_mentions(tmp_path):
     assert not catalog.problems
 
 
+def test_two_spellings_of_one_title_and_year_are_reported(tmp_path):
+    films = [("Amelie", 2001), ("Fall", 2022), ("The Fall", 2006), ("Amélie", 2001), ("amelie", 2001)]
+    (sentence,) = Catalog.from_items(films).spellings()
+    assert sentence.startswith("row 3: 'Amélie' (2001) is another spelling of row 0, 'Amelie'")
+    assert not Catalog.from_items([(title, None) for title, _ in films]).spellings()
+    table = pa.table({"title": ["Fall", "The Fall"], "year": [2022, 2022], "item_id": ["tt1", "tt2"]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    catalog = load_catalog(tmp_path / "c.parquet")
+    assert (list(catalog.item_ids), catalog.spellings()) == (["tt1", "tt2"], [])
+
+
 def test_broken_entries_are_reported_and_keep_their_row():
     catalog = Catalog.from_items([("The Wall", 201), ("Heat", None), ("", 1999), ("Up", "2009"), ("Jaws", "n/a")])
     assert catalog.years == [None, None, None, 2009, None]
@@ -168,4 +179,5 @@ def test_the_released_catalogs_load(shared_dir):
     catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
     assert len(catalog) == 7404
     assert [problem for problem in catalog.problems if "'The Wall'" in problem] == list(catalog.problems)
+    assert len(catalog.spellings()) == 23
     assert len(load_catalog(shared_dir / "data/redial/processed_datasets/gt_catalog.pkl")) > 6000
