@@ -5,7 +5,9 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 `lm_head` again: left alone it keeps sampling from the weights it was started with.
 """
 
+import os
 from typing import Any
+from uuid import uuid4
 
 import ray
 import torch
@@ -17,6 +19,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica
+from convrec.runs import guard
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
@@ -55,6 +58,12 @@ class InProcessExecutor(UniProcExecutor):
     vLLM's CPU build turns its name, "uni", into "mp", because threads cannot be bound to cores from within. Here they
     are not bound: training and rollout share the cores.
     """
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """One process meets itself in a file of the run's folder: torch's server for that listens on every address."""
+        method, rank, local_rank = super()._distributed_args()
+        folder = os.environ.get(guard.FOLDER_VARIABLE)
+        return (f"file://{folder}/vllm-{uuid4().hex}" if folder else method), rank, local_rank
 
 
 class CPUHttpServer(ConvRecHttpServer):

@@ -16,7 +16,7 @@ class ListSettings:
     delimiter: str = setting(DEFAULT_DELIMITER, CHARACTER, "between items")
     matching: str = setting("fuzzy", TEXT, "how titles are compared")  # a name of matching.MATCHERS, which imports this
     year_tolerance: int = setting(2, NON_NEGATIVE_INTEGER, "years by which the same item may differ")
-    fuzzy_cutoff: float = setting(90, PERCENTAGE, "least similarity of titles in matching `fuzzy`, raised by an equal year")
+    fuzzy_cutoff: float = setting(90, PERCENTAGE, "least similarity of titles, years included, in matching `fuzzy`")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ListSettings":
