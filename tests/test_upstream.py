@@ -114,17 +114,14 @@ PINS = (
         ("convrec.cpu.server:InProcessExecutor",),
     ),
     Pin(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
-        "edf5d7a47bad9843",
-        (
-            "convrec.cpu.server:CPUWorkerExtension",
-            "convrec.cpu.server:repack_tied_head",
-        ),
+        "vllm.v1.executor.uniproc_executor:UniProcExecutor._distributed_args",
+        "a4481722f33ed1c6",
+        ("convrec.cpu.server:InProcessExecutor._distributed_args",),
     ),
     Pin(
-        "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading",
-        "3f18c9f56bcc9abd",
-        ("convrec.cpu.server:repack_tied_head",),
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
+        "edf5d7a47bad9843",
+        ("convrec.cpu.server:CPUWorkerExtension",),
     ),
     Pin(
         "verl.checkpoint_engine.base:CheckpointEngineWorker.__init__",

@@ -1,8 +1,7 @@
 """vLLM's CPU build as a verl rollout server: how it takes the actor's weights.
 
 After its first load, vLLM's CPU linear layers are packed and lose their `weight_loader`, so verl's
-`model.load_weights` cannot refill them. vLLM's own `reload_weights` rebuilds them, but does not pack a tied
-`lm_head` again: left alone it keeps sampling from the weights it was started with.
+`model.load_weights` cannot refill them. vLLM's own `reload_weights` rebuilds them, a head tied to the embedding too.
 """
 
 import os
@@ -20,13 +19,6 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica
 from convrec.runs import guard
-
-
-def repack_tied_head(model: torch.nn.Module) -> None:
-    """Pack `lm_head` from the embedding it is tied to; untied heads are packed by `reload_weights` itself."""
-    head = getattr(model, "lm_head", None)
-    if head is not None and getattr(model.config, "tie_word_embeddings", False):
-        head.quant_method.process_weights_after_loading(head)
 
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
@@ -49,7 +41,6 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )
         self.model_runner.reload_weights(weights_iterator=iter(weights))
-        repack_tied_head(self.model_runner.model)
 
 
 class InProcessExecutor(UniProcExecutor):

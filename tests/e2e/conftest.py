@@ -18,7 +18,6 @@ import pytest
 from convrec.data.schema import split_prompt
 from convrec.runs.folder import latest_step, read_metrics
 from data_prep.own import convert_own
-from recipes.tiny_model import read_texts, read_titles
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
@@ -166,9 +165,3 @@ def copy_of_project(tmp_path):
         return copy
 
     return replace
-
-
-@pytest.fixture(scope="session")
-def tiny_texts(demo) -> dict[str, list[str]]:
-    """What `make_tiny_model` learns its tokenizer from."""
-    return {"texts": read_texts([demo.out / "data"]), "titles": read_titles([demo.out / "data"])}

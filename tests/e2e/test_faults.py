@@ -1,13 +1,12 @@
 """Faults that must stop a run of Rank-GRPO."""
 
-from recipes.tiny_model import make_tiny_model
 
-
-def test_a_rollout_that_is_not_the_policy_stops_the_run(demo, recipe, copy_of_project, tmp_path, tiny_texts):
-    """The fault: after a weight update vLLM's CPU build keeps sampling from the tied head it was started with."""
-    copy = copy_of_project("convrec/cpu/server.py", "        repack_tied_head(self.model_runner.model)\n", "")
-    tied = make_tiny_model(tmp_path / "model", **tiny_texts, tie_word_embeddings=True)
-    status, stderr, _ = recipe(tmp_path / "run", root=copy, MODEL_PATH=str(tied), TOTAL_STEPS="1")
+def test_a_rollout_that_is_not_the_policy_stops_the_run(demo, recipe, copy_of_project, tmp_path):
+    """The fault: vLLM gets the actor's weights and keeps its own."""
+    copy = copy_of_project(
+        "convrec/cpu/server.py", "        self.model_runner.reload_weights(weights_iterator=iter(weights))\n", ""
+    )
+    status, stderr, _ = recipe(tmp_path / "run", root=copy, MODEL_PATH=str(demo.out / "sft"), TOTAL_STEPS="1")
     assert status == 1
     assert "the rollout does not sample from the policy" in stderr
 

@@ -66,7 +66,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
             build(mode, data / mode / f"{split}.parquet", folder / f"{mode}_{split}.parquet")
         both = [pq.read_table(folder / f"{mode}_{split}.parquet") for mode in ("pairwise", "pointwise")]
         pq.write_table(pa.concat_tables(both), folder / f"sft_{split}.parquet")
-    # the head tied to the embedding, as in small Qwens, is what vLLM's CPU build forgets on a weight update
+    # the head tied to the embedding, as in small Qwens: some CPU builds of vLLM forget it on a weight update
     model = make_tiny_model(
         folder / "model",
         read_texts([folder / "sft_train.parquet"]),

@@ -125,16 +125,6 @@ def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytes
     assert engine.engine_config.forward_only
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_only_a_tied_head_is_packed_again(tied: bool) -> None:
-    from convrec.cpu.server import repack_tied_head
-
-    packed = []
-    head = SimpleNamespace(quant_method=SimpleNamespace(process_weights_after_loading=packed.append))
-    repack_tied_head(SimpleNamespace(lm_head=head, config=SimpleNamespace(tie_word_embeddings=tied)))
-    assert packed == ([head] if tied else [])
-
-
 def test_the_rollout_server_names_our_worker_extension() -> None:
     from convrec.cpu.server import CPUHttpServer, CPUWorkerExtension
 
