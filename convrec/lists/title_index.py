@@ -13,7 +13,7 @@ Two guards refuse what is similar and another title:
   bare ratio of REAL_WORD_RATIO on it is a typo all the same (`The Silence of the Lamb`). A word left out makes another
   title, too (`Live Free or Die`). Articles and `and` come and go, and so does a space (`Chain Saw`, `Chainsaw`).
 
-On a tie the nearest year, then the catalog's order, wins. docs/experiments-data.md has what was measured of the guards
+On a tie the nearest year, then the catalog's order, wins. notes/data.md has what was measured of the guards
 and of other rules.
 
 Where the catalog has no years (Catalog.dated is false), all years are equal and say nothing: similarity is the bare

@@ -25,6 +25,7 @@ from .conftest import ROOT, trained_steps
 
 PLANTED = "planted-" + secrets.token_hex(8)
 STEPS = 4
+REWARD = "def plus_five(relevance, items):\n    return [5.0 + rel for rel in relevance]\n"
 ROLLOUTS = "rollouts"  # verl writes every rollout of a step there, with its prompt
 
 
@@ -93,6 +94,11 @@ class Cluster:
         environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256", "LR": "1e-3"}
         environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "100", "TEST_FREQ": "100"}
         environment |= {"TOTAL_STEPS": str(STEPS), "LOGGER": "console,file"} | variables
+        # a rank reward of the user's own, which the nodes do not have
+        package = self.folder / "rewards" / "e2e_package"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "rank.py").write_text(REWARD)
+        environment |= {"REWARD": "e2e_package.rank:plus_five", "PYTHONPATH": str(package.parent)}
         fixed = ["trainer.val_before_train=false", "data.val_max_samples=8", "data.train_max_samples=8"]
         fixed += [f"trainer.rollout_data_dir={self.folder / name / ROLLOUTS}"]
         return subprocess.Popen(
@@ -175,6 +181,13 @@ def test_two_nodes_and_a_resumed_run_give_the_numbers_of_one_that_ran_through(cl
     # there is something to be equal: some lists earn, and not all those of a prompt the same
     for name in ("rank_grpo/dcg", "critic/advantages/max", "actor/grad_norm"):
         assert max(row[name] for row in two.values()) > 0, name
+
+
+def test_the_users_rank_reward_travels_with_the_job(cluster) -> None:
+    for name in ("one", "two"):
+        returns = [row["rank_grpo/return@1"] for row in read_metrics(cluster.folder / name) if "rank_grpo/dcg" in row]
+        assert len(returns) == STEPS
+        assert all(5 <= value <= 6 for value in returns)
 
 
 def prompts_of(run_folder: Path, step: int) -> list[str]:
