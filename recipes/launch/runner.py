@@ -14,6 +14,7 @@ from convrec.errors import UserError, one_line
 from convrec.runs import guard
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
+from recipes.launch import dry_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
 from recipes.launch.misspelt import misspelt_variables
@@ -24,8 +25,12 @@ from recipes.launch.settings import compose, finished_message, save_config
 def run(recipe: Recipe, arguments: list[str]) -> int:
     """Compose, check and train. Exit status: 0 trained, 1 failed (the log says why), 2 bad input, 130 stopped.
 
+    A flag of `dry_run.FLAGS` is answered instead.
+
     arguments: overrides of the command line. Training has stdout and stderr in RUN/run.log.
     """
+    if (status := dry_run.answer(recipe, arguments)) is not None:
+        return status
     set_thread_policy()
     keep_to_loopback()
     console = Console()

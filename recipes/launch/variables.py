@@ -246,6 +246,20 @@ JUDGE_DEFAULTS = {
 }
 
 
+def defaults_of(recipe: Recipe) -> dict[str, tuple[str, str]]:
+    """Of the recipe's variables: name -> (its default there, what it is)."""
+    place = list(recipe.variables) != ["sft"]  # "SFT / RL"; of judges "pointwise / pairwise"
+    is_judge = recipe.answers == "verdicts"
+    rows = {}
+    for variable in VARIABLES:
+        if variable.keys_of(recipe):
+            default = JUDGE_DEFAULTS.get(variable.name, variable.default) if is_judge else variable.default
+            parts = default.split(" / ")
+            which = recipe.name.endswith("pairwise") if is_judge and variable.name in JUDGE_DEFAULTS else place
+            rows[variable.name] = (parts[which] if len(parts) == 2 else default, variable.help)
+    return rows
+
+
 def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -> list[str]:
     """Hydra overrides for every variable that is set, in the table's order.
 
