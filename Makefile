@@ -32,8 +32,13 @@ resolve: setup ## both dependency sets still resolve and match their lock files
 
 test-gpu-pins: test ## the same: CPU and GPU have one set of versions (tests/test_packaging.py holds that)
 
-pytest: setup ## the test suite; PYTEST_ARGS="-k name" narrows it
+pytest: setup ## the quick tests in two processes, then those that train; PYTEST_ARGS="-k name" narrows them, in one
+ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
+else
+	@$(PY) -m pytest -m "not e2e" --numprocesses 2 --dist loadfile; quick=$$?; \
+	  $(PY) -m pytest -m e2e && exit $$quick
+endif
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh
