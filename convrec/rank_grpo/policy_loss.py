@@ -65,7 +65,7 @@ class PolicyTerm(NamedTuple):
 class Units:
     """Which tokens of a micro-batch make up each unit.
 
-    Advantages of both signs may meet in a unit (reference preset), and clipping treats them apart, so every unit has
+    A unit may have advantages of both signs (reference preset), and clipping treats them apart, so every unit has
     two slots, for its tokens with A >= 0 and with A < 0; the first slot of a row takes the tokens of no unit.
 
     Attributes: none_BT, the token has no unit; count_BU, tokens in the unit; mean_BU, 1 / count_BU (1 where it is 0).
