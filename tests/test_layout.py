@@ -17,7 +17,7 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 # under recipes/ and data_prep/. Every folder must stand here: a new one is a decision.
 BASE = {"convrec.errors", "convrec.files", "convrec.kinds", "convrec.statistics"}
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
-MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints"}
+MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.report"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.rank_grpo": LOW,
     "convrec.judges": LOW,
     "convrec.checkpoints": LOW,
+    "convrec.constrained": LOW,
     "convrec.generation": MIDDLE,
     "convrec.report": MIDDLE,
     "convrec.rollout": MIDDLE,
@@ -57,7 +58,12 @@ SEAMS = {
     "verl": ("convrec/training/", "convrec/rollout/", "convrec/cpu/", "convrec/checkpoints/models.py"),
     "ray": ("convrec/training/", "convrec/rollout/", "convrec/cpu/"),
     "transfer_queue": ("convrec/training/", "convrec/rollout/"),
-    "vllm": ("convrec/rollout/server.py", "convrec/cpu/server.py", "convrec/generation/child.py"),
+    "vllm": (
+        "convrec/rollout/server.py",
+        "convrec/cpu/server.py",
+        "convrec/generation/child.py",
+        "convrec/constrained/vllm_processor.py",
+    ),
 }
 LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")
 LIGHT += ("kinds",)

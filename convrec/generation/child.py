@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
+from convrec.constrained.catalog_trie import ARGUMENT
 from convrec.errors import UserError
 from convrec.generation.generate import BATCH, Messages, Request
 
@@ -123,6 +124,10 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
 
     from vllm import LLM, SamplingParams
 
+    if request.constraint:
+        from convrec.constrained.vllm_processor import PROCESSOR
+
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {ARGUMENT: request.constraint["trie"]}}
     longest = max(len(tokens) for tokens in prompts)
     engine = LLM(
         model=request.model,
@@ -146,7 +151,7 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     for start in range(0, len(prompts), batch_size):
         batch = slice(start, start + batch_size)
         inputs = [{"prompt_token_ids": ids} for ids in prompts[batch]]
-        outputs = engine.generate(inputs, sampling, use_tqdm=_ProgressPipe)
+        outputs = engine.generate(inputs, _sampling_of(request, sampling, batch), use_tqdm=_ProgressPipe)
         yield [
             [
                 {
@@ -160,6 +165,17 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
             ]
             for output, tokens, was_cut in zip(outputs, prompts[batch], truncated[batch], strict=True)
         ]
+
+
+def _sampling_of(request: Request, sampling: Any, batch: slice) -> Any:
+    """The prompts' own sampling where each has its exclusions, else what all share."""
+    if not request.constraint:
+        return sampling
+    of_prompts = []
+    for exclude in request.constraint["exclude"][batch]:
+        of_prompts.append(sampling.clone())
+        of_prompts[-1].extra_args = {ARGUMENT: {"num_items": request.constraint["num_items"], "exclude": exclude}}
+    return of_prompts
 
 
 def main(request_path: str, result_path: str, pipe_fd: str, parent: str) -> None:
