@@ -46,10 +46,11 @@ def make_tiny_model(
     intermediate_size: int = 384,
     max_positions: int = 2048,
     tie_word_embeddings: bool = False,
+    fill_vocab: bool = False,
     seed: int = 3407,
 ) -> Path:
     """Train the tokenizer on `texts` with a token for each of `titles`, draw fp32 weights from `seed`, and
-    write a Hugging Face folder to `out`.
+    write a Hugging Face folder to `out`. fill_vocab: of exactly `vocab_size` words, where texts are too few for them.
 
     The same texts, titles and seed give the same bytes; `out` appears whole or not at all and replaces what was
     there. Raises UserError for sizes that cannot work.
@@ -65,7 +66,7 @@ def make_tiny_model(
     head_size = hidden_size // num_heads
     if head_size % 32:
         raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
-    tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions)
+    tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions, fill_vocab)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -96,9 +97,15 @@ def make_tiny_model(
 
 
 def train_tokenizer(
-    texts: Sequence[str], titles: Iterable[str] = (), vocab_size: int = 4096, max_length: int = 2048
+    texts: Sequence[str],
+    titles: Iterable[str] = (),
+    vocab_size: int = 4096,
+    max_length: int = 2048,
+    fill_vocab: bool = False,
 ) -> Any:
     """A `Qwen2Tokenizer`, exact on any NFC text, with ChatML's special tokens and one token for each title and year.
+
+    fill_vocab: words `filler000000 ...` that no merge makes bring it to `vocab_size`, so that every id decodes.
 
     A title that its own added token would not decode to (`Amélie`: see `is_exact`) is left to the BPE.
     """
@@ -131,6 +138,9 @@ def train_tokenizer(
     )
     bpe.train_from_iterator(texts, trainer)
     trained = json.loads(bpe.to_str())["model"]
+    if fill_vocab:
+        missing = vocab_size - len(SPECIAL_TOKENS) - len(added) - len(trained["vocab"])
+        trained["vocab"] |= {f"filler{n:06d}": len(trained["vocab"]) + n for n in range(missing)}
     tokenizer = Qwen2Tokenizer(
         vocab=trained["vocab"],
         merges=[tuple(pair) for pair in trained["merges"]],
@@ -211,6 +221,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True, help="model folder to write; replaced when it is there")
     parser.add_argument("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
     parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
+    parser.add_argument("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--num-layers", type=int, default=3)
     parser.add_argument("--num-heads", type=int, default=4)

@@ -112,6 +112,24 @@ def _check_rl(config: DictConfig) -> None:
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
     }
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
+    _check_weight_bucket(config)
+
+
+def _check_weight_bucket(config: DictConfig) -> None:
+    """On a CPU weights reach the rollout through shared memory, which the largest of them must fit: the embedding."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    file = Path(model.path).expanduser() / "config.json"
+    if config.trainer.device != "cpu" or model.lora_rank or not file.exists():
+        return
+    settings = read_json(file)
+    numbers = settings.get("vocab_size", 0) * settings.get("hidden_size", 0)
+    needed = -(-numbers * (4 if rollout.dtype == "float32" else 2) // 2**20)
+    bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
+    if needed > bucket:
+        raise UserError(
+            f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket}: on a CPU the "
+            f"embedding of {model.path} must fit, {needed} MiB in {rollout.dtype}: set it to {needed} or more"
+        )
 
 
 def _check_reward_function(function: DictConfig) -> None:

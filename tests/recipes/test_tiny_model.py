@@ -195,3 +195,21 @@ def test_command_line(sample, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--data", str(tmp_path / "absent.parquet"), "--out", str(tmp_path / "n")])
     assert "data_prep.sample" in capsys.readouterr().err
+
+
+def test_a_vocabulary_can_be_filled_to_a_real_models(tmp_path):
+    """Every id decodes, none of the added words is in any text, and the model has a row for each."""
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    folder = make_tiny_model(
+        tmp_path / "m",
+        ["a film about a film\n" * 40],
+        vocab_size=5000,
+        fill_vocab=True,
+        tie_word_embeddings=True,
+        **sizes,
+    )
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert len(tokenizer) == model.config.vocab_size == len(token_bytes(tokenizer)) == 5000
+    assert tokenizer.decode([4900]).startswith("filler")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert max(tokenizer.encode("filler000123 film", add_special_tokens=False)) < 400
