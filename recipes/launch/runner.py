@@ -45,6 +45,7 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
+    from convrec.training.tracker_access import go_offline_where_needed
     from recipes.preflight import (
         finding,
         findings,  # late: a wrong variable is refused before these imports
@@ -69,6 +70,7 @@ def _run(
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if recipe.requirements.keeps_best:
         warnings += _frequency_warnings(config)
+    warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
     for warning in warnings:
         console.say(f"warning: {warning}")
 
