@@ -19,6 +19,11 @@ Models are asked at OpenAI-compatible addresses: TEACHER_BASE_URL, TEACHER_MODEL
 both, LLM_... (convrec/llm); answers are kept in --cache, so that nothing is paid for twice.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import json
 import sys

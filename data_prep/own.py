@@ -13,6 +13,11 @@ Splits, by whole conversations: the lines' own `split`; or by time from --valida
 none of these all is train.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import sys
 from collections import Counter

@@ -14,6 +14,11 @@ all its checkpoints are evaluated, the start model as step 0 and the newest one 
 `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import json
 import sys

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
+from convrec.runs import guard, supervisor
 
 Messages = list[dict[str, str]]
 BATCH = "batch"  # what the child says when a line of results is written
@@ -122,7 +123,8 @@ def generate(
         chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
         constraint=asdict(replace(constraint, exclude=[exclude for _, exclude in asked])) if constraint else None,
     )
-    with tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
+    with guard.guarded("") as temporary, tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
+        supervisor.note(temporary=str(temporary))
         log_path = Path(log_file) if log_file else Path(folder) / "vllm.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         firsts = list({key: index for index, key in reversed(list(enumerate(keys)))}.values())[::-1]

@@ -83,6 +83,16 @@ def _locked(path: Path) -> tuple[TextIO, list[str]]:
         file.close()  # its holder ended and removed it meanwhile
 
 
+def remove_stale_lock(run_folder: Path) -> None:
+    """Remove the lock file of a process that was killed; one that a process holds stays."""
+    path = run_folder / RUNNING
+    with contextlib.suppress(OSError):
+        if path.exists():
+            file, _ = _locked(path)
+            with file:
+                path.unlink(missing_ok=True)
+
+
 def _holder(run_folder: Path) -> str:
     with contextlib.suppress(OSError):
         return (run_folder / RUNNING).read_text().strip() or "another process"

@@ -97,5 +97,8 @@ def progress(
     try:
         with repeating(follow, seconds=1.0):
             yield
+    except KeyboardInterrupt:
+        bar.leave = False  # the line that says so is all there is to see
+        raise
     finally:
         bar.close()

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.lists import user_rewards
 from convrec.runs import guard
-from convrec.training import registration
+from convrec.training import registration, tracking
 from recipes.launch.environment import process_environment
 from recipes.launch.recipe import Recipe
 from recipes.preflight import finding, findings
@@ -75,6 +75,7 @@ def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
             queue.result()
         task.run(config)
     finally:
+        tracking.finish()
         ray.shutdown()
 
 
@@ -93,8 +94,6 @@ def _task(config: DictConfig) -> Any:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
-
-    from convrec.training import tracking
 
     register_trainers()
     tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 import time
 import traceback
 from pathlib import Path
@@ -11,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
-from convrec.runs import guard
+from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run
@@ -38,7 +37,9 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     try:
         config = compose(recipe.name, arguments)
         warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
-        with hold(Path(config.trainer.default_local_dir)) as more:
+        run_folder = Path(config.trainer.default_local_dir)
+        with hold(run_folder) as more:
+            supervisor.note(run=str(run_folder))
             return _run(console, start, recipe, arguments, config, [*warnings, *more])
     except UserError as error:
         console.say(f"error: {error}")
@@ -49,6 +50,7 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
+    from convrec.training.tracker_access import go_offline_where_needed
     from recipes.preflight import (
         finding,
         findings,  # late: a wrong variable is refused before these imports
@@ -73,6 +75,7 @@ def _run(
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if recipe.requirements.keeps_best:
         warnings += _frequency_warnings(config)
+    warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
     for warning in warnings:
         console.say(f"warning: {warning}")
 
@@ -86,25 +89,26 @@ def _run(
     if done:
         console.say(f"resuming after step {done}")
     console.say(f"starting {recipe.parts} ...")
-    stop = run_folder / saving.STOP
-    signal.signal(signal.SIGUSR1, lambda number, frame: stop.touch())  # a scheduler's warning: save, then stop
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
+    if recipe.saves_when_asked:
+        supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
     gone = (
         f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
         f"The log, {log_file}, may say why; the same command resumes."
     )
     try:
-        with guard.guarded(gone), output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
-            recipe.train(recipe, config, arguments)
+        with guard.guarded(gone) as temporary:
+            supervisor.note(temporary=str(temporary))
+            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
+                recipe.train(recipe, config, arguments)
     except (KeyboardInterrupt, SystemExit):
-        console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
-        return 130
+        return _stopped(console, supervisor.stop_line(run_folder))
     except UserError:
         raise  # `run` says it
     except saving.StopRequested as request:
-        console.say(f"{request}; the same command resumes")
-        return 130
+        return _stopped(console, f"{request}; the same command resumes")
     except Exception as error:
+        if supervisor.was_asked_to_stop():  # a scheduler's signal has ended other processes of the run as well
+            return _stopped(console, supervisor.stop_line(run_folder))
         with open(log_file, "a") as log:
             traceback.print_exc(file=log)
         console.say(
@@ -114,6 +118,12 @@ def _run(
         return 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
+
+
+def _stopped(console: Console, text: str) -> int:
+    supervisor.note(said="yes")
+    console.say(text)
+    return supervisor.STOPPED
 
 
 def _frequency_warnings(config: DictConfig) -> list[str]:

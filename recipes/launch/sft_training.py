@@ -31,7 +31,10 @@ def train(config: DictConfig) -> None:
         init_process_group()
     else:
         initialize_global_process_group()
-    ConvRecSFTTrainer(config).fit()
+    try:
+        ConvRecSFTTrainer(config).fit()
+    finally:
+        tracking.finish()
     destroy_global_process_group()
 
 
