@@ -61,7 +61,7 @@ class CatalogTrie:
     @cached_property
     def _by_item(self) -> tuple[memoryview, memoryview]:
         order = np.argsort(self.item_W, kind="stable")
-        return memoryview(order), memoryview(self.item_W[order])
+        return order.data, self.item_W[order].data
 
     def lines_of(self, item: int) -> list[int]:
         """The lines that write an item; none for one that is not in the trie."""
@@ -136,7 +136,8 @@ def build_catalog_trie(
     written = _first_of_each(catalog, matcher, rows, lines, last)
     texts = tokenizer.backend_tokenizer.decode_batch([inner[place] for place in written], skip_special_tokens=True)
     special = set(tokenizer.all_special_ids)
-    kept, left_out = [], []
+    kept: list[int] = []
+    left_out: list[int] = []
     items = matcher.match_lines([text.strip(WHITESPACE) for text in texts], (), None).catalog_index
     for place, text, item in zip(written, texts, items, strict=True):
         is_line = text.endswith(delimiter) and text.count(delimiter) == 1 and special.isdisjoint(inner[place])

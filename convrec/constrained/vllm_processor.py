@@ -52,7 +52,7 @@ class CatalogLogitsProcessor(LogitsProcessor):
         _arguments(sampling_params)
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool):
-        file = dict(vllm_config.additional_config).get(ARGUMENT)  # type: ignore[call-overload]
+        file = dict(vllm_config.additional_config).get(ARGUMENT)
         if not file:
             raise ValueError(f'constrained lists: start vLLM with additional_config={{"{ARGUMENT}": FILE}}')
         self.catalog = load_catalog_trie(Path(file))

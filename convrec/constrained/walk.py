@@ -24,9 +24,9 @@ class Walk:
         self.closed: dict[int, list[int]] = {}
         self._taken: dict[int, int] = {}
         trie = catalog.trie
-        self._token, self._parent = memoryview(trie.token_L), memoryview(trie.parent_L)
-        self._first, self._leaves = memoryview(trie.first_child), memoryview(trie.leaves_L)
-        self._own = memoryview(trie.own_S)
+        self._token, self._parent = trie.token_L.data, trie.parent_L.data
+        self._first, self._leaves = trie.first_child.data, trie.leaves_L.data
+        self._own = trie.own_S.data
         left = catalog.num_items - sum(self._exclude(item) for item in set(excluded))
         self.num_items = min(num_items, left)
         self.node = self._root()
