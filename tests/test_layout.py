@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.launch": LIBRARY | {"recipes.preflight"},
     "recipes.cluster": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.evaluation": LIBRARY,
+    "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},
 }
 MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.commands"}

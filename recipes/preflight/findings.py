@@ -66,14 +66,14 @@ def version_findings(
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
-def _installed_version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _requires(name: str) -> Sequence[str]:
+def requires(name: str) -> Sequence[str]:
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -160,7 +160,7 @@ def examine(
 
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
-    findings = version_findings(_requires, _installed_version, "driver") + key_findings(config, os.environ)
+    findings = version_findings(requires, installed_version, "driver") + key_findings(config, os.environ)
     driver = node.report(*paths_of(config, requirements))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)

@@ -1,0 +1,42 @@
+"""Does everything that a run needs of GPUs work on this machine? A table, and JSON to attach to an issue.
+
+    python -m recipes.gpu_check [--json gpu_check.json] [--only PHASE ...]
+
+Under ten minutes and without a download: tiny models and one of Qwen2.5-0.5B's shape, with random weights. Every phase
+has a time limit. Without a GPU the parts run that a CPU can run, and the table says what was left out. Exit status 0
+when nothing failed, else 1.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from convrec.runs import guard
+from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.preflight import host
+from recipes.selftest import report, runner
+from recipes.selftest.phases import PHASES
+
+SECONDS = 600.0  # of all phases together
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.gpu_check", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="the file to write")
+    parser.add_argument("--only", nargs="+", metavar="PHASE", choices=[phase.name for phase in PHASES])
+    options = parser.parse_args()
+    set_thread_policy()
+    keep_to_loopback()
+    gpus = host.num_accelerators()
+    phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
+    with tempfile.TemporaryDirectory(prefix="convrec-gpu-check-") as folder:
+        environment = {**os.environ, **process_environment(gpus > 0), guard.FOLDER_VARIABLE: folder}
+        progress = report.Progress(phases, gpus, options.json)
+        runner.run(phases, Path(folder), gpus, environment, SECONDS, progress.add)
+    return progress.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
