@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]  # of the packages and conf/
 COMMANDS = {  # what is typed -> (module, help)
     "demo": ("recipes.demo", "the whole method, small, on a CPU"),
     "doctor": ("recipes.doctor", "is a run possible here, or on that cluster?"),
+    "gpu-check": ("recipes.gpu_check", "does all that a run needs of GPUs work on this machine?"),
     "evaluate": ("recipes.evaluate", "metrics of a model, or of every checkpoint"),
     "plot": ("recipes.plot", "curves of one run or several"),
     "report": ("recipes.report", "one HTML file about a run, or several side by side"),
