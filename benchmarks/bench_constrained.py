@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_trie import generated_catalog, tekken
 
-from convrec.constrained.catalog_trie import ARGUMENT, build_catalog_trie, save_catalog_trie
+from convrec.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
 from convrec.lists.matching import Matcher
 
 
@@ -72,12 +72,12 @@ def make_model(folder: Path, tokenizer: Any, hidden: int) -> None:
 def start(folder: Path, requests: int) -> Any:
     from vllm import LLM
 
-    from convrec.constrained.vllm_processor import PROCESSOR
+    from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
     return LLM(
         model=str(folder / "model"),
         logits_processors=[PROCESSOR],
-        additional_config={ARGUMENT: str(folder / "trie.npz")},
+        additional_config={TRIE: str(folder / "trie.npz")},
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
@@ -90,6 +90,8 @@ def start(folder: Path, requests: int) -> Any:
 def measure(engine: Any, temperature: float, options: argparse.Namespace, rng: random.Random) -> dict[str, float]:
     from vllm import SamplingParams
 
+    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS
+
     prompts = [{"prompt_token_ids": [rng.randrange(1000, 9000) for _ in range(4)]} for _ in range(options.requests)]
 
     def seconds(constrained: bool) -> float:
@@ -99,9 +101,7 @@ def measure(engine: Any, temperature: float, options: argparse.Namespace, rng: r
                 max_tokens=options.tokens,
                 ignore_eos=True,
                 detokenize=False,
-                extra_args={ARGUMENT: {"num_items": 20, "exclude": rng.sample(range(7404), 10)}}
-                if constrained
-                else None,
+                extra_args={ITEMS: 20, EXCLUDE: rng.sample(range(7404), 10)} if constrained else None,
             )
             for _ in prompts
         ]

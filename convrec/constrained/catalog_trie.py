@@ -27,7 +27,6 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import WHITESPACE, format_item
 
 VERSION = 1  # of the file
-ARGUMENT = "constrained"  # what a vLLM engine and a request are told under: see vllm_processor
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
 # comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
 INNER, LAST, END = 0, 1, 2

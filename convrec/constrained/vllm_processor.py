@@ -1,7 +1,7 @@
-"""vLLM's batch logits processor: requests with `extra_args={"constrained": ...}` write lists of the catalog only.
+"""vLLM's batch logits processor: requests that say `constrained_items` write lists of the catalog only.
 
-    LLM(..., logits_processors=[PROCESSOR], additional_config={"constrained": "catalog.parquet.trie-KEY.npz"})
-    SamplingParams(..., extra_args={"constrained": {"num_items": 20, "exclude": [rows of items]}})
+    LLM(..., logits_processors=[PROCESSOR], additional_config={TRIE: "catalog.parquet.trie-KEY.npz"})
+    SamplingParams(..., extra_args={ITEMS: 20, EXCLUDE: [rows of items]})
 
 The state of a request is a `Walk` over its tokens so far. vLLM hands over a live list of these tokens; a preempted
 request comes back with its tokens and is walked again. With asynchronous scheduling the list holds -1 for a token that
@@ -10,7 +10,8 @@ given by name, as this one, and not for those registered in other ways). So toke
 there is an error, not a token.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,17 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from convrec.constrained.catalog_trie import ARGUMENT, load_catalog_trie
+from convrec.constrained.catalog_trie import load_catalog_trie
 from convrec.constrained.mask import TrieMask
 from convrec.constrained.walk import Walk
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+TRIE = "constrained_trie"  # of additional_config
+ITEMS, EXCLUDE = "constrained_items", "constrained_exclude"  # of extra_args, which are vllm_xargs of vLLM's server
+_log = logging.getLogger("vllm.constrained")  # below vLLM's, whose handlers it has
 
 
 class _List:
@@ -52,9 +58,9 @@ class CatalogLogitsProcessor(LogitsProcessor):
         _arguments(sampling_params)
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool):
-        file = dict(vllm_config.additional_config).get(ARGUMENT)
+        file = dict(vllm_config.additional_config).get(TRIE)
         if not file:
-            raise ValueError(f'constrained lists: start vLLM with additional_config={{"{ARGUMENT}": FILE}}')
+            raise ValueError(f'constrained lists: start vLLM with additional_config={{"{TRIE}": FILE}}')
         self.catalog = load_catalog_trie(Path(file))
         self.mask = TrieMask(self.catalog, device)
         self.lists: dict[int, _List] = {}
@@ -67,7 +73,12 @@ class CatalogLogitsProcessor(LogitsProcessor):
 
     def _new_list(self, params: SamplingParams, _: list[int] | None, tokens: list[int]) -> _List | None:
         arguments = _arguments(params)
-        return _List(Walk(self.catalog, *arguments), tokens) if arguments else None
+        if arguments is None:
+            return None
+        walk = Walk(self.catalog, *arguments)
+        if walk.num_items < arguments[0]:
+            _log.warning("a list of %d items, not %d: the others are excluded", walk.num_items, arguments[0])
+        return _List(walk, tokens)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         for one in self.lists.values():
@@ -77,16 +88,14 @@ class CatalogLogitsProcessor(LogitsProcessor):
 
 def _arguments(params: SamplingParams) -> tuple[int, list[int]] | None:
     """(num_items, excluded items) of a constrained request, None for another. Raises ValueError."""
-    given: Any = (params.extra_args or {}).get(ARGUMENT)
-    if given is None:
+    given: dict[str, Any] = params.extra_args or {}
+    if ITEMS not in given and EXCLUDE not in given:
         return None
-    if not isinstance(given, Mapping) or set(given) - {"num_items", "exclude"}:
-        raise ValueError(f'extra_args["{ARGUMENT}"] is {given!r}: give {{"num_items": N, "exclude": [items]}}')
-    num_items, exclude = given.get("num_items"), given.get("exclude", [])
+    num_items, exclude = given.get(ITEMS), given.get(EXCLUDE, [])
     if type(num_items) is not int or num_items < 1:
-        raise ValueError(f'extra_args["{ARGUMENT}"]: num_items is {num_items!r}, not a number from 1 on')
+        raise ValueError(f"{ITEMS} is {num_items!r}, not a number of items from 1 on")
     if not isinstance(exclude, list) or any(type(item) is not int for item in exclude):
-        raise ValueError(f'extra_args["{ARGUMENT}"]: exclude is no list of rows of the catalog')
+        raise ValueError(f"{EXCLUDE} is no list of rows of the catalog")
     return num_items, exclude
 
 

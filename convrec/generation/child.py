@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from convrec.constrained.catalog_trie import ARGUMENT
 from convrec.errors import UserError
 from convrec.generation.generate import BATCH, Messages, Request
 
@@ -125,9 +124,9 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     from vllm import LLM, SamplingParams
 
     if request.constraint:
-        from convrec.constrained.vllm_processor import PROCESSOR
+        from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
-        settings |= {"logits_processors": [PROCESSOR], "additional_config": {ARGUMENT: request.constraint["trie"]}}
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: request.constraint["trie"]}}
     longest = max(len(tokens) for tokens in prompts)
     engine = LLM(
         model=request.model,
@@ -171,10 +170,12 @@ def _sampling_of(request: Request, sampling: Any, batch: slice) -> Any:
     """The prompts' own sampling where each has its exclusions, else what all share."""
     if not request.constraint:
         return sampling
+    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS
+
     of_prompts = []
     for exclude in request.constraint["exclude"][batch]:
         of_prompts.append(sampling.clone())
-        of_prompts[-1].extra_args = {ARGUMENT: {"num_items": request.constraint["num_items"], "exclude": exclude}}
+        of_prompts[-1].extra_args = {ITEMS: request.constraint["num_items"], EXCLUDE: exclude}
     return of_prompts
 
 

@@ -1,4 +1,4 @@
-"""A catalog with what makes a constraint wrong easily, and a byte-level tokenizer that splits at line breaks."""
+"""A catalog with what makes a constraint wrong easily."""
 
 from typing import Any
 
@@ -25,14 +25,8 @@ ITEMS = [
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    trained = ByteLevelBPETokenizer()
-    texts = ["Toy Story (1995)\nToy Story 2 (1999)\nAmélie (2001)\nHeat (1995)\n"] * 4
-    trained.train_from_iterator(texts, vocab_size=330, min_frequency=1, special_tokens=["<end>"])
-    return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>")
+def tokenizer(line_tokenizer: Any) -> Any:
+    return line_tokenizer
 
 
 @pytest.fixture(scope="session")

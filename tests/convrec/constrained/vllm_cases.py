@@ -37,14 +37,14 @@ def schedule_asynchronously() -> None:
 def main(request_file: str, answer_file: str) -> None:
     from vllm import LLM, SamplingParams
 
-    from convrec.constrained.vllm_processor import PROCESSOR
+    from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
     schedule_asynchronously()
     request: dict[str, Any] = json.loads(Path(request_file).read_text())
     engine = LLM(
         model=request["model"],
         logits_processors=[PROCESSOR],
-        additional_config={"constrained": request["trie"]},
+        additional_config={TRIE: request["trie"]},
         logprobs_mode="processed_logprobs",
         dtype="float32",
         enforce_eager=True,
@@ -62,7 +62,7 @@ def main(request_file: str, answer_file: str) -> None:
     refused = []
     for arguments in request["refused"]:
         try:
-            engine.generate(prompts[:1], SamplingParams(extra_args={"constrained": arguments}), use_tqdm=False)
+            engine.generate(prompts[:1], SamplingParams(extra_args=arguments), use_tqdm=False)
         except ValueError as error:
             refused.append(str(error))
     answers = [
