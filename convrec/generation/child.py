@@ -59,6 +59,7 @@ class _ProgressPipe(tqdm):
 
 def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int]], list[bool]]:
     """Token ids of each prompt, and whether its conversation had to be cut to fit `limit`."""
+    from convrec.data.chat import without_control_tokens
     from convrec.data.schema import truncate_prompt
 
     def ids(conversations: list[Messages]) -> list[list[int]]:
@@ -76,11 +77,12 @@ def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int
 
         return with_text(truncate_prompt(messages[last]["content"], lambda text: len(with_text(text)) <= limit))
 
-    prompts = ids(request.prompts)  # in one call, which is faster than one at a time
+    conversations = [without_control_tokens(messages, tokenizer) for messages in request.prompts]
+    prompts = ids(conversations)  # in one call, which is faster than one at a time
     too_long = [len(tokens) > limit for tokens in prompts]
     prompts = [
         cut(messages) if cut_it else tokens
-        for messages, tokens, cut_it in zip(request.prompts, prompts, too_long, strict=True)
+        for messages, tokens, cut_it in zip(conversations, prompts, too_long, strict=True)
     ]
     return prompts, too_long
 

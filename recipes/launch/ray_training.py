@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.checkpoints.plain_load import use_plain_load
 from convrec.lists import user_rewards
 from convrec.runs import guard
 from convrec.training import registration, tracking
@@ -95,6 +96,7 @@ def _task(config: DictConfig) -> Any:
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
 
+    use_plain_load()
     register_trainers()
     tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))

@@ -58,6 +58,8 @@ def _run(
 
     title = recipe.title_of(config)
     run_folder = Path(config.trainer.default_local_dir)
+    if run_folder.is_symlink():
+        warnings.append(f"SAVE_PATH={run_folder} is a link: the run writes to {run_folder.resolve()}")
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
