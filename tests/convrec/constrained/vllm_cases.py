@@ -20,6 +20,7 @@ os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobi
 def schedule_asynchronously() -> None:
     import torch
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.worker import cpu_model_runner
 
     on_cpu = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
 
@@ -32,6 +33,7 @@ def schedule_asynchronously() -> None:
     torch.Event = torch.cuda.Stream = lambda *_, **__: nothing  # type: ignore[assignment,misc]
     torch.cuda.current_stream = lambda *_: nothing  # type: ignore[assignment,return-value]
     torch.cuda.stream = lambda _: nullcontext()  # type: ignore[assignment]
+    cpu_model_runner._torch_cuda_wrapper = nullcontext  # its own placeholders lack what asynchronous scheduling calls
 
 
 def main(request_file: str, answer_file: str) -> None:
