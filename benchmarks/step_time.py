@@ -1,4 +1,4 @@
-"""What a step should take at full scale: the table of docs/performance.md. Nothing is run.
+"""What a step should take at full scale: the table of docs/explanation/performance.md. Nothing is run.
 
 python benchmarks/step_time.py [--prompt 400] [--response 220] [--batch 48] [--rollouts 8]
 """

@@ -1,4 +1,4 @@
-"""A data set of one's own -> the parquet that the recipes read. The form of the files: docs/data.md.
+"""A data set of one's own -> the parquet that the recipes read. The form of the files: docs/how-to/data.md.
 
     python -m data_prep.own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
         --validation-from 2024-05-01 --test-from 2024-06-01

@@ -16,7 +16,7 @@ from convrec.errors import UserError
 from convrec.generation.generate import BATCH, Messages, Request
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
-# CPU that many can be an hour, and fewer are as fast (docs/performance.md).
+# CPU that many can be an hour, and fewer are as fast (docs/explanation/performance.md).
 GPU_BATCH, CPU_BATCH = 1024, 128
 
 

@@ -1,4 +1,4 @@
-"""The Rank-GRPO policy loss (docs/method.md 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
+"""The Rank-GRPO policy loss (docs/explanation/method.md 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
 
     loss = sum_t weight_t * ( -is_t * min(w_u A_t, clip(w_u, 1-low, 1+high) A_t) + kl_coef * k3_t ),  u the unit of t
     w_u  = exp( mean over the unit's tokens of (log pi_new - log pi_old) ),   a ratio of geometric means
