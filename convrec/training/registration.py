@@ -41,10 +41,14 @@ def source_digest() -> str:
     packages = [Path(__file__).parents[1], *user_rewards.sources("reward")]
     if module := os.environ.get(USER_MODULE):
         packages += user_rewards.sources(module)
-    digest = hashlib.sha256()
+    # by name, the first one: so is a package found that lies in two folders of the path (one without __init__.py)
+    files: dict[str, bytes] = {}
     for package in packages:
-        for path in sorted(package.rglob("*.py")) if package.is_dir() else [package]:
-            digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+        for path in package.rglob("*.py") if package.is_dir() else [package]:
+            files.setdefault(path.relative_to(package.parent).as_posix(), path.read_bytes())
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(name.encode() + content)
     return digest.hexdigest()[:16]
 
 

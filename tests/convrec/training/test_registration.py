@@ -95,6 +95,20 @@ def test_digest_covers_the_package_of_the_users_reward(
     assert registration.source_digest() == without  # a node that does not have it
 
 
+def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without __init__.py both are its folders, as on a node that sees the driver's disk beside what was uploaded."""
+    digests = []
+    for folder in ("driver", "node"):
+        (tmp_path / folder / "two_folders").mkdir(parents=True)
+        (tmp_path / folder / "two_folders" / "rank.py").write_text("X = 1\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        monkeypatch.setenv(registration.USER_MODULE, "two_folders.rank")
+        digests.append(registration.source_digest())
+    assert digests[0] == digests[1]
+
+
 def test_another_version_of_the_users_reward_is_told(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registration.USER_MODULE, "users_rewards")
     with pytest.raises(RuntimeError, match=r"10\.0\.0\.7 runs another convrec or users_rewards than the driver"):
