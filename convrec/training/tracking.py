@@ -100,7 +100,7 @@ def resumable(
     tracking = Tracking(project_name, name, [backend for backend in backends if backend in OURS], config)
     for backend in backends:
         if backend not in OURS:
-            tracking.logger |= _opened(backend, lambda backend=backend: Tracking(project_name, name, [backend], config))
+            tracking.logger |= _opened(backend, partial(Tracking, project_name, name, [backend], config))
     _OPEN.append(tracking)
     if "tensorboard" in tracking.logger:
         _write_at_once(tracking.logger["tensorboard"].tracker, done, kept)
