@@ -100,7 +100,7 @@ def begin(seconds: float = SECONDS) -> None:
     if child == 0:
         os.close(read_end)
         _begin_fork(parent, write_end, ignored)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask - ENDING)  # Ray starts jobs with SIGINT blocked
         return
     os.close(write_end)
     os.set_blocking(read_end, False)
