@@ -42,6 +42,7 @@ from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import latest_step
+from convrec.runs.supervisor import die_with
 from recipes.evaluation.single import evaluate
 from recipes.launch.console import repeating
 from recipes.launch.recipe import RECIPES
@@ -50,7 +51,6 @@ from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
 HERE = Path(__file__).resolve().parent.parent
 KS = (5, 10, 20)
-SECONDS_TO_STOP = 60
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
 
 SFT_STEPS = 450
@@ -129,7 +129,9 @@ def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in others}
     environment.pop("RAY_ADDRESS", None)
     environment |= variables | {"PYTHON": sys.executable}
-    with subprocess.Popen(["bash", str(HERE / name), *overrides], env=environment) as script:
+    with subprocess.Popen(
+        ["bash", str(HERE / name), *overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
+    ) as script:
         try:
             status = script.wait()
         except KeyboardInterrupt:

@@ -27,6 +27,7 @@ SBATCH = {
     "time": r"\d+:\d\d:\d\d",
     "signal": r"B:USR1@\d+",
     "open-mode": "append",
+    "requeue": "",  # preempted, it goes on where it was
 }
 FILES = dict.fromkeys(("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "MODEL_PATH"), "x")
 
@@ -38,17 +39,17 @@ def test_slurm_options_are_sbatchs_own() -> None:
     assert all(re.fullmatch(SBATCH[name], value) for name, value in options), options
 
 
-def start_slurm_job(tmp_path: Path, addresses: str) -> subprocess.Popen:
+def start_slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str) -> subprocess.Popen:
     """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     commands = {
         "scontrol": "printf 'node1\\nnode2\\n'",
-        "srun": 'echo "srun $@" >> calls; case "$*" in *hostname*) '
+        "srun": 'echo "srun $@ cpus $SRUN_CPUS_PER_TASK" >> calls; case "$*" in *hostname*) '
         + f"printf '{addresses}'"
         + ";; *--block) exec sleep 20;; esac",
         "ray": "exit 0",
-        "python": 'case "$*" in *secrets*) echo token;; *) echo 2;; esac',
+        "python": f'case "$*" in *secrets*) echo token;; *) echo {alive};; esac',
     }
     for name, text in commands.items():
         (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -59,6 +60,7 @@ def start_slurm_job(tmp_path: Path, addresses: str) -> subprocess.Popen:
     )
     variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
     variables |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", "SAVE_PATH": str(tmp_path / "run")}
+    variables |= {"SLURM_CPUS_PER_TASK": "64"} | more
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.Popen(
         ["bash", str(SLURM), "a=b"],
@@ -87,6 +89,20 @@ def test_slurm_starts_no_ray_on_the_loopback(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".ray-token*"))
 
 
+def test_slurm_does_not_wait_for_ever_for_a_node_and_leaves_no_token(tmp_path: Path) -> None:
+    job = start_slurm_job(tmp_path, "10.0.0.1\\n", alive=1, NODES_SECONDS="1")
+    try:
+        assert job.wait(60) == 1
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+    assert job.stderr
+    error = job.stderr.read()
+    assert "error: 1 of 2 nodes joined Ray after 1 s" in error
+    assert not list(tmp_path.glob(".ray-token*"))
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert ".ray-token-*" in ignored
+
+
 def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: subprocess.Popen, tmp_path: Path) -> None:
     deadline = time.monotonic() + 20
     while not (tmp_path / "started").exists() and time.monotonic() < deadline:
@@ -98,6 +114,7 @@ def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: su
     assert not list(tmp_path.glob(".ray-token*"))
     calls = (tmp_path / "calls").read_text()
     assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1" in calls
+    assert all(line.endswith(" cpus 64") for line in calls.splitlines()[1:])
     assert "--nodes=1 --ntasks-per-node=1 --exclude=node1 ray start --address=10.0.0.1:6379" in calls
 
 

@@ -74,8 +74,11 @@ def _locked(path: Path) -> tuple[TextIO, list[str]]:
             file.close()
             raise
         except OSError as error:
+            warning = f"{path.parent}: no locks on this storage ({error.strerror}): do not start this run twice"
+            if left := path.read_text().strip():
+                warning += f"; {left} has begun to train into it and did not say that it ended"
             file.truncate(0)
-            return file, [f"{path.parent}: no locks on this storage ({error.strerror}): do not start this run twice"]
+            return file, [warning]
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)

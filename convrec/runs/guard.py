@@ -22,6 +22,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -74,7 +76,8 @@ def join(is_driver: bool = False, message: str = "") -> None:
     if not name:
         return
     folder = Path(name)
-    (folder / "members").mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_private(folder)
+    (folder / "members").mkdir(exist_ok=True)
     tempfile.tempdir = None  # it may have been chosen before the folder existed on this node
     pid = os.getpid()
     processes = _processes()
@@ -96,6 +99,21 @@ def join(is_driver: bool = False, message: str = "") -> None:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
+        )
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder for this user alone, or find it so: on other nodes of a cluster somebody may know its name.
+
+    Raises RuntimeError for a link, another user's folder, and one that others may enter.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise RuntimeError(
+            f"{folder} on {socket.gethostname()} is not a folder of this user alone (user {found.st_uid}, mode "
+            f"{stat.filemode(found.st_mode)}): nothing is put there. Remove it; the next start takes another name"
         )
 
 
@@ -153,8 +171,8 @@ def _has_guard(folder: Path) -> bool:
         pid, start = (int(word) for word in (folder / "guard.pid").read_text().split())
     except (FileNotFoundError, ValueError):
         return False
-    stat = _stat(pid)
-    return stat is not None and stat[1] == start
+    found = _stat(pid)
+    return found is not None and found[1] == start
 
 
 # ---- the guard ----
@@ -171,7 +189,7 @@ def _stat(pid: int) -> tuple[int, int] | None:
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    return {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := _stat(int(name)))}
+    return {int(name): found for name in os.listdir("/proc") if name.isdigit() and (found := _stat(int(name)))}
 
 
 def _mapped(pid: int) -> set[str]:
@@ -301,7 +319,7 @@ class Guard:
         while (waited := time.monotonic() - begin) < 2 * TRACKER_SECONDS:
             self.poll()
             ours = set(self.owner_of) | self.members()  # without their driver, workers have nothing to do
-            ours |= {(pid, stat[1]) for pid, stat in _processes().items() if self.has_environment(pid)}
+            ours |= {(pid, start) for pid, (_, start) in _processes().items() if self.has_environment(pid)}
             ours = {key for key in ours if key != self.driver and key[0] not in self.not_ours}
             if not self.kill(ours, trackers_too=waited > TRACKER_SECONDS) and not self._waits_for_trackers(ours):
                 break
@@ -317,7 +335,7 @@ class Guard:
     def _waits_for_trackers(self, keys: set[Key]) -> bool:
         driver_pid = self.driver[0] if self.driver else None
         return any(
-            (stat := _stat(pid)) and stat[1] == start and stat[0] != driver_pid and _is_tracker(pid)
+            (found := _stat(pid)) and found[1] == start and found[0] != driver_pid and _is_tracker(pid)
             for pid, start in keys
         )
 

@@ -60,14 +60,19 @@ def was_asked_to_stop() -> bool:
     return _asked is not None and _asked[0] != 0
 
 
-def _begin_fork(parent: int, number: int, ignored: set[signal.Signals]) -> None:
-    global _notes
-    _notes = number
-    os.setsid()
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which started it, has ended; it is kept by exec."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _begin_fork(parent: int, number: int, ignored: set[signal.Signals]) -> None:
+    global _notes
+    _notes = number
+    os.setsid()
+    die_with(parent)
     # SIGINT is the supervisor's; the others come from schedulers that signal every process of a job
     for stop in ENDING - (ignored - {signal.SIGINT}):
         signal.signal(stop, signal.default_int_handler)
@@ -95,7 +100,7 @@ def begin(seconds: float = SECONDS) -> None:
     if child == 0:
         os.close(read_end)
         _begin_fork(parent, write_end, ignored)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask - ENDING)  # Ray starts jobs with SIGINT blocked
         return
     os.close(write_end)
     os.set_blocking(read_end, False)

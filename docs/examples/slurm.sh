@@ -11,6 +11,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@900
 #SBATCH --open-mode=append
+#SBATCH --requeue
 set -euo pipefail
 : "${TRAIN_FILE:?}" "${VAL_FILE:?}" "${CATALOG_FILE:?}" "${MODEL_PATH:?}" "${SAVE_PATH:?}"
 HERE=${SLURM_SUBMIT_DIR:?run it with sbatch}
@@ -29,11 +30,17 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1') # not `hea
 addresses=$(srun --nodes=1 --ntasks=1 --nodelist="$head" bash -c 'hostname --ip-address; hostname --all-ip-addresses')
 address=$(tr ' ' '\n' <<< "$addresses" | awk '/^[0-9.]+$/ && !/^127\./ && !found { print; found = 1 }')
 : "${address:?$head has no address but the loopback ($addresses)}"
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}" # srun has not taken it from the job since SLURM 22.05
+deadline=$((SECONDS + ${NODES_SECONDS:-900}))
+wait_no_longer() {
+  [ "$SECONDS" -lt "$deadline" ] || { echo "error: $1 after ${NODES_SECONDS:-900} s: see the raylets' words above" >&2; exit 1; }
+}
 ulimit -n 65536 2> /dev/null || true
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
   ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
 until ray health-check --address "$address:6379" > /dev/null 2>&1; do
   kill -0 $! || exit 1
+  wait_no_longer "Ray's head does not answer"
   sleep 2
 done
 if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
@@ -42,7 +49,10 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
 fi
 
 nodes='import ray; ray.init(log_to_driver=False); print(sum(node["Alive"] for node in ray.nodes()))'
-until [ "$(RAY_ADDRESS="$address:6379" python -c "$nodes" 2> /dev/null)" = "$SLURM_JOB_NUM_NODES" ]; do sleep 5; done
+until here=$(RAY_ADDRESS="$address:6379" python -c "$nodes" 2> /dev/null) && [ "$here" = "$SLURM_JOB_NUM_NODES" ]; do
+  wait_no_longer "${here:-no} of $SLURM_JOB_NUM_NODES nodes joined Ray"
+  sleep 5
+done
 
 export RAY_ADDRESS="http://$address:8265" N_NODES="$SLURM_JOB_NUM_NODES" N_GPUS_PER_NODE="$SLURM_GPUS_ON_NODE"
 bash "$HERE/run_rank_grpo.sh" "$@" &

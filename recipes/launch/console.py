@@ -1,11 +1,11 @@
 """What the user sees of a run: our lines and a progress bar on the terminal, everything else in a log file."""
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +24,7 @@ class Console:
         tqdm.write(text, file=self.stream)
 
 
-@contextmanager
+@contextlib.contextmanager
 def output_to(log_file: Path) -> Iterator[None]:
     """Append stdout and stderr of this process and its children, verl, Ray and vLLM, to the file.
 
@@ -41,15 +41,16 @@ def output_to(log_file: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):  # the disk may be full
+                    stream.flush()
             for target, descriptor in zip((1, 2), saved, strict=True):
                 os.dup2(descriptor, target)
                 os.close(descriptor)
             atexit.register(os.dup2, os.dup(log.fileno()), 2)
 
 
-@contextmanager
+@contextlib.contextmanager
 def repeating(function: Callable[[], None], seconds: float) -> Iterator[None]:
     """Call `function` every so many seconds in a thread, and once more at the end."""
     stop = threading.Event()
@@ -68,7 +69,7 @@ def repeating(function: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join(timeout=5)
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress(
     console: Console, run_folder: Path, total: int | None, describe: str, show: Mapping[str, str]
 ) -> Iterator[None]:

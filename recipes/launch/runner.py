@@ -1,5 +1,6 @@
 """One run of a recipe as its user sees it: bad input refused, a finished run left alone, progress, an exit status."""
 
+import contextlib
 import math
 import os
 import time
@@ -16,6 +17,7 @@ from convrec.runs.starts import note_start
 from recipes.launch import dry_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.launch.full_disk import explanation
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, finished_message, save_config
@@ -40,7 +42,11 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         run_folder = Path(config.trainer.default_local_dir)
         with hold(run_folder) as more:
             supervisor.note(run=str(run_folder))
-            return _run(console, start, recipe, arguments, config, [*warnings, *more])
+            try:
+                return _run(console, start, recipe, arguments, config, [*warnings, *more])
+            except OSError as error:  # of what is written before training
+                console.say(f"failed: {explanation(error, run_folder) or one_line(error)}")
+                return 1
     except UserError as error:
         console.say(f"error: {error}")
         return 2
@@ -111,10 +117,10 @@ def _run(
     except Exception as error:
         if supervisor.was_asked_to_stop():  # a scheduler's signal has ended other processes of the run as well
             return _stopped(console, supervisor.stop_line(run_folder))
-        with open(log_file, "a") as log:
+        with contextlib.suppress(OSError), open(log_file, "a") as log:  # the disk may be full
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {one_line(error)}\n"
+            f"failed after {_seconds_since(start)}: {explanation(error, run_folder) or one_line(error)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
         return 1

@@ -153,6 +153,11 @@ def test_storage_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatc
     monkeypatch.setattr(fcntl, "flock", refuse)
     with hold(tmp_path / "run") as (warning,):
         assert "no locks on this storage (No locks available)" in warning
+        assert "did not say" not in warning
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUNNING).write_text("process 7 of node-a\n")  # stale or held: nobody can tell
+    with hold(tmp_path / "run") as (warning,):
+        assert "process 7 of node-a has begun to train into it and did not say that it ended" in warning
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -204,3 +204,26 @@ before.kill()
 def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(guard.FOLDER_VARIABLE, raising=False)
     guard.join()
+
+
+@pytest.mark.parametrize("fault", ["a link", "others may enter", "another user's"])
+def test_nothing_is_put_into_a_folder_that_is_not_this_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """A node without the driver makes the folder under a name that its processes have in their environment."""
+    there, folder = tmp_path / "there", tmp_path / "convrec-x"
+    there.mkdir(mode=0o700)
+    if fault == "a link":
+        folder.symlink_to(there)
+    else:
+        folder.mkdir(mode=0o700)
+        if fault == "others may enter":
+            folder.chmod(0o755)
+        elif os.geteuid() == 0:
+            os.chown(folder, 12345, 12345)
+        else:
+            pytest.skip("only root can make another user's folder")
+    monkeypatch.setenv(guard.FOLDER_VARIABLE, str(folder))
+    with pytest.raises(RuntimeError, match="is not a folder of this user alone"):
+        guard.join()
+    assert not [*there.iterdir(), *(folder.iterdir() if fault != "a link" else ())]

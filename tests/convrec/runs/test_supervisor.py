@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -63,7 +64,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, psut
     """Start a command; returns it and its fork once that is ready."""
     started: list[subprocess.Popen] = []
 
-    def begin(work: str, seconds: float = 1, **variables: str) -> tuple[subprocess.Popen, psutil.Process]:
+    # a background job of a script has Ctrl-C ignored, and would hand that on
+    def default() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def begin(
+        work: str, seconds: float = 1, before: Callable[[], Any] = default, **variables: str
+    ) -> tuple[subprocess.Popen, psutil.Process]:
         script = BEGIN.format(root=str(ROOT), run=str(tmp_path / "run"), seconds=seconds) + work
         ours = {supervisor.SAVE_VARIABLE, *supervisor.SCHEDULERS}
         environment = {name: value for name, value in os.environ.items() if name not in ours}
@@ -74,8 +81,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, psut
             text=True,
             env=environment | variables,
             start_new_session=True,
-            # a background job of a script has Ctrl-C ignored, and would hand that on
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=before,
         )
         started.append(command)
         assert command.stdout
@@ -169,6 +175,23 @@ def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(
     assert command.poll() is None
     command.send_signal(signal.SIGTERM)
     assert command.wait(120) == 130
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}),  # Ray's jobs
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # a background job of a script
+    ],
+)
+def test_sigterm_interrupts_what_was_started_deaf_to_ctrl_c(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], before: Callable[[], Any]
+) -> None:
+    work = "try:\n    ready(); time.sleep(600)\nexcept KeyboardInterrupt:\n    print('cleaned', flush=True); raise"
+    command, _ = start(work, seconds=600, before=before)
+    command.send_signal(signal.SIGTERM)
+    out, error = command.communicate(timeout=120)
+    assert (command.returncode, out, error) == (130, "cleaned\n", "stopped; the same command does it again\n")
 
 
 def test_its_exit_status_is_the_commands(start: Callable[..., tuple[subprocess.Popen, psutil.Process]]) -> None:

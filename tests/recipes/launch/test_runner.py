@@ -93,6 +93,21 @@ def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
 
 
+def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    def train(config: DictConfig) -> None:
+        os.write(1, b"the log is on another disk than what is full\n")
+        with open("/dev/full", "w") as full:
+            full.write("x")
+
+    status, err = run(train)
+    assert status == 1
+    assert "No space left on device: " in err
+    assert "Make room" in err
+    assert "Traceback" not in err
+
+
 def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
         saved(tmp_path / "run", 4)
