@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo test test-gpu-pins lint format resolve pytest lock bench clean
+.PHONY: help setup demo test docs reference test-gpu-pins lint format resolve pytest lock bench clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -17,6 +17,15 @@ demo: setup ## sample data, SFT, Rank-GRPO, evaluation and a report, on a CPU
 	@$(PY) -m recipes.demo
 
 test: setup lint resolve pytest ## everything CI runs
+
+docs: setup ## the manual as a site in outputs/site, strict: links, reference pages and commands are checked
+	@$(PY) scripts/reference.py --check
+	@$(PY) -m pytest -q tests/test_docs.py
+	@$(PY) -m mkdocs build --strict --quiet
+	@echo outputs/site/index.html
+
+reference: setup ## write docs/reference/ from the code
+	@$(PY) scripts/reference.py
 
 lint: setup
 	@$(PY) -m ruff check .
@@ -32,8 +41,13 @@ resolve: setup ## both dependency sets still resolve and match their lock files
 
 test-gpu-pins: test ## the same: CPU and GPU have one set of versions (tests/test_packaging.py holds that)
 
-pytest: setup ## the test suite; PYTEST_ARGS="-k name" narrows it
+pytest: setup ## the quick tests in two processes, then those that train; PYTEST_ARGS="-k name" narrows them, in one
+ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
+else
+	@$(PY) -m pytest -m "not e2e" --numprocesses 2 --dist loadfile; quick=$$?; \
+	  $(PY) -m pytest -m e2e && exit $$quick
+endif
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh

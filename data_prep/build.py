@@ -19,6 +19,11 @@ Models are asked at OpenAI-compatible addresses: TEACHER_BASE_URL, TEACHER_MODEL
 both, LLM_... (convrec/llm); answers are kept in --cache, so that nothing is paid for twice.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import json
 import sys
@@ -220,7 +225,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", required=True, help="folder of the stages")
     add("--redo", action="store_true", help="run a stage again whose settings or inputs changed")
     add("--seed", type=int, default=3407, help="%(default)s")
-    add("--train", help="rows: training split (parquet, columns of the README)")
+    add("--train", help="rows: training split (parquet, columns of docs/reference/files.md)")
     add("--validation", help="rows: validation split")
     add("--catalog", help="rows: catalog.parquet; its further columns describe the items")
     add("--share", type=float, default=0.25, help="rows: share of the training split (%(default)s)")

@@ -22,6 +22,11 @@ train.parquet, validation.parquet, test.parquet (queries that differ in case, sp
 together), the criteria, left_out.jsonl that names everything left out, and summary.json with the counts.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import json
 import os

@@ -8,6 +8,11 @@ where their verdict is right; the other rows are left out (rejection sampling). 
 that only the lenient reading finds counts too: its thinking is kept, and the verdict written in the form.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

@@ -11,6 +11,11 @@ pointwise  4: the genre asked for; 3: it and another; 2: no genre at all; 1: two
 `reason` is a short thought for demonstrations: the genre that was asked for.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import json
 import os

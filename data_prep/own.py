@@ -1,4 +1,4 @@
-"""A data set of one's own -> the parquet that the recipes read. The form of the files: docs/data.md.
+"""A data set of one's own -> the parquet that the recipes read. The form of the files: docs/how-to/data.md.
 
     python -m data_prep.own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
         --validation-from 2024-05-01 --test-from 2024-06-01
@@ -12,6 +12,11 @@ Splits, by whole conversations: the lines' own `split`; or by time from --valida
 --validation-share and --test-share of the rows by time (where no line has a time: by a hash of the conversation). With
 none of these all is train.
 """
+
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
 
 import argparse
 import sys

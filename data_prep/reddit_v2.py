@@ -22,6 +22,11 @@ name and carries what it was made from, so that the same command continues after
 something else made.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import json
 import sys

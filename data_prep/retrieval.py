@@ -16,6 +16,11 @@ long at the same popular list for everyone. So: SFT on sft_titles, then on sft_t
 The teacher (data_prep/retrieval_teacher.py) has read the training conversations only, never the one it answers.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import os
 import re

@@ -10,6 +10,11 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
   first two, sampling less the third.
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import argparse
 import os
 from collections import Counter

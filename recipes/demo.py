@@ -16,10 +16,16 @@ OUT/summary.json:
     report             path of the HTML report
 """
 
+if __name__ == "__main__":  # before imports that take seconds; what it starts ends in the same way
+    from convrec.runs import supervisor
+
+    supervisor.begin(2 * supervisor.SECONDS + supervisor.GUARD_SECONDS)
+
 import argparse
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -126,11 +132,9 @@ def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
     with subprocess.Popen(["bash", str(HERE / name), *overrides], env=environment) as script:
         try:
             status = script.wait()
-        except KeyboardInterrupt:  # the terminal has interrupted the script as well: let it end its processes
-            try:
-                script.wait(timeout=SECONDS_TO_STOP)
-            except subprocess.TimeoutExpired:
-                script.terminate()
+        except KeyboardInterrupt:
+            script.send_signal(signal.SIGINT)
+            script.wait()  # it ends within a bounded time (convrec.runs.supervisor)
             raise
     if status:
         raise UserError(f"{name} ended with status {status}; its last lines are above. The same command resumes.")

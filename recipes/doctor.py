@@ -2,8 +2,8 @@
 
     python -m recipes.doctor [sft|rank_grpo|judge_pointwise|judge_pairwise] [--json] [hydra overrides]
 
-Reads the variables of README.md. With RAY_ADDRESS=http://head:8265 it runs there, as a job. Exit status 0 when nothing
-is wrong, else 1. The recipes ask the same before anything expensive, on every node of the run.
+Reads the variables of the recipes. With RAY_ADDRESS=http://head:8265 it runs there, as a job. Exit status 0 when
+nothing is wrong, else 1. The recipes ask the same before anything expensive, on every node of the run.
 """
 
 import json

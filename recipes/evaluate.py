@@ -8,10 +8,16 @@ or `api:NAME`, a model behind the OpenAI-compatible endpoint of LLM_BASE_URL and
 asked and scored as its config.yaml says it was trained (number of items, delimiter, matching, arguments of the chat
 template). OUT gets metrics.json, rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics)
 and generations.parquet, which is used again while the contents of the checkpoint and the sampling settings are the
-same. `--against OTHER_OUT` compares with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and
+same. `--constrained` has it write a second list for each prompt, in which nothing is invented, repeated or seen.
+`--against OTHER_OUT` compares with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and
 all its checkpoints are evaluated, the start model as step 0 and the newest one included. With `--judge pairwise` or
 `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
+
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
 
 import argparse
 import json
@@ -31,7 +37,9 @@ from convrec.lists.metrics import PROTOCOLS
 from convrec.lists.settings import ListSettings
 from convrec.report.page import table_row, text_table
 from recipes.evaluation.baselines import BASELINES
+from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.paper import paper_table
+from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.sweep import sweep_run
 
@@ -49,21 +57,31 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
             + (f"; {without} rows without ground truth left out" if without else "")
             + (f"; {damaged} damaged rows left out" if (damaged := metrics["damaged"]["data"]) else "")
         )
-        order = sorted(results, key=lambda name: name == "model")
+        order = sorted(results, key=lambda name: (name in OF_MODEL, name == "constrained"))
         lines.append(text_table([table_row(name, results[name], settings["ks"]) for name in order]))
         lines.append("")
+    if held := metrics.get("constrained"):
+        counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
+        lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")
+        lines += _paired(
+            f"constrained minus free lists, {held['paired']['n']} rows paired:", held["paired"], settings["ks"]
+        )
     if pair := metrics.get("paired"):
-        lines.append(f"the model minus {pair['against']}, {pair['n']} rows paired:")
-        for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in settings["ks"]):
-            mean, error, chance = (pair[name][key] for key in ("mean", "se", "p"))
-            lines.append(f"  {name:<10} {mean:+.4f} ±{error:.4f}  p {chance:.4f}")
-        lines.append("")
+        lines += _paired(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, settings["ks"])
     lines.append(
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, "
         f"the rest reused; {generation['truncated_prompts']} prompts shortened, "
         f"{generation['unfinished_responses']} responses cut off"
     )
     return "\n".join(lines)
+
+
+def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
+    lines = [title]
+    for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks):
+        mean, error, chance = (pair[name][key] for key in ("mean", "se", "p"))
+        lines.append(f"  {name:<10} {mean:+.4f} ±{error:.4f}  p {chance:.4f}")
+    return [*lines, ""]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -94,6 +112,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--max-response-length", type=int, default=1024)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
+    parser.add_argument("--constrained", action="store_true", help="beside the free lists: lists of the catalog only")
+    parser.add_argument("--allow", help="--constrained: the items lists may hold, one a line, or a catalog (parquet)")
     parser.add_argument("--sweep", action="store_true", help="every checkpoint of the run folder, step 0 included")
     parser.add_argument("--start", help="--sweep: the start model (step 0), where the run's config names another place")
     options = parser.parse_args(arguments)

@@ -31,6 +31,7 @@ from convrec.files import write_text
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
+from recipes.evaluation.scoring import constrained_gain
 from recipes.evaluation.single import evaluate
 from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
@@ -128,6 +129,7 @@ def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "in catalog": result["catalog_hit_ratio"],
         "repeats per list": result["repeats_per_list"],
         "distinct items": result["distinct_items"],
+        **constrained_gain(metrics),
     }
 
 

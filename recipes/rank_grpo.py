@@ -3,6 +3,11 @@
 python -m recipes.rank_grpo [hydra overrides]
 """
 
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
 import sys
 
 from recipes.launch import runner

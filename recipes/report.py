@@ -22,6 +22,7 @@ from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
 from recipes.evaluation.gains import gain_charts
+from recipes.evaluation.scoring import OF_MODEL
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs
 
@@ -125,8 +126,12 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     protocol = first["protocol"]
     columns: dict[str, dict[str, Any]] = {}
     for evaluation in metrics.values():
-        columns |= {name: result for name, result in evaluation["results"][protocol].items() if name != "model"}
-    columns |= {name: evaluation["results"][protocol]["model"] for name, evaluation in metrics.items()}
+        columns |= {name: result for name, result in evaluation["results"][protocol].items() if name not in OF_MODEL}
+    for name, evaluation in metrics.items():
+        results = evaluation["results"][protocol]
+        columns[name] = results["model"]
+        if "constrained" in results:
+            columns[f"{name}, constrained"] = results["constrained"]
     summary = next(iter(columns.values()))
     about = (
         f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol "

@@ -6,8 +6,14 @@ One device trains in this process, several through torchrun. On several nodes se
 each of them; without a terminal's comforts, and from the checkpoint that the tracker names.
 """
 
-import contextlib
 import os
+
+if __name__ == "__main__" and "LOCAL_RANK" not in os.environ:  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
+import contextlib
 import sys
 from pathlib import Path
 

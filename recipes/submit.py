@@ -12,6 +12,7 @@ import sys
 
 from convrec.errors import UserError
 from recipes.cluster.jobs import client_of, follow, say, stop, submit
+from recipes.launch import dry_run
 from recipes.launch.recipe import RECIPES
 
 
@@ -26,6 +27,8 @@ def main() -> int:
             training = f"{{{','.join(RECIPES)}}} [--detach] [hydra overrides]"
             say(f"usage: python -m recipes.submit {training} | --follow JOB | --stop JOB")
             return 2
+        if (status := dry_run.answer(RECIPES[arguments[0]], arguments[1:])) is not None:
+            return status
         overrides = [argument for argument in arguments[1:] if argument != "--detach"]
         return submit(RECIPES[arguments[0]], overrides, detach="--detach" in arguments)
     except UserError as error:

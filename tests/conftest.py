@@ -129,3 +129,15 @@ def sound_model() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def line_tokenizer() -> Any:
+    """A byte-level tokenizer that splits at line breaks, as those of Qwen and Llama-3 do, with few words."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    trained = ByteLevelBPETokenizer()
+    texts = ["Toy Story (1995)\nToy Story 2 (1999)\nAmélie (2001)\nHeat (1995)\n"] * 4
+    trained.train_from_iterator(texts, vocab_size=330, min_frequency=1, special_tokens=["<end>"])
+    return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>")

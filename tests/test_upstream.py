@@ -24,7 +24,7 @@ PINS = (
         "verl.plugin.platform.platform_manager:_detect_platform_name",
         "8dffc2174390e96d",
         ("recipes.preflight.findings:device_findings",),
-        "docs/cluster.md too",
+        "docs/how-to/cluster.md too",
     ),
     # process group: ours is made first, and verl's call must then do nothing
     Pin(

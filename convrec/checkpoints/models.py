@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from convrec.checkpoints import plain_load
 from convrec.checkpoints.files import SHARDS, check_hugging_face, check_shards, fingerprint, has_weights
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
@@ -127,7 +128,7 @@ def _merge_shards(
 ) -> None:
     with _model_written_whole(target, sources) as partial:
         merged = partial / "without_adapter" if is_lora else partial
-        command = ["verl.model_merger", "merge", "--backend", "fsdp"]
+        command = ["convrec.checkpoints.plain_load", "merge", "--backend", "fsdp"]
         _run([*command, "--local_dir", str(shards), "--target_dir", str(merged)], merged, shards)
         if is_lora:
             # the frozen base is the model the run started from, and unlike the merger's copy not rounded to bf16
@@ -180,4 +181,9 @@ def _run(command: list[str], target: Path, what: Path) -> None:
     )
     if done.returncode or not has_weights(target):
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+        if "Weights only load failed" in done.stderr:
+            raise UserError(
+                f"{what}: a shard holds more than tensors and plain values, which could run code here: refused. If it "
+                f"is your own, set {plain_load.VARIABLE}=0"
+            )
         raise UserError(f"{what}: this checkpoint cannot be merged ({last[0]}); name another step of the run")

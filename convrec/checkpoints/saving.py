@@ -1,31 +1,30 @@
 """Checkpoints of a Rank-GRPO run that survive what may happen while they are written.
 
-RUN/global_step_N/complete.json          sizes of its files, written last: what is cut off or damaged is seen
+RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
 RUN/best.json                            {"step": N, "val/ndcg": x} (judges: "val/score"): the best validated one saved
 RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
+
+A RUN/global_step_N that is a link is read, and when its turn comes the link is removed: nothing outside of RUN is.
 """
 
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, check_whole, world_size
 from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
-MANIFEST = "complete.json"
 BEST = "best.json"
 STOP = "stop"
 VALIDATION_METRICS = ("val/ndcg", "val/score")  # the first that is there: a judge has no NDCG
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
-# what `convrec.checkpoints.models` adds to a checkpoint later, whole and (also as version 0.1 names it) unfinished
-_MERGED = re.compile(r"\.?merged(\..*)?")
 ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
 
 
@@ -64,7 +63,7 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     """
     folder, last = step_folder(run_folder, step), latest_step(run_folder)
     kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
-    needed = sum(_sizes(step_folder(run_folder, last)).values()) if last else 0
+    needed = sum(manifest.sizes(step_folder(run_folder, last)).values()) if last else 0
     run_folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(run_folder).free
     if free < needed:
@@ -76,10 +75,10 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     if step == last and folder.is_dir():
         folder.rename(aside)
     else:  # cut off by an earlier end, perhaps with another number of processes
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     try:
         write()
-        write_json(folder / MANIFEST, _sizes(folder))
+        manifest.write(folder)
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         if aside.is_dir():
@@ -92,7 +91,7 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         raise RuntimeError(
             f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is fixed"
         ) from error
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside)
     prune(run_folder, keep)
 
 
@@ -120,8 +119,9 @@ def prune(run_folder: Path, keep: int | None) -> None:
     for step in steps[:-keep]:
         if step != best:
             folder = step_folder(run_folder, step)
-            (folder / MANIFEST).unlink()  # half removed is not complete
-            shutil.rmtree(folder)
+            if not folder.is_symlink():
+                (folder / manifest.MANIFEST).unlink()  # half removed is not complete
+            _remove(folder)
 
 
 def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep: int | None = None) -> None:
@@ -143,7 +143,7 @@ def best_step(run_folder: Path) -> int | None:
 
 def complete_steps(run_folder: Path) -> list[int]:
     """Steps whose checkpoint has every file in the size it was written with, in rising order."""
-    return [step for step, folder in _step_folders(run_folder).items() if _is_complete(folder)]
+    return [step for step, folder in _step_folders(run_folder).items() if manifest.is_complete(folder)]
 
 
 def choose_resume_step(run_folder: Path) -> list[str]:
@@ -167,6 +167,13 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     tracker = run_folder / LATEST
     if not tracker.exists() and not complete:
         return warnings
+    while complete:
+        step = named if named in complete else max(complete)
+        file = manifest.damaged_file(folders[step])
+        if file is None:
+            break
+        warnings.append(f"{folders[step] / file} is not what was written")
+        complete.remove(step)
     if named in complete or (named in folders and _has_whole_shards(folders[named])):
         return warnings
     older = [step for step, folder in folders.items() if step < named and _has_whole_shards(folder)]
@@ -205,10 +212,10 @@ def _step_folders(run_folder: Path) -> dict[int, Path]:
 
 def _put_back(aside: Path, folder: Path) -> None:
     """Killed while a checkpoint was written once more: keep the new one if it is complete, else the former."""
-    if _is_complete(folder):
-        shutil.rmtree(aside)
+    if manifest.is_complete(folder):
+        _remove(aside)
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         aside.rename(folder)
 
 
@@ -218,7 +225,7 @@ def _shards(folder: Path) -> Path:
 
 
 def _has_whole_shards(folder: Path) -> bool:
-    if (folder / MANIFEST).exists():
+    if (folder / manifest.MANIFEST).exists():
         return False  # it is not as the manifest says
     try:
         check_shards(_shards(folder))
@@ -228,21 +235,12 @@ def _has_whole_shards(folder: Path) -> bool:
     return True
 
 
-def _is_complete(folder: Path) -> bool:
-    manifest = _read_json(folder / MANIFEST)
-    sizes = _sizes(folder) if manifest else {}
-    return bool(manifest) and all(sizes.get(name) == size for name, size in manifest.items())
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of every file below, by relative path; what readers add later does not count."""
-    return {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and path.name != MANIFEST
-        and not any(_MERGED.fullmatch(part) for part in path.relative_to(folder).parts)
-    }
+def _remove(folder: Path) -> None:
+    """A checkpoint; of a link the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_json(path: Path) -> dict:

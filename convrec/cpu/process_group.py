@@ -8,8 +8,8 @@ from convrec.runs import guard
 def init_process_group() -> None:
     """Start gloo before verl does: verl names the backend "cpu:gloo,cpu:gloo" here, which torch refuses.
 
-    verl's own initialisation skips a group that exists. On one machine its processes meet in a file of the run's
-    folder: torch's server for that listens on every address.
+    verl's own initialisation skips a group that exists. On one machine its processes find each other through a file of
+    the run's folder: torch's server for that listens on every address.
     """
     from verl.utils.distributed import initialize_global_process_group_ray
 

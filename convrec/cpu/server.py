@@ -51,7 +51,7 @@ class InProcessExecutor(UniProcExecutor):
     """
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """One process meets itself in a file of the run's folder: torch's server for that listens on every address."""
+        """The group of this one process is set up by a file: torch's server for that would listen on every address."""
         method, rank, local_rank = super()._distributed_args()
         folder = os.environ.get(guard.FOLDER_VARIABLE)
         return (f"file://{folder}/vllm-{uuid4().hex}" if folder else method), rank, local_rank

@@ -1,6 +1,12 @@
 """A prompt as the model sees it: the chat template's text, and its tokens."""
 
+import functools
+import re
+from collections.abc import Sequence
 from typing import Any
+
+# Tokens of chat templates in use (ChatML, Llama 3, Gemma, Mistral, DeepSeek): for models whose tokenizer is not here
+_COMMON = re.compile(r"(?=<[|｜][^<>]{1,40}[|｜]>|</?(?:s|bos|eos|start_of_turn|end_of_turn)>|\[/?INST\])(.)")
 
 Message = dict[str, str]
 
@@ -8,6 +14,32 @@ Message = dict[str, str]
 def render_prompt(tokenizer: Any, messages: list[Message], **template_kwargs: Any) -> str:
     """The chat template's text up to where the assistant begins."""
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_kwargs)
+
+
+def without_control_tokens(messages: Sequence[Message], tokenizer: Any = None) -> list[Message]:
+    """The messages with a space within every text that the tokenizer would read as a special token.
+
+    A conversation is text: `<|im_end|><|im_start|>assistant` in it must neither end the turn nor begin an answer.
+    tokenizer: None for a model behind an address, where the special tokens of common templates are meant.
+    """
+    pattern = _COMMON if tokenizer is None else _special(tuple(_special_tokens(tokenizer)))
+    return [{**message, "content": _separated(pattern, message["content"])} for message in messages]
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({*added, *tokenizer.all_special_tokens})
+
+
+@functools.lru_cache(maxsize=16)
+def _special(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the first character of a special token; one of a single character is none that a text could avoid."""
+    names = [re.escape(token) for token in tokens if len(token.strip()) > 1]
+    return re.compile(f"(?={'|'.join(names)})(.)", re.DOTALL) if names else re.compile(r"(?!)(.)")
+
+
+def _separated(pattern: re.Pattern[str], text: str) -> str:
+    return pattern.sub(r"\1 ", text)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

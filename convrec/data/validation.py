@@ -194,7 +194,7 @@ def _read_batches(path: str | os.PathLike, schema: pa.Schema) -> Iterator[pa.Rec
             hint = (
                 "make a stable id with `python -m data_prep.reddit_v2`"
                 if missing == ["sample_id"]
-                else "rename or add them (README, data)"
+                else "rename or add them (docs/reference/files.md)"
             )
             raise UserError(f"{path}: no column {', '.join(missing)}; it has {', '.join(present.names)}; {hint}")
         for name in schema.names:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tqdm import tqdm
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.generation.generate import GenerationRow, Messages, generate
+from convrec.generation.generate import Constraint, GenerationRow, Messages, generate
 
 KEY = b"convrec.generation_key"
 SCHEMA = pa.schema(
@@ -52,10 +53,12 @@ def model_answers(
     *,
     tensor_parallel: int = 1,
     progress: bool = True,
+    constraint: Constraint | None = None,
     **settings: Any,
 ) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
 
+    constraint: its `exclude` has one list for each of `prompts`.
     settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...); one answer each.
     Greedy answers are the same with any seed. vLLM's log goes beside `path`. Raises UserError for a model that is half
     written, before vLLM starts.
@@ -64,7 +67,10 @@ def model_answers(
     if folder.is_dir():
         check_hugging_face(folder)
 
+    exclude_of = dict(zip(map(prompt_id, prompts.values()), constraint.exclude, strict=True)) if constraint else {}
+
     def answer(missing: list[Messages], keep: Callable[[list[tuple[int, Answer]]], None]) -> None:
+        exclude = [exclude_of.get(prompt_id(prompt), []) for prompt in missing]
         generate(
             model_path,
             missing,
@@ -72,11 +78,14 @@ def model_answers(
             log_file=path.with_name("vllm.log"),
             progress=progress,
             on_batch=lambda rows: keep([(row.prompt_index, _record(row)) for row in rows]),
+            constraint=replace(constraint, exclude=exclude) if constraint else None,
             **settings,
         )
 
     name = fingerprint(folder) if folder.is_dir() else model_path  # a Hugging Face id stands for itself
     what = {"model": name, **settings}
+    if constraint:  # the trie's name has the key of its contents
+        what["constraint"] = [Path(constraint.trie).name, constraint.num_items, sorted(exclude_of.items())]
     if settings.get("temperature") == 0:
         what.pop("seed", None)
     return stored_answers(what, prompts, path, answer)

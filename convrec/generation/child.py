@@ -16,7 +16,7 @@ from convrec.errors import UserError
 from convrec.generation.generate import BATCH, Messages, Request
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
-# CPU that many can be an hour, and fewer are as fast (docs/performance.md).
+# CPU that many can be an hour, and fewer are as fast (docs/explanation/performance.md).
 GPU_BATCH, CPU_BATCH = 1024, 128
 
 
@@ -59,6 +59,7 @@ class _ProgressPipe(tqdm):
 
 def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int]], list[bool]]:
     """Token ids of each prompt, and whether its conversation had to be cut to fit `limit`."""
+    from convrec.data.chat import without_control_tokens
     from convrec.data.schema import truncate_prompt
 
     def ids(conversations: list[Messages]) -> list[list[int]]:
@@ -76,11 +77,12 @@ def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int
 
         return with_text(truncate_prompt(messages[last]["content"], lambda text: len(with_text(text)) <= limit))
 
-    prompts = ids(request.prompts)  # in one call, which is faster than one at a time
+    conversations = [without_control_tokens(messages, tokenizer) for messages in request.prompts]
+    prompts = ids(conversations)  # in one call, which is faster than one at a time
     too_long = [len(tokens) > limit for tokens in prompts]
     prompts = [
         cut(messages) if cut_it else tokens
-        for messages, tokens, cut_it in zip(request.prompts, prompts, too_long, strict=True)
+        for messages, tokens, cut_it in zip(conversations, prompts, too_long, strict=True)
     ]
     return prompts, too_long
 
@@ -123,6 +125,10 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
 
     from vllm import LLM, SamplingParams
 
+    if request.constraint:
+        from convrec.constrained.vllm_processor import PROCESSOR, TRIE
+
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: request.constraint["trie"]}}
     longest = max(len(tokens) for tokens in prompts)
     engine = LLM(
         model=request.model,
@@ -146,7 +152,7 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     for start in range(0, len(prompts), batch_size):
         batch = slice(start, start + batch_size)
         inputs = [{"prompt_token_ids": ids} for ids in prompts[batch]]
-        outputs = engine.generate(inputs, sampling, use_tqdm=_ProgressPipe)
+        outputs = engine.generate(inputs, _sampling_of(request, sampling, batch), use_tqdm=_ProgressPipe)
         yield [
             [
                 {
@@ -160,6 +166,19 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
             ]
             for output, tokens, was_cut in zip(outputs, prompts[batch], truncated[batch], strict=True)
         ]
+
+
+def _sampling_of(request: Request, sampling: Any, batch: slice) -> Any:
+    """The prompts' own sampling where each has its exclusions, else what all share."""
+    if not request.constraint:
+        return sampling
+    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS
+
+    of_prompts = []
+    for exclude in request.constraint["exclude"][batch]:
+        of_prompts.append(sampling.clone())
+        of_prompts[-1].extra_args = {ITEMS: request.constraint["num_items"], EXCLUDE: exclude}
+    return of_prompts
 
 
 def main(request_path: str, result_path: str, pipe_fd: str, parent: str) -> None:

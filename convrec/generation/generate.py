@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
+from convrec.runs import guard, supervisor
 
 Messages = list[dict[str, str]]
 BATCH = "batch"  # what the child says when a line of results is written
@@ -31,6 +32,18 @@ class GenerationRow:
     finish_reason: str  # "stop" or "length"
     prompt_tokens: int
     prompt_truncated: bool
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Answers are lists of the catalog: `num_items` different items, those left out that `exclude` has for the prompt.
+
+    trie: a file of convrec.constrained.catalog_trie, of the model's tokenizer. exclude: items, one list a prompt.
+    """
+
+    trie: str
+    num_items: int
+    exclude: Sequence[list[int]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class Request:
     gpu_memory_utilization: float
     batch_size: int | None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    constraint: dict[str, Any] | None = None  # a Constraint's fields
 
 
 def as_messages(prompt: str | Sequence[dict[str, str]]) -> Messages:
@@ -74,12 +88,14 @@ def generate(
     progress: bool = True,
     batch_size: int | None = None,
     on_batch: Callable[[list[GenerationRow]], None] | None = None,
+    constraint: Constraint | None = None,
 ) -> list[GenerationRow]:
     """Answers to `prompts`, `n` rows for each, in the order of the prompts (prompt_index says whose row it is).
 
-    Each distinct prompt is generated once: equal prompts share their rows. A prompt over `max_prompt_tokens` keeps its
-    instruction and the end of its conversation. `dtype="auto"` is float32 on a CPU and the checkpoint's own on a GPU.
-    `chat_template_kwargs` are the template's own arguments; None asks a thinking model to answer right away.
+    Each distinct prompt is generated once: equal prompts (with equal exclusions) share their rows. A prompt over
+    `max_prompt_tokens` keeps its instruction and the end of its conversation. `dtype="auto"` is float32 on a CPU and
+    the checkpoint's own on a GPU. `chat_template_kwargs` are the template's own arguments; None asks a thinking model
+    to answer right away.
     `on_batch` gets the rows of every `batch_size` distinct prompts as soon as they are there, under the index of the
     first occurrence: what an interrupted call has paid for can be kept. None: generation_worker's CPU_BATCH, GPU_BATCH.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
@@ -88,11 +104,13 @@ def generate(
     messages = [as_messages(prompt) for prompt in prompts]
     if not messages:
         return []
-    keys = [json.dumps(message, sort_keys=True) for message in messages]
+    excluded = constraint.exclude if constraint else [[]] * len(messages)
+    keys = [json.dumps(one, sort_keys=True) for one in zip(messages, excluded, strict=True)]
     distinct = {key: position for position, key in enumerate(dict.fromkeys(keys))}
+    asked = [json.loads(key) for key in distinct]
     request = Request(
         model=model,
-        prompts=[json.loads(key) for key in distinct],
+        prompts=[message for message, _ in asked],
         max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
         temperature=temperature,
@@ -103,8 +121,10 @@ def generate(
         gpu_memory_utilization=gpu_memory_utilization,
         batch_size=batch_size,
         chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
+        constraint=asdict(replace(constraint, exclude=[exclude for _, exclude in asked])) if constraint else None,
     )
-    with tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
+    with guard.guarded("") as temporary, tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
+        supervisor.note(temporary=str(temporary))
         log_path = Path(log_file) if log_file else Path(folder) / "vllm.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         firsts = list({key: index for index, key in reversed(list(enumerate(keys)))}.values())[::-1]

@@ -157,7 +157,9 @@ class Matcher:
         return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows, parsed)
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
-        """The catalog rows that `match` calls seen when these titles are; not for mode `reference`."""
+        """The catalog rows that `match` calls seen when these titles are."""
+        if self.mode == "reference":
+            return sorted(row for title in set(seen) for row in self.index.by_title.get(title, ()))
         items = {item for title in seen for item in self._seen(title)[0]}
         return sorted(row for item in items for row in self.index.rows.get(item, (item,)))
 

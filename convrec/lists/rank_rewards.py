@@ -1,4 +1,4 @@
-"""Relevance -> rank returns r_k, what Rank-GRPO trains on (docs/method.md 2): the registry of the rank rewards.
+"""Relevance -> rank returns r_k, what Rank-GRPO trains on (docs/explanation/method.md 2): the registry.
 
 A rank reward of the user's own is `user_rewards`.
 """

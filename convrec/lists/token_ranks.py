@@ -1,4 +1,4 @@
-"""The token half of the rank grammar (docs/method.md 1): which token belongs to which line of the response.
+"""The token half of the rank grammar (docs/explanation/method.md 1): which token belongs to which line of the response.
 
 The text half is `ranks.split_lines`. Both work on the same bytes: a line ends at the delimiter, whitespace is ASCII,
 rank k is the k-th line with a byte that is neither. One table per vocabulary says for each token what its bytes do to

@@ -2,8 +2,8 @@
 
     function(relevance, items) -> returns
 
-Lists of N, entry k for rank k + 1. relevance: 1 for a hit (docs/method.md 2), else 0. items: `Item` (title, year), None
-for a rank without a line and for a line that is no item. returns: finite numbers.
+Lists of N, entry k for rank k + 1. relevance: 1 for a hit (docs/explanation/method.md 2), else 0. items: `Item`
+(title, year), None for a rank without a line and for a line that is no item. returns: finite numbers.
 """
 
 import importlib

@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from convrec.data.chat import without_control_tokens
 from convrec.errors import UserError
 from convrec.llm.answers import Answer, AnswerCache, BadReply, Messages, NoAnswer, Usage, read_reply
 from convrec.llm.endpoint import Endpoint
@@ -164,7 +165,7 @@ class LLM:
         sampling: dict[str, Any],
         in_flight: dict[Path, asyncio.Future[Answer]],
     ) -> Answer:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = without_control_tokens([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         request = {"model": self.endpoint.model, "messages": messages, "sampling": sampling}
         refusal = request | {"refused_by": self.endpoint.base_url}
         path = self.cache.path(request)

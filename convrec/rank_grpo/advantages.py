@@ -1,4 +1,4 @@
-"""Rank returns -> rank-relative advantages -> what each unit of tokens earns (docs/method.md 3; arXiv 2510.20150, 4).
+"""Rank returns -> rank-relative advantages -> what units of tokens earn (docs/explanation/method.md 3; paper, 4).
 
 A *unit* is a set of tokens of one response that share one importance ratio and one place in the loss: an item's
 tokens, or the premature stop token. Unit ids: 0..N-1 the ranks, N the premature stop token, N+1.. overflow items, -1

@@ -1,4 +1,4 @@
-"""The Rank-GRPO policy loss (docs/method.md 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
+"""The Rank-GRPO policy loss (docs/explanation/method.md 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
 
     loss = sum_t weight_t * ( -is_t * min(w_u A_t, clip(w_u, 1-low, 1+high) A_t) + kl_coef * k3_t ),  u the unit of t
     w_u  = exp( mean over the unit's tokens of (log pi_new - log pi_old) ),   a ratio of geometric means
@@ -65,7 +65,7 @@ class PolicyTerm(NamedTuple):
 class Units:
     """Which tokens of a micro-batch make up each unit.
 
-    Advantages of both signs may meet in a unit (reference preset), and clipping treats them apart, so every unit has
+    A unit may have advantages of both signs (reference preset), and clipping treats them apart, so every unit has
     two slots, for its tokens with A >= 0 and with A < 0; the first slot of a row takes the tokens of no unit.
 
     Attributes: none_BT, the token has no unit; count_BU, tokens in the unit; mean_BU, 1 / count_BU (1 where it is 0).

@@ -83,6 +83,16 @@ def _locked(path: Path) -> tuple[TextIO, list[str]]:
         file.close()  # its holder ended and removed it meanwhile
 
 
+def remove_stale_lock(run_folder: Path) -> None:
+    """Remove the lock file of a process that was killed; one that a process holds stays."""
+    path = run_folder / RUNNING
+    with contextlib.suppress(OSError):
+        if path.exists():
+            file, _ = _locked(path)
+            with file:
+                path.unlink(missing_ok=True)
+
+
 def _holder(run_folder: Path) -> str:
     with contextlib.suppress(OSError):
         return (run_folder / RUNNING).read_text().strip() or "another process"
@@ -117,6 +127,28 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
                 continue
             by_step.setdefault(int(entry["step"]), {}).update(entry["data"])
     return [{"step": step, **by_step[step]} for step in sorted(by_step)]
+
+
+class NewMetrics:
+    """The lines that were added to a run's metrics files since the last look, so that following a long run is cheap."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.folder = run_folder / METRICS
+        self.places: dict[Path, int] = {}  # bytes of each file that have been read
+
+    def read(self) -> list[dict[str, Any]]:
+        """One dict a line, with "step", in the order of files and lines; one that is being written comes later."""
+        rows = []
+        for path in sorted(self.folder.glob("[0-9]*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self.places.get(path, 0))
+                whole, end, _ = file.read().rpartition(b"\n")
+            self.places[path] = self.places.get(path, 0) + len(whole + end)
+            for line in whole.splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # of a run that was killed while writing
+                    entry = json.loads(line)
+                    rows.append({"step": int(entry["step"]), **entry["data"]})
+        return rows
 
 
 def is_logged(run_folder: Path, step: int) -> bool:

@@ -105,8 +105,8 @@ def guarded(message: str) -> Iterator[Path]:
     folder = new_folder()
     before = {name: os.environ.get(name) for name in environment(folder)}
     os.environ.update(environment(folder))
-    join(is_driver=True, message=message)
     try:
+        join(is_driver=True, message=message)
         yield folder
     finally:
         end(folder)
@@ -120,12 +120,17 @@ def guarded(message: str) -> Iterator[Path]:
 
 def end(folder: Path) -> bool:
     """The driver has finished: have everything it started ended and removed. Returns whether the guard is done."""
-    with contextlib.suppress(FileNotFoundError):
-        (folder / "end").touch()
+    begin_end(folder)
     deadline = time.monotonic() + END_SECONDS
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return not folder.exists()
+
+
+def begin_end(folder: Path) -> None:
+    """Have the guard end and remove everything, and say nothing."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "end").touch()
 
 
 def explain(message: str) -> None:

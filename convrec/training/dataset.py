@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from convrec.data.chat import Message, encode, fits, render_prompt
+from convrec.data.chat import Message, encode, fits, render_prompt, without_control_tokens
 from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, TRUTH, is_demonstration_table, truncate_prompt
 from convrec.errors import UserError
 
@@ -32,7 +32,8 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
 
 
 def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
-    """The one user message, shortened until its rendering has at most `max_tokens` tokens."""
+    """The one user message without control tokens, shortened until its rendering has at most `max_tokens` tokens."""
+    messages = without_control_tokens(messages, tokenizer)
     (message,) = messages
     text = message["content"]
 
@@ -127,7 +128,8 @@ class DemonstrationDataset(Dataset):
         """The rows of which prompt and completion fit `max_length` together."""
 
         def whole(row: dict[str, Any]) -> str:
-            start = render_prompt(self.tokenizer, row["prompt"], **self.template_kwargs)
+            prompt = without_control_tokens(row["prompt"], self.tokenizer)
+            start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
             return start + self._completion_text(row["prompt"], row["completion"])
 
         keep = [fits(self.tokenizer, whole(row), self.max_length) for row in self.table.to_pylist()]
@@ -141,6 +143,8 @@ class DemonstrationDataset(Dataset):
 
     def _completion_text(self, prompt: list[Message], completion: list[Message]) -> str:
         """What the template puts after the generation prompt, up to and including the end-of-turn token."""
+        prompt = without_control_tokens(prompt, self.tokenizer)
+        completion = without_control_tokens(completion, self.tokenizer)
         rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
         start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
         content = completion[0]["content"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from convrec.data.chat import fits, render_prompt
+from convrec.data.chat import Message, fits, render_prompt, without_control_tokens
 from convrec.errors import UserError
 from convrec.judges.criteria import Criteria
 from convrec.judges.orders import SEPARATE, pairs_of
@@ -55,13 +55,16 @@ class JudgeDataset(RLHFDataset):
     def _is_short_enough(self, row: dict[str, Any]) -> bool:
         return fits(self.tokenizer, self._rendered(row), self.max_prompt_length)
 
+    def _prompt(self, row: dict[str, Any]) -> list[Message]:
+        return without_control_tokens(prompt_of(row, self.mode), self.tokenizer)
+
     def _rendered(self, row: dict[str, Any]) -> str:
-        return render_prompt(self.tokenizer, prompt_of(row, self.mode), **self.apply_chat_template_kwargs)
+        return render_prompt(self.tokenizer, self._prompt(row), **self.apply_chat_template_kwargs)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = self.dataframe[item]
         return {
-            "raw_prompt": prompt_of(row, self.mode),
+            "raw_prompt": self._prompt(row),
             "data_source": row["source"] or "judge",
             "reward_model": {"style": "rule", "ground_truth": {self.label: label_of(row, self.mode)}},
             "extra_info": self._extra_info(item, row),

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
 UNREACHABLE_SECONDS = 60.0  # Ray's connections break and are made again; a node is given up after about 30 s
-SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for the dead as well
+SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for ended processes as well
 
 
 class ProcessLost(RuntimeError):
@@ -30,7 +30,8 @@ class ProcessLost(RuntimeError):
 
 
 class Watch:
-    """Asks Ray for a sign of life of each actor, without waiting for it: a busy one answers later, a dead one at once.
+    """Asks each actor for an answer without waiting for it: a busy one answers later, and Ray says at once when one has
+    ended.
 
     Args:
         actors: gives name -> handle of those that are there by now.

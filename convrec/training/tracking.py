@@ -8,20 +8,30 @@ checkpoint, or after step 0 where there is none yet. Console and file need nothi
 
 The validation with which a start begins repeats that of the checkpoint: SwanLab and TensorBoard keep the first one.
 
+A tracker that cannot be opened, or fails later, is left out with a line in the log; the run goes on. Not so the file of
+the metrics: what reports and resumed runs read is part of the run.
+
 verl gives its table of validation samples to trackers alone; RUN/samples/*.jsonl, a file a start as of the metrics, has
 the same ones: {"step", "input", "output", "score"} a line.
 """
 
+import contextlib
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from convrec.runs.folder import METRICS, latest_step, read_metrics
 
+logger = logging.getLogger(__name__)
+
 SAMPLES = "samples"
+OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run's
+FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
 KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
 
 
@@ -87,9 +97,13 @@ def resumable(
     if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
         _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
         kept = next((row for row in earlier if row["step"] == done), {})
-    tracking = Tracking(project_name, name, backends, config)
-    if "tensorboard" in backends:
-        _write_at_once(tracking.logger["tensorboard"], done, kept)
+    tracking = Tracking(project_name, name, [backend for backend in backends if backend in OURS], config)
+    for backend in backends:
+        if backend not in OURS:
+            tracking.logger |= _opened(backend, partial(Tracking, project_name, name, [backend], config))
+    _OPEN.append(tracking)
+    if "tensorboard" in tracking.logger:
+        _write_at_once(tracking.logger["tensorboard"].tracker, done, kept)
     refill = [backend for backend in backends if backend in KEEP_THE_FIRST_VALUE]
     if done and refill:
         for row in earlier:
@@ -99,12 +113,82 @@ def resumable(
     return tracking
 
 
+_OPEN: list[Any] = []  # what `resumable` has opened in this process
+
+
+class Tolerant:
+    """A tracker of verl's whose failures are lines in the log. After FAILURES in a row it is no longer called."""
+
+    FAILURES = 10
+
+    def __init__(self, name: str, tracker: Any) -> None:
+        self.name = name
+        self.tracker = tracker
+        self.failures = 0
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        if self.failures >= self.FAILURES:
+            return
+        try:
+            self.tracker.log(data=data, step=step)
+            self.failures = 0
+        except Exception:
+            self.failures += 1
+            then = "; it is left out from now on" if self.failures == self.FAILURES else ""
+            logger.warning("%s lost the metrics of step %s%s", self.name, step, then, exc_info=True)
+
+    def finish(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            self.tracker.finish(*args, **kwargs)
+        except Exception:
+            logger.warning("%s did not finish", self.name, exc_info=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tracker, name)
+
+
+def _opened(name: str, make: Callable[[], Any]) -> dict[str, Tolerant]:
+    """{name: tracker}, once more offline when that fails; {} when that fails too."""
+    for offline in ({}, {f"{name.upper()}_MODE": "offline"}):
+        os.environ.update(offline)
+        try:
+            with _without_login():
+                tracking = make()
+            trackers = {backend: Tolerant(backend, tracker) for backend, tracker in tracking.logger.items()}
+            tracking.logger = {}  # verl finishes its trackers when the object that opened them goes
+            return trackers
+        except Exception:
+            logger.warning("%s cannot be opened%s", name, ": left out" if offline else "", exc_info=True)
+    return {}
+
+
+@contextlib.contextmanager
+def _without_login() -> Iterator[None]:
+    """verl logs in to SwanLab where a key is set, whatever SWANLAB_MODE says."""
+    key = os.environ.pop("SWANLAB_API_KEY", None) if os.environ.get("SWANLAB_MODE") == "offline" else None
+    try:
+        yield
+    finally:
+        if key:
+            os.environ["SWANLAB_API_KEY"] = key
+
+
+def finish() -> None:
+    """Let the trackers of this process upload what they have, for FINISH_SECONDS at most."""
+    threads = [threading.Thread(target=tracking.finish, daemon=True) for tracking in _OPEN]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(FINISH_SECONDS)
+    _OPEN.clear()
+
+
 def keep_samples(run_folder: Path, project_name: str, experiment_name: str) -> Any:
     """verl's logger of validation samples, which also writes them to the run's folder."""
     from verl.utils.tracking import ValidationGenerationsLogger
 
-    logger = ValidationGenerationsLogger(project_name, experiment_name)
-    log = logger.log
+    samples_logger = ValidationGenerationsLogger(project_name, experiment_name)
+    log = samples_logger.log
     file = run_folder / SAMPLES / Path(os.environ["VERL_FILE_LOGGER_PATH"]).name
 
     def log_and_keep(loggers: Sequence[str], samples: Sequence[tuple[str, str, float]], step: int) -> None:
@@ -112,10 +196,14 @@ def keep_samples(run_folder: Path, project_name: str, experiment_name: str) -> A
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as out:
             out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        log(loggers, samples, step)
+        for name in set(loggers) & {name for tracking in _OPEN for name in tracking.logger}:
+            try:
+                log([name], samples, step)
+            except Exception:
+                logger.warning("%s lost the samples of step %s", name, step, exc_info=True)
 
-    logger.log = log_and_keep
-    return logger
+    samples_logger.log = log_and_keep
+    return samples_logger
 
 
 def _write_at_once(tensorboard: Any, done: int, kept: Mapping[str, Any]) -> None:

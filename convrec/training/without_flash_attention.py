@@ -1,7 +1,7 @@
 """What changes where flash-attn is missing: micro-batches of rows of similar length, log-probs in one call.
 
 Without flash-attn verl pads a micro-batch to its longest row, and it balances micro-batches by putting long and short
-rows together. What that costs depends on the longest prompt: docs/performance.md has it for the demo's steps.
+rows together. What that costs depends on the longest prompt (docs/explanation/performance.md).
 """
 
 from collections.abc import Sequence

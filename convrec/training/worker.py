@@ -14,6 +14,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from convrec.checkpoints.plain_load import use_plain_load
 from convrec.cpu.engine import register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.cpu.process_group import in_run_folder, init_process_group
@@ -39,6 +40,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         # before the model is built; a worker whose version does not look here is found by the driver later
         if registration.DRIVERS_DIGEST in os.environ:
             registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
+        use_plain_load()
         packed_attention.register()
         use_whole_batch_log_probs()
         use_length_groups()

@@ -195,7 +195,7 @@ def items_of(record: Any, name: str | None = None, scores: Scores = SCORES) -> l
         if form is None:
             raise Broken(
                 f"it has {', '.join(map(str, record)) or 'no columns'}: none of the known forms",
-                "give prompt with chosen and rejected, or another form of docs/judges.md",
+                "give prompt with chosen and rejected, or another form of docs/how-to/judges.md",
             )
     else:
         form = FORMATS[name]

@@ -1,4 +1,4 @@
-"""A line of one's own conversations: what it holds, and what is said about one that is damaged. See docs/data.md.
+"""A line of one's own conversations: what it holds, what is said of a damaged one (docs/how-to/data.md).
 
 JSONL (an object a line) or CSV (a header, then the same keys as columns):
 

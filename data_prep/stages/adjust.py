@@ -1,4 +1,4 @@
-"""Adjust: s_final = w s + b with w and b per catalog item, fitted to what was really recommended (docs/method.md 6).
+"""Adjust: s_final = w s + b per catalog item, fitted to what was really recommended (docs/explanation/method.md 6).
 
 maximise  sum over training conversations of sum over their ground truths g of log softmax over candidates (w s + b)[g]
           - penalty (|w - 1|^2 + |b|^2)

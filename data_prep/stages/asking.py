@@ -98,8 +98,8 @@ class Asker:
             failed = {json.dumps(prompt): answer for prompt, answer in self.llm.failures.values()}
             for i, prompt in enumerate(prompts) if failed else ():
                 if answer := failed.get(json.dumps(prompt)):
-                    told = {"prompt": prompt, "status": answer.status, "error": answer.error}
-                    self.failed.entries.append({"stage": self.failed.stage, "row": names and names[i]} | told)
+                    what = {"prompt": prompt, "status": answer.status, "error": answer.error}
+                    self.failed.entries.append({"stage": self.failed.stage, "row": names and names[i]} | what)
             self.failed.write()
         return [
             replace(answer, text=outside_thinking(answer.text, thinks and answer.finish_reason == "length"))

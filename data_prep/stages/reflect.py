@@ -1,4 +1,4 @@
-"""Reflect: a judge rates the candidates on -2..2 and s += gamma * rating (docs/method.md 6); unrated ones get 0.
+"""Reflect: a judge rates the candidates on -2..2 and s += gamma * rating; unrated: 0 (docs/explanation/method.md 6).
 
 list           one question a conversation, answered with `title (year)####rating` lines, as in the paper
 pointwise      one question a candidate to a judge that this project trained, in the words of its training;

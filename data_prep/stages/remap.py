@@ -66,7 +66,7 @@ def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr
 def remap_scores(
     p_BI: sparse.csr_matrix, items_ID: np.ndarray, num_catalog: int, conversations_BD: np.ndarray, weight: float
 ) -> np.ndarray:
-    """(B, M) s of docs/method.md 6. items_ID: unit vectors, the catalog's M items first; weight: lambda."""
+    """(B, M) s of docs/explanation/method.md 6. items_ID: unit vectors, the catalog's M items first; weight: lambda."""
     query_BD = p_BI @ items_ID + weight * conversations_BD
     return query_BD @ items_ID[:num_catalog].T + p_BI[:, :num_catalog].toarray()
 

@@ -35,7 +35,7 @@ CORRECTION = (
 
 
 class ItemTable:
-    """Numbers for items: the catalog's rows, and from there on what is not in the catalog, as it is met."""
+    """Numbers for items: the catalog's rows, and from there on what is not in the catalog, in the order it comes."""
 
     def __init__(self, matcher: Matcher) -> None:
         self.matcher = matcher

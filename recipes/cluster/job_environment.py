@@ -1,7 +1,7 @@
 """What a Ray job gets of the caller's folder and environment, and which overrides mean nothing there.
 
 The code travels (runtime_env.yaml says what), data and models do not: their paths are made absolute here and must exist
-on every node. The variables of README.md are handed on, and those of SETTINGS; secrets are not, the cluster's
+on every node. The recipes' variables are handed on, and those of SETTINGS; secrets are not, the cluster's
 environment has them.
 """
 

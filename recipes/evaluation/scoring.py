@@ -16,6 +16,7 @@ from convrec.lists.settings import ListSettings
 from recipes.evaluation.split import Split
 
 Scored = list[dict[str, Any]]
+OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines
 
 
 def score(split: Split, responses: Sequence[Sequence[Item | None]], protocol: str, ks: Sequence[int]) -> Scored:
@@ -101,7 +102,27 @@ def compare(
     before = [{name: other[split.rows[place]["sample_id"]][name] for name in names} for place in places]
     after = [{name: scored[place][name] for name in names} for place in places]
     differences = paired(before, after, ks, [split.prompt_ids[place] for place in places], seed)
-    return {"n": len(places)} | {name: {key: differences[name][key] for key in ("mean", "se", "p")} for name in names}
+    return {"n": len(places)} | _without_rows(differences)
+
+
+def differences_of(before: Scored, after: Scored, split: Split, ks: Sequence[int], seed: int) -> dict[str, Any]:
+    """The same of two lists for each row of one split: the second minus the first."""
+    n = sum(row["num_truth"] > 0 for row in before)
+    return {"n": n} | _without_rows(paired(before, after, ks, split.prompt_ids, seed))
+
+
+def _without_rows(differences: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: {key: of_metric[key] for key in ("mean", "se", "p")} for name, of_metric in differences.items()}
+
+
+def constrained_gain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What an evaluation's constrained lists gain over its free ones, as columns of a table; none without them."""
+    if "constrained" not in metrics:
+        return {}
+    names = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in metrics["settings"]["ks"]]
+    pair = metrics["constrained"]["paired"]
+    columns = (("constrained gain", "mean"), ("constrained gain se", "se"), ("constrained gain p", "p"))
+    return {f"{name} {column}": pair[name][key] for name in names for column, key in columns}
 
 
 def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:

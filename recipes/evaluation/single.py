@@ -20,7 +20,8 @@ from convrec.lists.ranks import parse_items
 from convrec.lists.settings import ListSettings
 from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API, api_answers, baseline_lists
-from recipes.evaluation.scoring import compare, read_other, score, summary, write_rows
+from recipes.evaluation.constrained import check_lists, make_constraint
+from recipes.evaluation.scoring import compare, differences_of, read_other, score, summary, write_rows
 from recipes.evaluation.split import Rows, Split, read_rows, read_split
 
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
@@ -50,18 +51,23 @@ def evaluate(
     tensor_parallel: int = 1,
     run: str | Path | None = None,
     skip_damaged: float | None = None,
+    constrained: bool = False,
+    allow: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate and write OUT's three files; returns what metrics.json holds.
 
     {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired",
     "damaged"}.
-    A summary is scoring.summary's. The `baselines` need `train` and are left out without it, "paired" (this model minus
-    the other) needs `against`. Row metrics in rows.parquet are of the first protocol; further ones are prefixed with
-    theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is
-    what the `run` was trained with, None: the one the model is of (other models have the defaults of ListSettings);
-    only protocol `reference` has its own matching. ks None: metrics.KS up to num_items. "damaged" has how many rows
-    of data and of train were left out (skip_damaged: the share that may be; None: an error); damaged.jsonl names them.
+    `constrained` has the model write a second list for each prompt, held to the catalog (to the part of it that the
+    file `allow` names): "results" has their summary as "constrained", "constrained" how many were checked and,
+    "paired", how much they gain. A summary is scoring.summary's. The `baselines` need `train` and are left out without
+    it, "paired" (this model minus the other) needs `against`. Row metrics in rows.parquet are of the first protocol;
+    further ones are prefixed with theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff
+    and chat_template_kwargs is what the `run` was trained with, None: the one the model is of (other models have the
+    defaults of ListSettings); only protocol `reference` has its own matching. ks None: metrics.KS up to num_items.
+    "damaged" has how many rows of data and of train were left out (skip_damaged: the share that may be; None: an
+    error); damaged.jsonl names them.
     Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
@@ -122,14 +128,35 @@ def evaluate(
         "fuzzy_cutoff": lists.fuzzy_cutoff,
     }
     other = read_other(Path(against), scored_by) if against else None
+    constraint = None
+    if constrained:
+        part = Path(allow) if allow else None
+        constraint, told = make_constraint(split, Path(catalog), model_path, lists, max_response_length, part, out)
+        split.warnings.extend(told)
+    elif allow:
+        raise UserError(f"--allow {allow}: it says what constrained lists may hold; add --constrained")
 
     start = time.monotonic()
     answers, generated = _answers(model_path, split, out, settings, tensor_parallel, progress)
+    constrained_answers: dict[str, Answer] = {}
+    if constraint:
+        constrained_answers, more = model_answers(
+            model_path,
+            split.prompts,
+            out / "generations_constrained.parquet",
+            tensor_parallel=tensor_parallel,
+            progress=progress,
+            constraint=constraint,
+            **settings,
+        )
+        generated += more
     seconds = time.monotonic() - start
 
     dated = split.catalog.dated
-    texts = [answers[prompt]["text"] for prompt in split.prompt_ids]
-    items_of = {"model": [parse_items(text, lists.delimiter, dated) for text in texts]} | items_of
+    for name, by_prompt in (("constrained", constrained_answers), ("model", answers)):
+        if by_prompt:
+            texts = [by_prompt[prompt]["text"] for prompt in split.prompt_ids]
+            items_of = {name: [parse_items(text, lists.delimiter, dated) for text in texts]} | items_of
     scored = {
         protocol: {name: score(split_of[mode], items, protocol, ks) for name, items in items_of.items()}
         for protocol, mode in matching_of.items()
@@ -140,6 +167,8 @@ def evaluate(
             "model_path": model_path,
             "train": str(train) if train else None,
             "limit": limit,
+            "constrained": constrained,
+            "allow": str(allow) if allow else None,
             **scored_by,
             **settings,
         },
@@ -150,7 +179,7 @@ def evaluate(
             for protocol, by_name in scored.items()
         },
         "generation": {
-            "prompts": len(answers),
+            "prompts": len(answers) + len(constrained_answers),
             "generated": generated,
             "seconds": round(seconds, 2),
             "truncated_prompts": sum(answer["prompt_truncated"] for answer in answers.values()),
@@ -167,10 +196,17 @@ def evaluate(
             "if the model was trained for that, say so with --num-items and --ks"
         ]
     by_model = {protocol: by_name["model"] for protocol, by_name in scored.items()}
+    if constraint:
+        free, held = (scored[protocols[0]][name] for name in ("model", "constrained"))
+        gain = differences_of(free, held, split, ks, seed)
+        metrics["constrained"] = check_lists(split, constrained_answers, lists) | {"paired": gain}
     if other is not None:
         differences = compare(other, split, by_model[protocols[0]], ks, seed)
         metrics["paired"] = differences | {"against": str(against)}
     write_rows(out / "rows.parquet", split, answers, by_model)
+    if constraint:
+        by_protocol = {protocol: by_name["constrained"] for protocol, by_name in scored.items()}
+        write_rows(out / "rows_constrained.parquet", split, constrained_answers, by_protocol)
     (out / REPORT).unlink(missing_ok=True)
     if damaged := [(data, split.damaged), (train, of_train.damaged)] if split.damaged or of_train.damaged else []:
         write_report(

@@ -19,6 +19,7 @@ from convrec.files import read_json, write_json
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
+from recipes.evaluation.scoring import constrained_gain
 from recipes.evaluation.single import evaluate
 
 # evaluate's options that change figures: two sweeps that differ in one must not share a folder
@@ -34,6 +35,8 @@ SETTINGS = (
     "seed",
     "max_prompt_length",
     "max_response_length",
+    "constrained",
+    "allow",
 )
 
 
@@ -81,11 +84,13 @@ def sweep_run(
         ks, protocol = metrics["settings"]["ks"], metrics["settings"]["protocols"][0]
         largest = [max(ks)]
         results = dict(metrics["results"][protocol])
-        of_model = results.pop("model")
-        metrics_of_step[step] = _row(of_model, ks)
+        of_model, of_constrained = results.pop("model"), results.pop("constrained", None)
+        metrics_of_step[step] = _row(of_model, ks) | constrained_gain(metrics)
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
         shown.append(table_row(f"step {step}", of_model, largest))
+        if of_constrained:
+            shown.append(table_row(f"step {step}, constrained", of_constrained, largest))
         for warning in metrics["warnings"]:
             if warning not in warned:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
@@ -101,6 +106,7 @@ def sweep_run(
 def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """What OUT/sweep.json shall say, None for what the run says. Raises UserError when it says something else."""
     settings: dict[str, Any] = {name: options.get(name) for name in SETTINGS}
+    settings["constrained"] = settings["constrained"] or None
     settings |= {name: os.path.abspath(options[name]) for name in ("data", "catalog")}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
     settings = json.loads(json.dumps(settings))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GRPO training of a pointwise judge. Variables: docs/judges.md; arguments: Hydra overrides. Exit status: the run's.
+# GRPO training of a pointwise judge. Variables: docs/how-to/judges.md; arguments: Hydra overrides. Exit status: the run's.
 #   TRAIN_FILE=... VAL_FILE=... MODEL_PATH=... bash recipes/judge/run_pointwise.sh [key=value ...]
 # With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.
 set -euo pipefail

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from convrec.runs.folder import read_metrics
+from convrec.runs.folder import NewMetrics
 
 
 class Console:
@@ -85,9 +85,10 @@ def progress(
         mininterval=0.5 if console.stream.isatty() else 20,
     )
     latest: dict[str, float] = {}
+    metrics = NewMetrics(run_folder)
 
     def follow() -> None:
-        rows = read_metrics(run_folder)
+        rows = metrics.read()
         for row in rows:
             latest.update({short: row[name] for name, short in show.items() if name in row})
         if rows and rows[-1]["step"] != bar.n:
@@ -97,5 +98,8 @@ def progress(
     try:
         with repeating(follow, seconds=1.0):
             yield
+    except KeyboardInterrupt:
+        bar.leave = False  # the line that says so is all there is to see
+        raise
     finally:
         bar.close()

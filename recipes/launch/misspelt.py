@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping
 
+from convrec.runs.supervisor import SAVE_VARIABLE
 from recipes.launch.variables import VARIABLES
 
 # What other trainers call them. Only names that hardly mean anything else in an environment.
@@ -33,7 +34,7 @@ SHORTEST = 6  # letters of a name that is compared by similarity
 
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
     """A warning for each variable that is set and looks like one of ours that is not."""
-    ours = [*(variable.name for variable in VARIABLES), "RAY_ADDRESS"]
+    ours = [*(variable.name for variable in VARIABLES), "RAY_ADDRESS", SAVE_VARIABLE]
     unset = [name for name in ours if not environment.get(name)]
     warnings = []
     for name in sorted(name for name, value in environment.items() if value and name not in ours):

@@ -8,9 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.checkpoints.plain_load import use_plain_load
 from convrec.lists import user_rewards
 from convrec.runs import guard
-from convrec.training import registration
+from convrec.training import registration, tracking
 from recipes.launch.environment import process_environment
 from recipes.launch.recipe import Recipe
 from recipes.preflight import finding, findings
@@ -75,6 +76,7 @@ def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
             queue.result()
         task.run(config)
     finally:
+        tracking.finish()
         ray.shutdown()
 
 
@@ -94,8 +96,7 @@ def _task(config: DictConfig) -> Any:
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
 
-    from convrec.training import tracking
-
+    use_plain_load()
     register_trainers()
     tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))

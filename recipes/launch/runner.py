@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 import time
 import traceback
 from pathlib import Path
@@ -11,9 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError, one_line
-from convrec.runs import guard
+from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
+from recipes.launch import dry_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
 from recipes.launch.misspelt import misspelt_variables
@@ -24,8 +24,12 @@ from recipes.launch.settings import compose, finished_message, save_config
 def run(recipe: Recipe, arguments: list[str]) -> int:
     """Compose, check and train. Exit status: 0 trained, 1 failed (the log says why), 2 bad input, 130 stopped.
 
+    A flag of `dry_run.FLAGS` is answered instead.
+
     arguments: overrides of the command line. Training has stdout and stderr in RUN/run.log.
     """
+    if (status := dry_run.answer(recipe, arguments)) is not None:
+        return status
     set_thread_policy()
     keep_to_loopback()
     console = Console()
@@ -33,7 +37,9 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     try:
         config = compose(recipe.name, arguments)
         warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
-        with hold(Path(config.trainer.default_local_dir)) as more:
+        run_folder = Path(config.trainer.default_local_dir)
+        with hold(run_folder) as more:
+            supervisor.note(run=str(run_folder))
             return _run(console, start, recipe, arguments, config, [*warnings, *more])
     except UserError as error:
         console.say(f"error: {error}")
@@ -44,6 +50,7 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
+    from convrec.training.tracker_access import go_offline_where_needed
     from recipes.preflight import (
         finding,
         findings,  # late: a wrong variable is refused before these imports
@@ -51,6 +58,8 @@ def _run(
 
     title = recipe.title_of(config)
     run_folder = Path(config.trainer.default_local_dir)
+    if run_folder.is_symlink():
+        warnings.append(f"SAVE_PATH={run_folder} is a link: the run writes to {run_folder.resolve()}")
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
@@ -68,6 +77,7 @@ def _run(
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if recipe.requirements.keeps_best:
         warnings += _frequency_warnings(config)
+    warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
     for warning in warnings:
         console.say(f"warning: {warning}")
 
@@ -81,25 +91,26 @@ def _run(
     if done:
         console.say(f"resuming after step {done}")
     console.say(f"starting {recipe.parts} ...")
-    stop = run_folder / saving.STOP
-    signal.signal(signal.SIGUSR1, lambda number, frame: stop.touch())  # a scheduler's warning: save, then stop
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends Ray's processes as Ctrl-C does
+    if recipe.saves_when_asked:
+        supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
     gone = (
         f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
         f"The log, {log_file}, may say why; the same command resumes."
     )
     try:
-        with guard.guarded(gone), output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
-            recipe.train(recipe, config, arguments)
+        with guard.guarded(gone) as temporary:
+            supervisor.note(temporary=str(temporary))
+            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
+                recipe.train(recipe, config, arguments)
     except (KeyboardInterrupt, SystemExit):
-        console.say(f"stopped after step {latest_step(run_folder)}; the same command resumes")
-        return 130
+        return _stopped(console, supervisor.stop_line(run_folder))
     except UserError:
         raise  # `run` says it
     except saving.StopRequested as request:
-        console.say(f"{request}; the same command resumes")
-        return 130
+        return _stopped(console, f"{request}; the same command resumes")
     except Exception as error:
+        if supervisor.was_asked_to_stop():  # a scheduler's signal has ended other processes of the run as well
+            return _stopped(console, supervisor.stop_line(run_folder))
         with open(log_file, "a") as log:
             traceback.print_exc(file=log)
         console.say(
@@ -109,6 +120,12 @@ def _run(
         return 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
+
+
+def _stopped(console: Console, text: str) -> int:
+    supervisor.note(said="yes")
+    console.say(text)
+    return supervisor.STOPPED
 
 
 def _frequency_warnings(config: DictConfig) -> list[str]:

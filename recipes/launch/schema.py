@@ -1,4 +1,4 @@
-"""The settings below `convrec:` in conf/: what each may be, in every RL recipe. Checks and docs/settings.md read it."""
+"""The settings below `convrec:` in conf/: what each may be, in every RL recipe. Checks and the manual read it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class PairwiseJudgeSettings(JudgeSettings):
     """conf/judge_pairwise.yaml."""
 
     orders: str = setting(
-        SEPARATE, one_of(ORDERS), "do the two orders of a pair count together, and how? docs/judges.md"
+        SEPARATE, one_of(ORDERS), "do the two orders of a pair count together, and how? docs/how-to/judges.md"
     )
 
 
@@ -100,12 +100,8 @@ def check(config: DictConfig, settings: type | None) -> None:
 
 
 def settings_table(schema: type) -> str:
-    """A table of docs/settings.md: a row a setting."""
+    """A table of docs/reference/settings.md: a row a setting."""
     rows = [
         f"| `convrec.{name}` | {default} | {wanted} | {help} |" for name, default, wanted, help in kinds.rows(schema)
     ]
     return "\n".join(["| setting | default | takes | what |", "|---|---|---|---|", *rows])
-
-
-if __name__ == "__main__":
-    print(settings_table(RankGRPOSettings))

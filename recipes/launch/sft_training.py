@@ -16,12 +16,14 @@ def train(config: DictConfig) -> None:
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
+    from convrec.checkpoints.plain_load import use_plain_load
     from convrec.cpu.engine import register_engine
     from convrec.cpu.process_group import init_process_group
     from convrec.training import packed_attention, tracking
     from convrec.training.sft_trainer import ConvRecSFTTrainer
     from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
+    use_plain_load()
     packed_attention.register()
     use_whole_batch_log_probs()
     use_length_groups()
@@ -31,7 +33,10 @@ def train(config: DictConfig) -> None:
         init_process_group()
     else:
         initialize_global_process_group()
-    ConvRecSFTTrainer(config).fit()
+    try:
+        ConvRecSFTTrainer(config).fit()
+    finally:
+        tracking.finish()
     destroy_global_process_group()
 
 

@@ -1,4 +1,4 @@
-"""The environment variables of the recipes: one table, read by the scripts, the tests and the README.
+"""The environment variables of the recipes: one table, read by the scripts, the tests and the manual.
 
 A variable becomes a Hydra override; overrides on the command line come after it and win.
 """
@@ -246,6 +246,20 @@ JUDGE_DEFAULTS = {
 }
 
 
+def defaults_of(recipe: Recipe) -> dict[str, tuple[str, str]]:
+    """Of the recipe's variables: name -> (its default there, what it is)."""
+    place = list(recipe.variables) != ["sft"]  # "SFT / RL"; of judges "pointwise / pairwise"
+    is_judge = recipe.answers == "verdicts"
+    rows = {}
+    for variable in VARIABLES:
+        if variable.keys_of(recipe):
+            default = JUDGE_DEFAULTS.get(variable.name, variable.default) if is_judge else variable.default
+            parts = default.split(" / ")
+            which = recipe.name.endswith("pairwise") if is_judge and variable.name in JUDGE_DEFAULTS else place
+            rows[variable.name] = (parts[which] if len(parts) == 2 else default, variable.help)
+    return rows
+
+
 def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -> list[str]:
     """Hydra overrides for every variable that is set, in the table's order.
 
@@ -266,7 +280,7 @@ def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -
 
 
 def markdown_table() -> str:
-    """The table of README.md: a row a variable, and whether it has a meaning for SFT and for Rank-GRPO."""
+    """The table of docs/reference/variables.md: a row a variable, and who reads it."""
     rows = ["| variable | SFT | RL | default (SFT / RL) | what |", "|---|---|---|---|---|"]
     for variable in VARIABLES:
         marks = " | ".join("yes" if variable.keys_of(recipe) else "" for recipe in (SFT, RANK_GRPO))
@@ -275,14 +289,10 @@ def markdown_table() -> str:
 
 
 def judge_table() -> str:
-    """The table of docs/judges.md: the variables of the judges' recipes."""
+    """Likewise: the variables of the judges' recipes."""
     rows = ["| variable | default (pointwise / pairwise) | what |", "|---|---|---|"]
     for variable in VARIABLES:
         if variable.keys_of(POINTWISE_JUDGE):
             default = JUDGE_DEFAULTS.get(variable.name, variable.default)
             rows.append(f"| `{variable.name}` | {default} | {variable.help} |")
     return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    print(markdown_table(), judge_table(), sep="\n\n")

@@ -484,7 +484,7 @@ def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_pa
             child.wait()
     finished.set()
     assert not (tmp_path / "out" / "demonstrations.json").exists()
-    assert list((tmp_path / "out").glob(f".*.partial-*-{child.pid}"))
+    assert list((tmp_path / "out").glob(".*.partial-*"))
     before = len(server.bodies)
     main(given)
     asked = [json.dumps(body, sort_keys=True) for body in server.bodies]

@@ -100,7 +100,7 @@ def test_evaluation_agrees_with_the_validation_of_training(demo):
 
     last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]
     out = demo.out / "validation"
-    evaluate(
+    metrics = evaluate(
         model=demo.out / "rank_grpo",
         data=demo.files["VAL_FILE"],
         catalog=demo.files["CATALOG_FILE"],
@@ -108,8 +108,12 @@ def test_evaluation_agrees_with_the_validation_of_training(demo):
         max_prompt_length=256,
         max_response_length=100,
         protocols=("strict",),
+        constrained=True,
         progress=False,
     )
+    held = metrics["constrained"]  # what breaks the constraint raises
+    assert 2 * held["lists"] == metrics["generation"]["prompts"]
+    assert held["lines"] == 20 * held["lists"]
     texts = {row["sample_id"]: row["text"] for row in pq.read_table(out / "rows.parquet").to_pylist()}
     matcher = Matcher(load_catalog(demo.files["CATALOG_FILE"]))
     rows = read_rows([demo.files["VAL_FILE"]], PROMPT_COLUMNS, 128, 3407).to_pylist()

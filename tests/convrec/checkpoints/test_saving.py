@@ -1,6 +1,7 @@
 """Checkpoints that are cut off, damaged, too big for the disk, too many; which step a run resumes from."""
 
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from convrec.checkpoints import saving
+from convrec.checkpoints.manifest import MANIFEST
 from convrec.errors import UserError
 from convrec.runs import folder as runs
 from convrec.runs.folder import LATEST, latest_step
@@ -203,10 +205,10 @@ def test_what_a_reader_adds_is_no_damage(tmp_path: Path) -> None:
     for name in ("merged", "merged.partial", ".merged.partial-host-1"):
         (tmp_path / "global_step_2" / "actor" / name).mkdir()
         (tmp_path / "global_step_2" / "actor" / name / "model.safetensors").write_bytes(b"z")
-    before = (tmp_path / "global_step_2" / saving.MANIFEST).read_text()
+    before = (tmp_path / "global_step_2" / MANIFEST).read_text()
     assert saving.complete_steps(tmp_path) == [2]
     saving.save(tmp_path, 4, lambda: shutil.copytree(tmp_path / "global_step_2", tmp_path / "global_step_4"))
-    assert (tmp_path / "global_step_4" / saving.MANIFEST).read_text() == before
+    assert (tmp_path / "global_step_4" / MANIFEST).read_text() == before
 
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_and_the_tracker_intact(tmp_path: Path) -> None:
@@ -278,3 +280,53 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_no_tracker(tmp_path: P
     with pytest.raises(RuntimeError, match="there is no earlier checkpoint"):
         saving.save(tmp_path, 1, write)
     assert latest_step(tmp_path) == 0
+
+
+def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4, 6)
+    for step in (4, 6):
+        (tmp_path / f"global_step_{step}" / "actor" / "model.pt").write_bytes(b"x" * 50 + b"z" + b"x" * 49)
+    *files, last = saving.choose_resume_step(tmp_path)
+    assert files == [f"{tmp_path}/global_step_{step}/actor/model.pt is not what was written" for step in (6, 4)]
+    assert last == f"{tmp_path}/global_step_6 is damaged or gone: resuming from step 2"
+    assert latest_step(tmp_path) == 2
+    save(tmp_path, 4)
+    assert saving.choose_resume_step(tmp_path) == []
+    assert latest_step(tmp_path) == 4
+
+
+def test_the_manifest_of_version_0_1_has_sizes_alone(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    (tmp_path / "global_step_2" / MANIFEST).write_text('{"actor/model.pt": 100, "data.pt": 1}')
+    assert saving.complete_steps(tmp_path) == [2]
+    assert saving.choose_resume_step(tmp_path) == []
+
+
+def test_files_are_on_the_disk_before_the_manifest_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: dict[str, bool] = {}  # path -> whether the manifest was there
+    fsync, folder = os.fsync, tmp_path / "global_step_2"
+
+    def note_and_sync(descriptor: int) -> None:
+        path = os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path)
+        synced.setdefault(path, (folder / MANIFEST).exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    save(tmp_path, 2)
+    first = [path for path, late in synced.items() if not late]
+    assert sorted(first) == [f"global_step_2{part}" for part in ("", "/actor", "/actor/model.pt", "/data.pt")]
+    assert {path for path, late in synced.items() if late} == {f"global_step_2/{MANIFEST}", "."}
+
+
+def test_a_step_that_is_a_link_goes_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    save(outside, 2, 4)
+    save(run, 1)
+    for step in (2, 4):
+        (run / f"global_step_{step}").symlink_to(outside / f"global_step_{step}")
+    (run / "global_step_8").symlink_to(tmp_path / "nothing")
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    save(run, 4, 6, 8, keep=2)  # 4 is written anew: not through the link
+    assert saving.complete_steps(run) == [6, 8]
+    assert not [path for path in run.iterdir() if path.is_symlink()]
+    assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before

@@ -112,7 +112,7 @@ def ranks_of(ids, table, eos=(), mask=None):
 
 
 def walk_bytes(pieces, delimiter):
-    """The grammar of docs/method.md 1, one byte at a time: rank per token, and the bytes of each line."""
+    """The grammar of docs/explanation/method.md 1, one byte at a time: rank per token, and the bytes of each line."""
     ranks, lines, pending = [], [], True
     for piece in pieces:
         rank = None
@@ -347,7 +347,7 @@ def test_self_check_catches_a_wrong_table(monkeypatch):
 
 # --- the reference's segmentation ---
 
-# docs/method.md 1 differs from the reference for these on purpose.
+# docs/explanation/method.md 1 differs from the reference for these on purpose.
 SEGMENTATION_DIFFERENCES = {
     "leading newline": ([-1, 0, 0, 1, 1], "whitespace before the first item has no rank and shifts none"),
     "trailing newline": ([0, 0, 0], "a line that was only opened is no item: the stop token comes after one item"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from convrec.runs.folder import next_metrics_file
+from convrec.runs.folder import next_metrics_file, read_metrics
 from convrec.training import tracking
 from convrec.training.tracking import tracker_environment
 
@@ -22,7 +22,7 @@ TWO_STARTS = """
 import os, sys
 from pathlib import Path
 from convrec.training import tracking
-from convrec.runs.folder import next_metrics_file
+from convrec.runs.folder import next_metrics_file, read_metrics
 from verl.utils.tracking import ValidationGenerationsLogger
 
 run = Path(sys.argv[1])
@@ -40,6 +40,7 @@ for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     for one in ("swanlab", "wandb"):  # one process has one run of theirs; the rest is left as a kill leaves it
         trackers.logger[one].finish()
     alive.append(trackers)
+trackers.log({"return": 99.0}, step=99, backend=["swanlab", "wandb", "file"])  # both have been finished: they fail
 os._exit(0)  # the interpreter's own end takes as long as all of this
 """
 
@@ -49,6 +50,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tracked") / "run"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SWANLAB_", "WANDB_"))}
     environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent), "WANDB_X_DISABLE_STATS": "true"}
+    # offline is offline: no login with a key
+    environment |= {"SWANLAB_API_KEY": "no-key", "WANDB_API_KEY": "0" * 40}
+    environment |= {"SWANLAB_MODE": "offline", "WANDB_MODE": "offline"}
     done = subprocess.run(
         [sys.executable, "-c", TWO_STARTS, str(folder)], env=environment, cwd=folder.parent, capture_output=True,
         text=True, timeout=300, check=False,
@@ -121,6 +125,24 @@ def test_the_newest_wandb_run_has_the_whole_curve_with_the_repeated_steps(run: P
     assert curves == [{step: float(step) for step in range(1, 6)}, REPEATED]
     assert names == [("experiment", "group-of-the-run"), ("experiment-start2", "group-of-the-run")]
     assert tables == [[5], [6]]
+
+
+def test_trackers_that_fail_do_not_end_the_run(run: Path) -> None:
+    assert [row["return"] for row in read_metrics(run) if row["step"] == 99] == [99.0]
+
+
+@pytest.mark.parametrize("tracker", ["swanlab", "wandb", "mlflow"])
+def test_a_tracker_that_cannot_be_opened_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+) -> None:
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
+    monkeypatch.setitem(sys.modules, tracker, None)  # not installed
+    monkeypatch.setenv(f"{tracker.upper()}_MODE", "online")
+    trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", tracker])
+    trackers.log({"return": 1.0}, step=1)
+    assert [*trackers.logger] == ["file"]
+    assert read_metrics(tmp_path) == [{"step": 1, "return": 1.0}]
+    tracking.finish()
 
 
 def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:

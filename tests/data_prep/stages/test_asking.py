@@ -33,7 +33,7 @@ def test_an_answer_cut_off_in_a_judges_thinking_is_empty(chat_server, tmp_path, 
     choice = {"message": {"content": "A 4? <score>4</score> But"}, "finish_reason": "length"}
     reply = {"choices": [choice], "usage": None}
     server = chat_server(lambda body, count: (200, {}, json.dumps(reply)))
-    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {})
+    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {}, FailedQuestions(tmp_path, "test"))
     prompts = [[{"role": "user", "content": "a"}]]
     assert asker.ask(prompts, lambda _, text: True, "", "test", thinks=thinks) == [[text]]
 

@@ -113,15 +113,8 @@ def test_a_reward_and_a_matching_are_known_by_their_entries_alone(monkeypatch: p
     assert variable.parse("new") == "new"
 
 
-def test_the_documentation_has_the_schemas_table() -> None:
-    settings = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert schema.settings_table(schema.RankGRPOSettings) in settings, (
-        "paste the output of: python -m recipes.launch.schema"
-    )
-
-
 def test_the_specification_names_every_rank_reward_and_matching() -> None:
-    method = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    method = (ROOT / "docs" / "explanation" / "method.md").read_text(encoding="utf-8")
     assert [name for name in (*RANK_REWARDS, *MATCHERS) if f"\n| `{name}`" not in method] == []
 
 

@@ -1,4 +1,4 @@
-"""What makes a run fast at full scale is on without asking (docs/performance.md, last table)."""
+"""What makes a run fast at full scale is on without asking (docs/explanation/performance.md, last table)."""
 
 from pathlib import Path
 

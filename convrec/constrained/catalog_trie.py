@@ -1,0 +1,208 @@
+"""A catalog's lines as a trie, with which of them are one item; made once, kept beside the catalog.
+
+The file has the tokens of the lines, which take longest to make; the trie is built from them in every process. Its name
+has a key of everything that it depends on, so that a file never goes with another catalog, tokenizer or matching.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import zipfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from convrec.constrained.lines import encode_lines
+from convrec.constrained.trie import Int32s, Int64s, Trie, build_trie
+from convrec.errors import UserError
+from convrec.files import file_hash, written_whole
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import WHITESPACE, format_item
+
+VERSION = 1  # of the file
+# The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
+# comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
+INNER, LAST, END = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class CatalogTrie:
+    """W lines that a list may hold, each twice in the trie: sequence w is line w inside of a list, W + w as its last.
+
+    row_W: the row of the catalog that a line writes, ascending. item_W: the item it is, as the first row of it. Lines
+    of one item, its spellings, exclude each other. left_out: rows with a title and a year that no line writes, since
+    the line reads as another item or as none (Matcher.match_lines).
+    """
+
+    key: str
+    tokens: Int32s
+    ends_S: Int64s
+    row_W: Int32s
+    item_W: Int32s
+    left_out: Int32s
+    eos_token_id: int
+
+    @cached_property
+    def trie(self) -> Trie:
+        """2 W + 1 sequences: the last one is the end of the sequence below END."""
+        num_lines = len(self.row_W)
+        tokens = np.append(self.tokens, np.int32(self.eos_token_id))
+        ends_S = np.append(self.ends_S, len(tokens))
+        return build_trie(tokens, ends_S, np.repeat(np.array([INNER, LAST, END], np.int32), [num_lines, num_lines, 1]))
+
+    @cached_property
+    def _by_item(self) -> tuple[memoryview, memoryview]:
+        order = np.argsort(self.item_W, kind="stable")
+        return order.data, self.item_W[order].data
+
+    def lines_of(self, item: int) -> list[int]:
+        """The lines that write an item; none for one that is not in the trie."""
+        order, items = self._by_item
+        return order[bisect_left(items, item) : bisect_right(items, item)].tolist()
+
+    @cached_property
+    def num_items(self) -> int:
+        return len(np.unique(self.item_W))
+
+    def longest_list(self, num_items: int) -> int:
+        """Tokens of the longest list of so many lines, the end of the sequence included."""
+        lengths_S = np.diff(self.ends_S, prepend=0)
+        lines = len(self.row_W)
+        inner = np.sort(lengths_S[:lines])[::-1]
+        return int(inner[: num_items - 1].sum() + lengths_S[lines:].max(initial=0))
+
+    def longest_line(self) -> int:
+        """The row of the catalog with the most tokens."""
+        return int(self.row_W[np.argmax(np.diff(self.ends_S, prepend=0)[: len(self.row_W)])])
+
+
+def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
+    """The items, as their first rows, that matching calls seen when these titles are."""
+    return sorted({matcher.index.items[row] for row in matcher.seen_rows(seen)})
+
+
+def catalog_trie(
+    catalog_file: Path,
+    matcher: Matcher,
+    tokenizer: Any,
+    delimiter: str,
+    spare_folder: Path,
+    allowed_rows: Collection[int] | None = None,
+) -> tuple[CatalogTrie, Path]:
+    """The trie of the catalog that `matcher` has, and its file: `CATALOG.trie-KEY.npz` beside the catalog, in
+    `spare_folder` where that folder may not be written.
+
+    allowed_rows: rows of the catalog that lists may name, None for all. Raises UserError as `build_catalog_trie`.
+    """
+    settings = (matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff, delimiter, tokenizer.eos_token_id)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = [json.dumps([VERSION, *settings]), file_hash(catalog_file), backend.to_str() if backend else ""]
+    parts += [] if allowed_rows is None else [json.dumps(sorted(allowed_rows))]
+    key = hashlib.sha256("\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()).hexdigest()
+    folder = catalog_file.parent if os.access(catalog_file.parent, os.W_OK) else spare_folder
+    path = folder / f"{catalog_file.name}.trie-{key[:16]}.npz"
+    try:
+        return load_catalog_trie(path), path
+    except (FileNotFoundError, UserError):  # damaged: it is made again
+        trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows, key)
+        save_catalog_trie(path, trie)
+        return trie, path
+
+
+def build_catalog_trie(
+    matcher: Matcher, tokenizer: Any, delimiter: str, allowed_rows: Collection[int] | None = None, key: str = ""
+) -> CatalogTrie:
+    """Encode the lines and read them back, as matching reads a model's.
+
+    Raises UserError for a tokenizer without an end of the sequence or with which a list is not its lines in a row
+    (`encode_lines`), for two items that are the same line, and when no line is left.
+    """
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        raise UserError(f"tokenizer {tokenizer.name_or_path}: it has no end-of-sequence token, by which a list ends")
+    catalog = matcher.catalog
+    rows = sorted(range(len(catalog)) if allowed_rows is None else set(allowed_rows))
+    rows = [row for row in rows if catalog.years[row] is not None]
+    lines = [format_item(catalog.titles[row], catalog.years[row]) for row in rows]  # type: ignore[arg-type]
+    inner, last = encode_lines(tokenizer, lines, delimiter)
+    written = _first_of_each(catalog, matcher, rows, lines, last)
+    texts = tokenizer.backend_tokenizer.decode_batch([inner[place] for place in written], skip_special_tokens=True)
+    special = set(tokenizer.all_special_ids)
+    kept: list[int] = []
+    left_out: list[int] = []
+    items = matcher.match_lines([text.strip(WHITESPACE) for text in texts], (), None).catalog_index
+    for place, text, item in zip(written, texts, items, strict=True):
+        is_line = text.endswith(delimiter) and text.count(delimiter) == 1 and special.isdisjoint(inner[place])
+        own = matcher.index.items[rows[place]]
+        (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(place)
+    if not kept:
+        raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
+    sequences = [inner[place] for place in kept] + [[*last[place], eos] for place in kept]
+    return CatalogTrie(
+        key,
+        np.fromiter(itertools.chain.from_iterable(sequences), np.int32),
+        np.cumsum([len(tokens) for tokens in sequences], dtype=np.int64),
+        np.array([rows[place] for place in kept], np.int32),
+        np.array([matcher.index.items[rows[place]] for place in kept], np.int32),
+        np.array([rows[place] for place in left_out], np.int32),
+        eos,
+    )
+
+
+def _first_of_each(
+    catalog: Catalog, matcher: Matcher, rows: Sequence[int], lines: Sequence[str], tokens: Sequence[list[int]]
+) -> list[int]:
+    """The places of lines with tokens of their own. Rows of one item may be the same line, rows of two may not."""
+    first: dict[tuple[int, ...], int] = {}
+    written = []
+    for place, line_tokens in enumerate(tokens):
+        other = first.setdefault(tuple(line_tokens), place)
+        if other == place:
+            written.append(place)
+        elif matcher.index.items[rows[other]] != matcher.index.items[rows[place]]:
+            raise UserError(
+                f"catalog rows {rows[other]} and {rows[place]} are two items with the same line, {lines[place]!r}: a "
+                "list cannot say which is meant. Give one another title or year, or both one item_id"
+            )
+    return written
+
+
+class _Array(NamedTuple):
+    name: str
+    kind: type
+
+
+_ARRAYS = (
+    _Array("tokens", np.int32),
+    _Array("ends_S", np.int64),
+    _Array("row_W", np.int32),
+    _Array("item_W", np.int32),
+    _Array("left_out", np.int32),
+)
+
+
+def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
+    arrays = {array.name: getattr(trie, array.name) for array in _ARRAYS}
+    with written_whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, key=np.array(trie.key), eos_token_id=np.array(trie.eos_token_id), **arrays)
+
+
+def load_catalog_trie(path: Path) -> CatalogTrie:
+    """Read what `save_catalog_trie` has written; no pickles. Raises FileNotFoundError, UserError for a damaged file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {array.name: file[array.name].astype(array.kind) for array in _ARRAYS}
+            trie = CatalogTrie(key=str(file["key"]), eos_token_id=int(file["eos_token_id"]), **arrays)
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None
+    lengths = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))
+    if (len(trie.ends_S), len(trie.item_W), int(trie.ends_S[-1]) if len(trie.ends_S) else -1) != lengths:
+        raise UserError(f"{path}: its arrays do not fit each other; remove it")
+    return trie

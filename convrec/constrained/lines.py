@@ -1,0 +1,58 @@
+"""The tokens of catalog lines: the tokenizer's own of each, and the check that a list is its lines in a row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from convrec.errors import UserError
+
+LISTED_AT_ONCE = 64  # lines that the check encodes as one text
+
+
+def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> tuple[list[list[int]], list[list[int]]]:
+    """Of each line its tokens with the delimiter behind it, as they stand inside of a list, and without, as at its end.
+
+    Raises UserError for a slow tokenizer, and where a list of such lines has other tokens than its lines have one after
+    the other: then the model would never have seen lists as the trie writes them.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"{_name(tokenizer)} is not a fast tokenizer: constrained lists need its tokenizer.json")
+    backend.no_truncation()
+    backend.no_padding()
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    inner, last = encode([line + delimiter for line in lines]), encode(lines)
+    for start in range(0, len(lines), LISTED_AT_ONCE * 256):  # memory: not all lists of a large catalog at once
+        places = range(start, min(start + LISTED_AT_ONCE * 256, len(lines)), LISTED_AT_ONCE)
+        slices = [slice(place, place + LISTED_AT_ONCE) for place in places]
+        for part, tokens in zip(slices, encode([delimiter.join(lines[part]) for part in slices]), strict=True):
+            expected = [token for line in inner[part][:-1] for token in line] + last[part][-1]
+            if tokens != expected:
+                _refuse(tokenizer, lines[part], inner[part], last[part], encode, delimiter)
+    return inner, last
+
+
+def _refuse(
+    tokenizer: Any,
+    lines: Sequence[str],
+    inner: Sequence[list[int]],
+    last: Sequence[list[int]],
+    encode: Any,
+    delimiter: str,
+) -> None:
+    """Name the first line that has other tokens behind another line."""
+    pairs = encode([f"{lines[place]}{delimiter}{line}" for place, line in enumerate(lines[1:])])
+    for place, pair in enumerate(pairs):
+        if pair != inner[place] + last[place + 1]:
+            raise UserError(
+                f"{_name(tokenizer)} encodes {lines[place + 1]!r} in another way behind {lines[place]!r} than alone: a "
+                "list is not its lines one after the other, so lists cannot be constrained with it. Leave that title "
+                "out, or use a tokenizer that splits at line breaks (Qwen, Llama-3)"
+            )
+    raise UserError(f"{_name(tokenizer)} encodes a list in another way than its lines: it cannot be constrained")
+
+
+def _name(tokenizer: Any) -> str:
+    return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"

@@ -1,0 +1,236 @@
+"""A command in a process of its own, watched by one that does nothing else: asked to stop, it ends the same way always.
+
+What a signal does to a Python process depends on the moment: its handlers wait for a call into C to return, an
+`except` somewhere may take the KeyboardInterrupt, and Ray's C++ handler aborts on SIGTERM while `ray.init` runs. So the
+process that the user, a shell or a scheduler knows forks at once and only waits for signals. The fork does the work, in
+a session of its own: signals to a terminal's foreground group do not reach it or its children.
+
+    SIGINT, SIGTERM, SIGHUP   the fork gets a KeyboardInterrupt, and SIGKILL when it has not ended after some seconds
+    SIGUSR1                   the run is asked to save at the end of its step and to end then; what has not trained a
+                              step yet, or cannot save, ends as above
+    SIGTERM, SAVE_ON_TERM=1   as SIGUSR1 (without SAVE_ON_TERM: on SLURM and Kubernetes)
+    another one, a second later   the next harder way
+
+The exit status is then 130, one line says so, temporary files and the lock of the run folder are gone. When this
+process is killed (SIGKILL), the kernel kills the fork, and the guard of the run (convrec.runs.guard) the rest.
+
+Linux only. Imports next to nothing before the fork: a signal that comes earlier ends the process without a word.
+"""
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+SECONDS = 15.0  # from KeyboardInterrupt to SIGKILL: Ray's shutdown takes 2 to 5 s, trackers upload what is left
+SAVE_SECONDS = 900.0  # that the end of a step and its checkpoint may take
+SAME_SIGNAL_SECONDS = 1.0  # `timeout` and some schedulers send a signal to the process and to its group
+GUARD_SECONDS = 15.0
+STOPPED = 130  # exit status
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+WATCHED = ENDING | {signal.SIGUSR1, signal.SIGTSTP}
+SAVE_VARIABLE = "SAVE_ON_TERM"
+SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")  # variables that only their jobs have
+
+_notes: int | None = None  # the fork's end of a pipe: what the supervisor must know of it, JSON lines
+_asked: mmap.mmap | None = None  # a byte that both see: whether a stop was asked for
+
+
+# ---- in the fork ----
+
+
+def note(**what: str) -> None:
+    """Tell the supervisor, if there is one. Each overwrites the former of that name.
+
+    run: the run folder, locked. temporary: the folder that the run's guard removes at the end. stop: the file that asks
+    for a checkpoint and an end. metrics: the file that grows with each step. said: the fork has said that it stopped.
+    """
+    if _notes is not None:
+        os.write(_notes, json.dumps(what).encode() + b"\n")
+
+
+def was_asked_to_stop() -> bool:
+    """Whether the supervisor of this process was told to end it: what fails from then on is no failure."""
+    return _asked is not None and _asked[0] != 0
+
+
+def _begin_fork(parent: int, number: int, ignored: set[signal.Signals]) -> None:
+    global _notes
+    _notes = number
+    os.setsid()
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    # SIGINT is the supervisor's; the others come from schedulers that signal every process of a job
+    for stop in ENDING - (ignored - {signal.SIGINT}):
+        signal.signal(stop, signal.default_int_handler)
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    show = sys.excepthook
+    sys.excepthook = lambda kind, *rest: None if issubclass(kind, KeyboardInterrupt) else show(kind, *rest)
+
+
+# ---- the supervisor ----
+
+
+def begin(seconds: float = SECONDS) -> None:
+    """Fork. Returns in the fork alone; this process ends with the fork's exit status, or with STOPPED.
+
+    For the first lines of a command, before threads start. seconds: from KeyboardInterrupt to SIGKILL.
+    """
+    global _asked
+    ignored = {number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN}  # nohup, `command &`
+    watched = (WATCHED - ignored) | {signal.SIGCHLD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    read_end, write_end = os.pipe()
+    _asked = mmap.mmap(-1, 1)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _begin_fork(parent, write_end, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+    os.close(write_end)
+    os.set_blocking(read_end, False)
+    os._exit(Supervisor(child, read_end, watched, seconds).wait())
+
+
+class Supervisor:
+    """Waits for signals and for the end of the fork.
+
+    Args:
+        child: process id of the fork.
+        notes: file descriptor of what it tells.
+        watched: signals to wait for, blocked in this process.
+        seconds: from KeyboardInterrupt to SIGKILL.
+    """
+
+    def __init__(self, child: int, notes: int, watched: set[signal.Signals], seconds: float) -> None:
+        self.child = child
+        self.pipe = notes
+        self.watched = watched
+        self.seconds = seconds
+        self.text = b""
+        self.harder = [self.interrupt, self.kill]  # what to do at the next signal, or after `deadline`
+        self.deadline: float | None = None
+        self.last_signal = -SAME_SIGNAL_SECONDS
+
+    def wait(self) -> int:
+        """Until the fork has ended. Returns the exit status."""
+        while True:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                return self.end(os.waitstatus_to_exitcode(status))
+            timeout = 3600.0 if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            received = signal.sigtimedwait(self.watched, timeout)
+            if received is None:
+                if self.deadline is not None:
+                    self.go_harder()
+            elif received.si_signo == signal.SIGTSTP:  # Ctrl-Z
+                os.kill(self.child, signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os.kill(self.child, signal.SIGCONT)
+            elif received.si_signo != signal.SIGCHLD:
+                self.stop(signal.Signals(received.si_signo))
+
+    def stop(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        is_same, self.last_signal = now - self.last_signal < SAME_SIGNAL_SECONDS, now
+        is_first = self.deadline is None
+        asks_to_save = number == signal.SIGUSR1 or (number == signal.SIGTERM and saves_on_term(os.environ))
+        if is_first and asks_to_save and self.save():
+            return
+        if is_first or not (is_same or number == signal.SIGUSR1):
+            self.go_harder()
+
+    def save(self) -> bool:
+        """Ask for a checkpoint at the end of the step. False where there is none to save, or nobody who would."""
+        notes = self.notes()
+        if "stop" not in notes or not _has_content(Path(notes["metrics"])):
+            return False
+        with contextlib.suppress(OSError):
+            Path(notes["stop"]).touch()
+            self.deadline = time.monotonic() + SAVE_SECONDS
+            return True
+        return False
+
+    def go_harder(self) -> None:
+        assert _asked is not None
+        _asked[0] = 1
+        self.deadline = time.monotonic() + self.seconds
+        self.harder.pop(0)()
+        self.harder = self.harder or [self.kill]
+
+    def interrupt(self) -> None:
+        os.kill(self.child, signal.SIGINT)
+
+    def kill(self) -> None:
+        from convrec.runs import guard
+
+        if temporary := self.notes().get("temporary"):
+            guard.begin_end(Path(temporary))  # it has nothing to explain
+        os.kill(self.child, signal.SIGKILL)
+
+    def notes(self) -> dict[str, str]:
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(self.pipe, 65536):
+                self.text += block
+        noted: dict[str, str] = {}
+        for line in self.text.splitlines():
+            with contextlib.suppress(ValueError):  # killed while it wrote
+                noted |= json.loads(line)
+        return noted
+
+    def end(self, code: int) -> int:
+        """The fork has ended: wait for what the guard removes, and say what is to be said. Returns the exit status."""
+        notes = self.notes()
+        was_told = self.deadline is not None or code in (-number for number in ENDING)
+        if temporary := notes.get("temporary"):
+            _wait_until_gone(Path(temporary))
+        run_folder = Path(notes["run"]) if "run" in notes else None
+        if code < 0 and run_folder:
+            from convrec.runs.folder import remove_stale_lock
+
+            remove_stale_lock(run_folder)
+        if not was_told or code in (0, 2):
+            return code if code >= 0 else 128 - code
+        if "said" not in notes:
+            clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # what is left of a progress bar
+            with contextlib.suppress(OSError):
+                os.write(2, f"{clear}{stop_line(run_folder)}\n".encode())
+        return STOPPED
+
+
+def saves_on_term(environment: Mapping[str, str]) -> bool:
+    """Whether SIGTERM asks for a checkpoint: SAVE_ON_TERM, else whether a scheduler has started this."""
+    value = environment.get(SAVE_VARIABLE, "").strip()
+    return value == "1" if value else any(name in environment for name in SCHEDULERS)
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _wait_until_gone(folder: Path) -> None:
+    deadline = time.monotonic() + GUARD_SECONDS
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def stop_line(run_folder: Path | None) -> str:
+    """What is said of a stop. None: of what has no checkpoints."""
+    if run_folder is None:
+        return "stopped; the same command does it again"
+    from convrec.runs.folder import latest_step
+
+    return f"stopped after step {latest_step(run_folder)}; the same command resumes"

@@ -1,0 +1,75 @@
+"""What a training would be, without it: `--help`, `--print-config` and `--dry-run` of every recipe."""
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from convrec.errors import UserError
+from recipes.launch.misspelt import misspelt_variables
+from recipes.launch.recipe import Recipe
+from recipes.launch.variables import defaults_of
+
+FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
+
+
+def answer(recipe: Recipe, arguments: list[str]) -> int | None:
+    """Print what the flags among the arguments ask for; the exit status, or None where a run is asked for.
+
+    0, or 2 where the run would be refused. Ray is not started, and nothing is written.
+    """
+    flags, overrides = FLAGS & set(arguments), [argument for argument in arguments if argument not in FLAGS]
+    if not flags:
+        return None
+    if flags & {"--help", "-h"}:
+        print(help_text(recipe))
+        return 0
+    from recipes.launch.settings import compose
+
+    try:
+        config = compose(recipe.name, overrides)
+        if "--print-config" in flags:
+            print(OmegaConf.to_yaml(config, resolve=False), end="")
+        if "--dry-run" in flags:
+            warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
+            print("\n".join(_described(recipe, config, warnings)))
+    except UserError as error:
+        print(f"error: {error}")
+        return 2
+    return 0
+
+
+def help_text(recipe: Recipe) -> str:
+    """How the recipe is started, its environment variables with their defaults, and its flags."""
+    rows = [(name, default, text) for name, (default, text) in defaults_of(recipe).items()]
+    width, middle = (max(len(row[place]) for row in rows) for place in (0, 1))
+    table = [f"  {name:{width}}  {default:{middle}}  {text}" for name, default, text in rows]
+    return "\n".join(
+        [
+            f"usage: [VARIABLE=value ...] bash {recipe.script} [--dry-run] [--print-config] [hydra overrides]",
+            "",
+            "  --dry-run       check everything and say what would run: steps, checkpoints, memory, hours",
+            "  --print-config  the whole config, before interpolation",
+            "",
+            "Variables, their defaults and what they are:",
+            *table,
+            "",
+            "With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.",
+        ]
+    )
+
+
+def _described(recipe: Recipe, config: DictConfig, warnings: list[str]) -> list[str]:
+    """The run in lines of text. Raises UserError for what the doctor calls a failure."""
+    from recipes.preflight import finding, findings, plan
+
+    where = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
+    model = OmegaConf.select(config, recipe.requirements.model_key)
+    lines = [f"{recipe.title_of(config)} of {model} on {where} into {config.trainer.default_local_dir}"]
+    if not Path(model).exists():
+        lines.append(f"model: {model} is not a folder here: it is read from the Hub's cache, or downloaded")
+    lines += plan.lines(config, recipe.requirements)
+    examined = findings.examine(recipe.requirements, config, on_cluster=False)
+    lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]
+    warnings += finding.stop_on_failure(examined)
+    return [*lines, *(f"warning: {warning}" for warning in warnings), "nothing was started (--dry-run)"]

@@ -1,0 +1,240 @@
+"""The reference pages of the manual, written from the code.
+
+python scripts/reference.py            write docs/reference/
+python scripts/reference.py --check    exit status 1 and their names where pages are not what the code says
+"""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from convrec import kinds
+from convrec.checkpoints import saving
+from convrec.data import schema as data
+from convrec.generation import answers
+from convrec.judges import schema as judges
+from convrec.runs import folder, metric_names
+from recipes import cli
+from recipes.launch import schema as settings
+from recipes.launch.variables import VARIABLES, judge_table, markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by `make reference` from the code. -->"
+WITHOUT_PARSER = {  # their arguments are Hydra overrides: module -> the recipe that checks them
+    "recipes.sft": "sft",
+    "recipes.rank_grpo": "rank_grpo",
+    "recipes.judge.train": "judge_pointwise",
+    "recipes.doctor": "rank_grpo",
+    "recipes.submit": "rank_grpo",
+}
+SETTINGS = {  # title -> the class whose settings are listed there
+    "Of every RL recipe that writes lists": settings.RankGRPOSettings,
+    "Of judges": settings.PairwiseJudgeSettings,
+}
+
+
+class _Parsed(BaseException):
+    """Carries a command's parser out of its `main`."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
+def parser_of(module: str, arguments: list[str] | None = None) -> argparse.ArgumentParser:
+    """The argparse parser of a command; with arguments, once it has taken them (else SystemExit).
+
+    The command ends where it would begin its work.
+    """
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_leave(parser: argparse.ArgumentParser, *given: object, **keywords: object) -> None:
+        if arguments is not None:
+            parse(parser, arguments)
+        raise _Parsed(parser)
+
+    argv = [module, *(arguments or [])]
+    with patch.object(argparse.ArgumentParser, "parse_args", parse_and_leave), patch.object(sys, "argv", argv):
+        try:
+            import_module(module).main()
+        except _Parsed as parsed:
+            return parsed.parser
+    raise ValueError(f"{module} parses no arguments")
+
+
+def pages() -> dict[str, str]:
+    """File below docs/reference/ -> its text."""
+    found = {
+        "variables.md": _variables(),
+        "settings.md": _settings(),
+        "commands.md": "\n".join(_commands()),
+        "metrics.md": _metrics(),
+        "files.md": _files(),
+    }
+    found |= {f"api/{name}.md": text for name, text in _api()}
+    return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"```text\n{inspect.cleandoc(text).strip()}\n```"
+
+
+def _variables() -> str:
+    for variable in VARIABLES:
+        if not variable.help:
+            raise ValueError(f"{variable.name} has no help")
+    return f"""
+# Variables
+Set them before a command: `LR=1e-6 bash run_rank_grpo.sh`. Anything else is a Hydra override on the command line, which
+wins over a variable. A wrong value and an unknown key are errors before Ray starts (exit status 2). A variable whose
+name looks like one of these is warned about. `bash run_sft.sh --help` prints the same table.
+
+{markdown_table()}
+
+`RAY_ADDRESS` unset: Ray starts in the process. `http://...`: the recipe is submitted to that cluster as a job. Any
+other address: the recipe joins that cluster. `PYTHON` chooses the interpreter of the scripts.
+
+## Of judges
+`recipes/judge/run_pointwise.sh` and `run_pairwise.sh` read these.
+
+{judge_table()}
+"""
+
+
+def _settings() -> str:
+    parts = [
+        "# Settings",
+        "What is below `convrec:` in conf/. The rest of the config is verl's, and its own manual has it.",
+    ]
+    for title, table in SETTINGS.items():
+        for name, _, _, text in kinds.rows(table):
+            if not text:
+                raise ValueError(f"convrec.{name} has no help")
+        parts += [f"## {title}", settings.settings_table(table)]
+    return "\n\n".join(parts)
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands"
+    yield "`convrec COMMAND --help` prints the same. `python -m MODULE` does what `convrec COMMAND` does.\n"
+    for typed, (module, text) in cli.COMMANDS.items():
+        yield f"## convrec {typed}"
+        yield f"Module `{module}`: {text}\n"
+        if module in WITHOUT_PARSER:
+            yield _code(inspect.getdoc(import_module(module)) or "") + "\n"
+            continue
+        yield from _options(parser_of(module))
+        if module == "recipes.evaluate":
+            yield "### With --judge"
+            yield from _options(parser_of("recipes.judge.evaluation"))
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield "| option | default | what |\n|---|---|---|"
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        name = "`, `".join(action.option_strings) or action.dest
+        text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+        if action.choices:
+            text = f"{text + ': ' if text else ''}one of {', '.join(map(str, action.choices))}"
+        is_silent = action.default in (None, False, [], {}, argparse.SUPPRESS)
+        default = "needed" if action.required else "" if is_silent else f"`{_cell(_plain(action.default))}`"
+        yield f"| `{name}` | {default} | {_cell(text)} |"
+    yield ""
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _metrics() -> str:
+    parts = ["# Metrics", inspect.cleandoc(metric_names.__doc__ or "")]
+    for recipe, table in metric_names.BY_RECIPE.items():
+        rows = [f"| `{name}` | {_cell(text)} |" for name, text in table.items()]
+        parts.append("\n".join([f"## {recipe}", "", "| metric | is |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _files() -> str:
+    tables = {
+        "TRAIN_FILE and VAL_FILE for RL, and the splits that are evaluated": data.RL_SCHEMA,
+        "TRAIN_FILE and VAL_FILE for SFT": data.SFT_SCHEMA,
+        "CATALOG_FILE": data.CATALOG_SCHEMA,
+    }
+    parts = [
+        "# Files and columns",
+        "Every table is parquet. `python -m data_prep.sample --out data/sample` writes an example of each.",
+    ]
+    for title, table in tables.items():
+        parts += [f"## {title}", _columns(table)]
+    parts += [
+        "SFT also takes files with `prompt`, `completion` and `sample_id` alone.\n"
+        "A catalog may have an `item_id`: rows of one id are one item. Its further columns are left alone.\n"
+        "A pickled list of (title, year) is read as well.",
+        "## Judges",
+        _code(judges.__doc__ or ""),
+        "## A run's folder",
+        _code(folder.__doc__ or "") + "\n\n" + _code(saving.__doc__ or ""),
+        "## generations.parquet of an evaluation",
+        _columns(answers.SCHEMA),
+        "## outputs/demo",
+        _code(import_module("recipes.demo").__doc__ or ""),
+    ]
+    return "\n\n".join(parts)
+
+
+def _columns(table: pa.Schema) -> str:
+    rows = [
+        f"| `{field.name}` | `{_type(field.type)}` | {_cell(data.COLUMN_HELP.get(field.name, ''))} |" for field in table
+    ]
+    return "\n".join(["| column | type | is |", "|---|---|---|", *rows])
+
+
+def _type(kind: pa.DataType) -> str:
+    return str(kind).replace("element: ", "").replace("item: ", "")
+
+
+def _api() -> Iterator[tuple[str, str]]:
+    """A page for each folder of the library, that mkdocstrings fills."""
+    folders = sorted(path.parent for path in (ROOT / "convrec").glob("*/__init__.py"))
+    for package in folders:
+        modules = sorted(path.stem for path in package.glob("*.py") if path.stem != "__init__")
+        entries = "\n\n".join(f"::: convrec.{package.name}.{module}" for module in modules)
+        yield package.name, f"# convrec.{package.name}\n\n{entries}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    wanted = pages()
+    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")}
+    other = [name for name in wanted if name not in there or (PAGES / name).read_text(encoding="utf-8") != wanted[name]]
+    other += sorted(there - wanted.keys())
+    if check:
+        print("".join(f"docs/reference/{name}: not what the code says; run make reference\n" for name in other), end="")
+        return int(bool(other))
+    for name in other:
+        path = PAGES / name
+        if name not in wanted:
+            path.unlink()
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[name], encoding="utf-8")
+    print(f"{len(other)} of {len(wanted)} pages written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Shards as verl saves and loads them, and one in which somebody has planted code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convrec.checkpoints.models import resolve_model
+from convrec.errors import UserError
+from recipes.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[3]
+# A model wrapped by FSDP2, saved and loaded by verl's checkpoint manager in a group of one process; then the random
+# state, and the model, are replaced by files that make a folder when they are unpickled.
+SAVE_AND_LOAD = """
+import os, sys, torch
+from omegaconf import OmegaConf
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from convrec.checkpoints.plain_load import use_plain_load
+
+class Planted:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[3],)
+
+folder, model, _ = sys.argv[1:]
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}.meeting", rank=0, world_size=1)
+module = AutoModelForCausalLM.from_pretrained(model)
+fully_shard(module, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)))
+optimizer = torch.optim.AdamW(module.parameters())
+module(torch.zeros(1, 2, dtype=torch.long)).logits.sum().backward()
+optimizer.step()
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+contents = ["model", "optimizer", "extra"]
+manager = FSDPCheckpointManager(
+    module, optimizer, schedule, AutoTokenizer.from_pretrained(model),
+    checkpoint_config=OmegaConf.create({"save_contents": contents, "load_contents": contents}),
+)
+manager.save_checkpoint(folder)
+use_plain_load()
+manager.load_checkpoint(folder)
+print("loaded")
+for name in ("extra_state", "model"):
+    torch.save({"rng": Planted(), "lr_scheduler": None}, f"{folder}/{name}_world_size_1_rank_0.pt")
+    try:
+        manager.load_checkpoint(folder)
+    except Exception as error:
+        print("refused" if "Weights only load failed" in str(error) else error)
+"""
+
+
+def test_what_verl_saves_is_loaded_and_planted_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    model = make_tiny_model(tmp_path / "model", ["a b c\n" * 40], vocab_size=300, **sizes)
+    folder, ran = tmp_path / "global_step_1", tmp_path / "it ran"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SAVE_AND_LOAD, str(folder), str(model), str(ran)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-3:] == ["loaded", "refused", "refused"]
+    with pytest.raises(UserError, match="could run code here: refused"):
+        resolve_model(folder)
+    assert not ran.exists()

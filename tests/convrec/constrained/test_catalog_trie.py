@@ -1,0 +1,103 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.constrained import catalog_trie as module
+from convrec.constrained.catalog_trie import CatalogTrie, build_catalog_trie, catalog_trie, excluded_items
+from convrec.errors import UserError
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher
+
+ITEMS = [("Toy Story", 1995), ("Heat", 1995), ("Alien", 1979)]
+
+
+def test_a_list_is_its_lines_one_after_the_other(catalog: CatalogTrie, matcher: Matcher, tokenizer: Any) -> None:
+    """The tokens that the trie holds, put in a row, are the tokenizer's own of the whole list."""
+    lines = len(catalog.row_W)
+    sequences = np.split(catalog.tokens, catalog.ends_S[:-1])
+    chosen = [4, 0, 9, 5]
+    written = np.concatenate([sequences[line] for line in chosen[:-1]] + [sequences[lines + chosen[-1]]])
+    items = [matcher.catalog.titles[catalog.row_W[line]] for line in chosen]
+    years = [matcher.catalog.years[catalog.row_W[line]] for line in chosen]
+    text = "\n".join(f"{title} ({year})" for title, year in zip(items, years, strict=True))
+    assert written.tolist() == [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+def test_lines_of_one_item_are_one_and_equal_lines_are_there_once(catalog: CatalogTrie) -> None:
+    assert catalog.row_W.tolist() == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]  # row 7 is row 5's line
+    assert catalog.item_W.tolist() == [0, 1, 2, 3, 3, 5, 6, 9, 10, 11]  # Amélie is Amelie
+    assert (catalog.lines_of(3), catalog.lines_of(7), catalog.num_items) == ([3, 4], [], 9)
+    assert catalog.left_out.tolist() == [8]  # reads as Heat of 1995
+
+
+def test_seen_titles_are_excluded_as_matching_takes_them(matcher: Matcher) -> None:
+    assert excluded_items(matcher, ["AMÉLIE", "Heat", "the aliens!", "Nothing"]) == [3, 5, 6, 10]
+
+
+def test_the_file_is_beside_the_catalog_and_of_this_catalog_tokenizer_and_matching_alone(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "data" / "catalog.parquet"
+    file.parent.mkdir()
+    titles, years = zip(*ITEMS, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": years}), file)
+    matcher = Matcher(load_catalog(file))
+    made, path = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
+    assert path.parent == file.parent
+    with monkeypatch.context() as no_build:
+        no_build.delattr(module, "build_catalog_trie")
+        again, same = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
+    assert (same, again.key, again.eos_token_id) == (path, made.key, made.eos_token_id)
+    assert all((getattr(again, name) == getattr(made, name)).all() for name in ("tokens", "ends_S", "row_W", "item_W"))
+    others = [
+        catalog_trie(file, matcher, tokenizer, "\n", tmp_path, allowed_rows=[0, 2])[1],
+        catalog_trie(file, matcher, tokenizer, "|", tmp_path)[1],
+        catalog_trie(file, Matcher(load_catalog(file), "exact"), tokenizer, "\n", tmp_path)[1],
+    ]
+    assert len({path, *others}) == 4
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match="not readable as a trie"):
+        module.load_catalog_trie(path)
+    assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].key == made.key  # made again
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1].parent == tmp_path
+
+
+def test_two_items_with_one_line_are_named(tokenizer: Any) -> None:
+    catalog = Catalog.from_items([("Heat", 1995), ("Up", 2009), ("Heat", 1995)], item_ids=["a", "b", "c"])
+    with pytest.raises(UserError, match=r"rows 0 and 2 are two items with the same line, 'Heat \(1995\)'"):
+        build_catalog_trie(Matcher(catalog), tokenizer, "\n")
+
+
+def test_a_tokenizer_that_joins_lines_is_refused_with_the_line() -> None:
+    """Without splitting at line breaks, a learned token goes over the end of a line."""
+    from tokenizers import Tokenizer, decoders, models, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    whole = Tokenizer(models.BPE())
+    whole.decoder = decoders.Fuse()
+    whole.train_from_iterator(["Up (2009)\nHeat (1995)\nUp"] * 9, trainers.BpeTrainer(vocab_size=60))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>", name_or_path="joined")
+    with pytest.raises(
+        UserError, match=r"tokenizer joined encodes 'Heat \(1995\)' in another way behind 'Up \(2009\)'"
+    ):
+        build_catalog_trie(Matcher(Catalog.from_items([("Up", 2009), ("Heat", 1995)])), tokenizer, "\n")
+
+
+def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
+    items = [("Heat", 1995), ("1. Heat", 1995), ("Up\nDown", 2009), ("<end>", 2001), ("Up", 2009), ("", 2000)]
+    trie = build_catalog_trie(Matcher(Catalog.from_items(items)), tokenizer, "\n")
+    assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
+
+
+def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie) -> None:
+    lengths = np.diff(catalog.ends_S, prepend=0)
+    lines = len(catalog.row_W)
+    inner = sorted(lengths[:lines].tolist())
+    assert catalog.longest_list(3) == sum(inner[-2:]) + max(lengths[lines:])
+    assert catalog.longest_line() == catalog.row_W[lengths[:lines].argmax()]

@@ -1,0 +1,33 @@
+"""The mask of a batch against each row's own allowed tokens."""
+
+import random
+
+import torch
+
+from convrec.constrained.catalog_trie import CatalogTrie
+from convrec.constrained.mask import TrieMask
+from convrec.constrained.walk import Walk
+
+
+def test_each_row_keeps_the_logits_of_its_own_walk_and_other_rows_keep_all(catalog: CatalogTrie) -> None:
+    rng, mask = random.Random(0), TrieMask(catalog, "cpu")
+    walks = {0: Walk(catalog, 2, [3]), 2: Walk(catalog, 3), 3: Walk(catalog, 3, [0, 5, 6, 9])}
+    vocabulary = 400
+    while any(walk.allowed() != [catalog.eos_token_id] for walk in walks.values()):
+        for rows in (walks, {row: walks[row] for row in (3, 0)}):
+            logits_BV = torch.randn(4 if rows is walks else 5, vocabulary)
+            expected_BV = logits_BV.clone()
+            for row, walk in rows.items():
+                expected_BV[row] = -torch.inf
+                expected_BV[row, walk.allowed()] = logits_BV[row, walk.allowed()]
+            assert torch.equal(mask.apply(logits_BV, rows), expected_BV)
+        for walk in walks.values():
+            walk.advance(rng.choice(walk.allowed()))
+
+
+def test_a_batch_of_constrained_rows_alone_and_one_without_any(catalog: CatalogTrie) -> None:
+    mask, logits_BV = TrieMask(catalog, "cpu"), torch.zeros(2, 400)
+    assert torch.equal(mask.apply(logits_BV.clone(), {}), logits_BV)
+    walks = {0: Walk(catalog, 1), 1: Walk(catalog, 1, range(12))}
+    finite = mask.apply(logits_BV, walks).isfinite()
+    assert [row.nonzero().flatten().tolist() for row in finite] == [walks[0].allowed(), [catalog.eos_token_id]]

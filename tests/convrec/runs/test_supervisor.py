@@ -1,0 +1,187 @@
+"""Commands that are asked to stop, as real processes that get real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from convrec.runs import supervisor
+
+ROOT = Path(__file__).resolve().parents[3]
+BEGIN = """
+import os, signal, subprocess, sys, time
+sys.path.insert(0, {root!r})
+from convrec.runs import supervisor
+supervisor.SAME_SIGNAL_SECONDS = 0.2
+supervisor.begin({seconds})
+from pathlib import Path
+from convrec.runs import guard
+from convrec.runs.folder import hold
+run = Path({run!r})
+def ready():
+    print(os.getpid(), flush=True)
+"""
+# an `except` of a library, or a call into C that does not come back
+DEAF = "signal.signal(signal.SIGINT, lambda number, frame: None); ready(); time.sleep(600)"
+WORK = {
+    "in Python": "ready(); time.sleep(60)",
+    "deaf to interrupts": DEAF,
+    # what Ray's core does while `ray.init` runs
+    "with another handler of SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: os.abort()); ready(); time.sleep(60)",
+    "holding a run folder, with children": """
+with hold(run), guard.guarded("gone") as temporary:
+    supervisor.note(run=str(run), temporary=str(temporary))
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    (run / "temporary").write_text(str(temporary))
+    time.sleep(1)
+    ready()
+    while True:
+        time.sleep(60)
+""",
+}
+SAVES = """
+supervisor.note(run=str(run), stop=str(run / "stop"), metrics=str(run / "metrics"))
+run.mkdir()
+{first_step}
+ready()
+while not (run / "stop").exists():
+    time.sleep(0.02)
+(run / "latest_checkpointed_iteration.txt").write_text("7")
+sys.exit(130)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, psutil.Process]]]:
+    """Start a command; returns it and its fork once that is ready."""
+    started: list[subprocess.Popen] = []
+
+    def begin(work: str, seconds: float = 1, **variables: str) -> tuple[subprocess.Popen, psutil.Process]:
+        script = BEGIN.format(root=str(ROOT), run=str(tmp_path / "run"), seconds=seconds) + work
+        ours = {supervisor.SAVE_VARIABLE, *supervisor.SCHEDULERS}
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        command = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | variables,
+            start_new_session=True,
+            # a background job of a script has Ctrl-C ignored, and would hand that on
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        started.append(command)
+        assert command.stdout
+        return command, psutil.Process(int(command.stdout.readline()))
+
+    yield begin
+    for command in started:
+        command.kill()
+        command.communicate()
+
+
+@pytest.mark.parametrize(
+    ("work", "number"),
+    [
+        ("in Python", signal.SIGTERM),
+        ("in Python", signal.SIGINT),
+        ("in Python", signal.SIGUSR1),
+        ("deaf to interrupts", signal.SIGTERM),
+        ("with another handler of SIGTERM", signal.SIGTERM),
+        ("holding a run folder, with children", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_everything_with_one_line(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], tmp_path: Path, work: str, number: signal.Signals
+) -> None:
+    command, fork = start(WORK[work])
+    processes = [fork, *fork.children(recursive=True)]
+    command.send_signal(number)
+    _, error = command.communicate(timeout=120)
+    assert command.returncode == 130
+    has_run = (tmp_path / "run").exists()
+    done = "stopped after step 0; the same command resumes" if has_run else "stopped; the same command does it again"
+    assert error == f"{done}\n"
+    _, left = psutil.wait_procs(processes, timeout=60)
+    assert not left
+    assert not (tmp_path / "run" / "running").exists()
+    if has_run:
+        assert not Path((tmp_path / "run" / "temporary").read_text()).exists()
+
+
+def test_the_whole_group_may_get_the_signal_and_more_than_once(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]],
+) -> None:
+    command, _ = start("try:\n    ready(); time.sleep(60)\nfinally:\n    time.sleep(0.5); print('cleaned', flush=True)")
+    for _ in range(3):
+        os.killpg(command.pid, signal.SIGTERM)
+        time.sleep(0.02)
+    out, error = command.communicate(timeout=120)
+    assert (command.returncode, out, error) == (130, "cleaned\n", "stopped; the same command does it again\n")
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., tuple[subprocess.Popen, psutil.Process]]) -> None:
+    command, _ = start(DEAF, seconds=600)
+    command.send_signal(signal.SIGINT)
+    time.sleep(0.4)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(120) == 130
+
+
+@pytest.mark.parametrize(
+    ("number", "variables"),
+    [(signal.SIGUSR1, {}), (signal.SIGTERM, {"SAVE_ON_TERM": "1"}), (signal.SIGTERM, {"SLURM_JOB_ID": "5"})],
+)
+def test_what_has_trained_a_step_is_asked_to_save(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], number: signal.Signals, variables: dict[str, str]
+) -> None:
+    command, _ = start(SAVES.format(first_step='(run / "metrics").write_text("x")'), **variables)
+    command.send_signal(number)
+    _, error = command.communicate(timeout=120)
+    assert command.returncode == 130
+    assert error == "stopped after step 7; the same command resumes\n"
+
+
+def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], tmp_path: Path
+) -> None:
+    command, _ = start(SAVES.format(first_step=""))
+    command.send_signal(signal.SIGUSR1)
+    _, error = command.communicate(timeout=120)
+    assert error == "stopped after step 0; the same command resumes\n"
+    assert not (tmp_path / "run" / "stop").exists()
+
+
+def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]],
+) -> None:
+    work = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("while not", "while True or not")
+    command, _ = start(work.replace("supervisor.note(", "supervisor.note(said='no'); supervisor.note(", 1))
+    command.send_signal(signal.SIGUSR1)
+    time.sleep(0.4)
+    assert command.poll() is None
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(120) == 130
+
+
+def test_its_exit_status_is_the_commands(start: Callable[..., tuple[subprocess.Popen, psutil.Process]]) -> None:
+    for work, status in (("ready()", 0), ("ready(); sys.exit(2)", 2), ("ready(); raise ValueError('x')", 1)):
+        assert start(work)[0].wait(120) == status
+    command, fork = start("ready(); time.sleep(60)")
+    fork.kill()
+    assert command.wait(120) == 128 + signal.SIGKILL
+
+
+def test_the_fork_ends_with_a_killed_supervisor(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]],
+) -> None:
+    command, fork = start("ready(); time.sleep(60)")
+    command.kill()
+    fork.wait(60)

@@ -1,0 +1,63 @@
+"""Help, config and dry run of a training: nothing is started, nothing is written."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.launch import dry_run, runner
+from recipes.launch.recipe import RECIPES
+from recipes.launch.variables import VARIABLES
+from recipes.tiny_model import make_tiny_model
+
+FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
+
+
+@pytest.fixture
+def variables(sample: Path, set_variables, tmp_path: Path) -> dict[str, str]:
+    model = make_tiny_model(tmp_path / "model", ["Heat (1995)"], ["Heat"], vocab_size=400)
+    given = {name: str(sample / f"{file}.parquet") for name, file in FILES.items()}
+    given |= {"MODEL_PATH": str(model), "SAVE_PATH": str(tmp_path / "run"), "TRAIN_BATCH_SIZE": "4"}
+    given |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_EPOCHS": "3", "SAVE_FREQ": "8"}
+    set_variables(given)
+    return given
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_has_every_variable_of_the_recipe_with_its_own_default(name: str, capsys) -> None:
+    recipe = RECIPES[name]
+    assert dry_run.answer(recipe, ["--help"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert {v.name for v in VARIABLES if v.keys_of(recipe)} == {word for word in lines if word.isupper()}
+    assert " / " not in lines["SAVE_FREQ"]
+    assert {"sft": " 100 ", "rank_grpo": " 200 "}.get(name, " 20 ") in lines["SAVE_FREQ"]
+
+
+def test_a_dry_run_says_how_much_would_be_done_and_writes_nothing(variables, tmp_path: Path, capsys) -> None:
+    assert runner.run(RECIPES["rank_grpo"], ["--dry-run", "trainer.test_freq=5"]) == 0
+    out = capsys.readouterr().out
+    assert "steps: 30 of 4 rows out of 40; a validation every 5 steps" in out
+    assert "checkpoints: 4, 4 of them kept" in out
+    assert "memory: " in out
+    assert "disk: " in out
+    assert out.endswith("nothing was started (--dry-run)\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_number_of_checkpoints_is_bounded_by_what_is_kept(variables, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SAVE_KEEP", "1")
+    assert runner.run(RECIPES["rank_grpo"], ["--dry-run"]) == 0
+    assert "checkpoints: 4, 3 of them kept" in capsys.readouterr().out  # beside the newest: the best, one being written
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(variables, monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setenv("CATALOG_FILE", str(tmp_path / "none.parquet"))
+    assert runner.run(RECIPES["rank_grpo"], ["--dry-run"]) == 2
+    assert "CATALOG_FILE" in capsys.readouterr().out
+
+
+def test_the_whole_config_is_printed_as_yaml(variables, capsys) -> None:
+    assert runner.run(RECIPES["rank_grpo"], ["--print-config", "convrec.num_items=7"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["convrec"]["num_items"] == 7
+    assert config["data"]["train_files"] == variables["TRAIN_FILE"]

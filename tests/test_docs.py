@@ -1,0 +1,246 @@
+"""The manual: its commands parse, its reference pages are the code's, its links lead somewhere."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.rank_grpo.loss_metrics import finish_policy_metrics
+from convrec.runs.metric_names import meaning
+from recipes import cli
+from recipes.launch.misspelt import misspelt_variables
+from recipes.launch.recipe import RECIPES
+from recipes.launch.settings import compose_files
+from recipes.launch.variables import VARIABLES, overrides_from_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+WRITTEN = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+SCRIPTS = {recipe.script: recipe.name for recipe in RECIPES.values()}
+FLAGS = {"--dry-run", "--print-config", "--help", "--detach", "--json"}
+OTHER_VARIABLES = re.compile(
+    r"(RAY|LLM|TEACHER|JUDGE|VERL|NCCL|GLOO)_\w+|PYTHON|REDIAL|REWARDBENCH|(GRPO_)?(LICENCE|LICENSE)|BASE_URL|run"
+)
+ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
+CONTROL = {"for", "do", "done", "if", "then", "fi"}
+
+
+def load_reference() -> ModuleType:
+    spec = spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = load_reference()
+
+
+def shell_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(block, line) of a page's shell blocks (```, ```bash, ```sh), continued lines joined."""
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for number, (language, text) in enumerate(blocks):
+        if language in ("", "bash", "sh"):
+            for line in text.replace("\\\n", " ").splitlines():
+                yield number, line
+
+
+def commands(path: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """(variables that it sees, words) of every command of ours on a page."""
+    exported: dict[str, str] = {}
+    block = -1
+    for number, line in shell_lines(path):
+        if number != block:
+            block, exported = number, {}
+        if not re.search(
+            r"\bconvrec |python3? -m (recipes|data_prep)\.|bash (\S*/)?run_|^\s*(export )?[A-Z_]+=|^make ", line
+        ):
+            continue
+        words = shlex.split(line, comments=True)
+        for command in split_at_operators(words):
+            command = [word for word in command if word not in CONTROL]
+            if command[:1] == ["export"]:
+                exported |= dict(match.groups() for word in command[1:] if (match := ASSIGNMENT.fullmatch(word)))
+                continue
+            own: dict[str, str] = {}
+            while command and (match := ASSIGNMENT.fullmatch(command[0])):
+                own[match[1]] = match[2]
+                command.pop(0)
+            if command:
+                yield exported | own, command
+
+
+def split_at_operators(words: list[str]) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in words:
+        if word in ("&&", "||", "|", ";", "&", ">"):
+            yield command
+            command = []
+        elif word.endswith(";"):
+            yield [*command, word[:-1]]
+            command = []
+        else:
+            command.append(word)
+    yield command
+
+
+def module_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """(module, its arguments) of a command of ours; None for another program."""
+    program, *rest = words
+    if program == "bash" and rest and (script := next((name for name in SCRIPTS if rest[0].endswith(name)), None)):
+        return f"script {SCRIPTS[script]}", rest[1:]
+    if program in ("python", "python3") and rest[:1] == ["-m"] and rest[1].startswith(("recipes.", "data_prep.")):
+        return rest[1], rest[2:]
+    if program == "convrec":
+        typed = max((name for name in cli.COMMANDS if rest[: len(name.split())] == name.split()), key=len, default="")
+        assert typed or rest[:1] in (["--help"], ["--version"], ["COMMAND"]), f"no command: {shlex.join(words)}"
+        return (cli.COMMANDS[typed][0], rest[len(typed.split()) :]) if typed else None
+    return None
+
+
+def check(variables: dict[str, str], words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise UserError, AssertionError or SystemExit for a command that does not parse."""
+    if words[0] == "make" and len(words) > 1:
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    found = module_of(words)
+    if found is None:
+        return
+    module, arguments = found
+    unknown = [name for name in variables if not OTHER_VARIABLES.fullmatch(name)]
+    assert not (set(unknown) - {variable.name for variable in VARIABLES}), f"unknown variables: {unknown}"
+    assert not misspelt_variables(variables)
+    if module == "recipes.submit" and arguments[:1] in (["--follow"], ["--stop"]):
+        assert len(arguments) == 2
+        return
+    recipe = recipe_of(module, arguments)
+    if recipe is None:
+        reference.parser_of(judged(module, arguments), arguments)
+        return
+    placeholders = {"...", "[key=value", "[hydra", "overrides]"}
+    overrides = [word for word in arguments if word not in FLAGS | placeholders]
+    overrides_from_environment(RECIPES[recipe], variables)
+    if overrides:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        compose_files(RECIPES[recipe], overrides)
+
+
+def recipe_of(module: str, arguments: list[str]) -> str | None:
+    """The recipe whose overrides the arguments are; a recipe's name among them is taken off."""
+    if module.startswith("script "):
+        return module.removeprefix("script ")
+    if module not in reference.WITHOUT_PARSER:
+        return None
+    first = arguments[0] if arguments else ""
+    if module == "recipes.judge.train" and first:
+        return f"judge_{arguments.pop(0)}"
+    return arguments.pop(0) if first in RECIPES else reference.WITHOUT_PARSER[module]
+
+
+def judged(module: str, arguments: list[str]) -> str:
+    return "recipes.judge.evaluation" if module == "recipes.evaluate" and "--judge" in arguments else module
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_command_of_the_manual_parses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    for variables, words in commands(path):
+        with monkeypatch.context() as patch:
+            try:
+                check(variables, words, patch)
+            except (UserError, AssertionError, SystemExit) as error:
+                pytest.fail(f"{path.relative_to(ROOT)}: {shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convrec evaluate --modell x --data d --catalog c --out o",
+        "convrec no-such-command",
+        "python -m data_prep.own --conversation x",
+        "LEARNING_RATE=1 bash run_sft.sh",
+        "LR=fast bash run_sft.sh",
+        "bash run_rank_grpo.sh convrec.num_itemz=3",
+        "make no-such-target",
+    ],
+)
+def test_a_command_that_does_not_parse_is_found(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page.md").write_text(f"```bash\n{line}\n```\n")
+    ((variables, words),) = commands(tmp_path / "page.md")
+    with pytest.raises((UserError, AssertionError, SystemExit)):
+        check(variables, words, monkeypatch)
+
+
+def test_the_tutorials_commands_are_read() -> None:
+    """Of each tutorial and of the README: the checks above would pass a page whose commands they do not find."""
+    for page in [*(ROOT / "docs" / "tutorials").glob("*.md"), ROOT / "README.md"]:
+        assert sum(module_of(words) is not None for _, words in commands(page)) >= 4, page
+
+
+def test_the_reference_pages_are_what_the_code_says() -> None:
+    wanted = reference.pages()
+    there = {path.relative_to(reference.PAGES).as_posix(): path for path in reference.PAGES.rglob("*.md")}
+    assert {name: path.read_text(encoding="utf-8") for name, path in there.items()} == wanted, "run: make reference"
+
+
+def test_every_metric_of_the_policy_loss_is_described() -> None:
+    parts = {"tokens:sum": 1.0, "policy_loss:sum": 1.0, "kl_loss:sum": 1.0, "kl:sum": 1.0, "approx_kl:sum": 1.0}
+    for bucket in ("all", "1", "stop"):
+        parts |= {f"{name}/{bucket}:sum": 1.0 for name in ("units", "ratio", "clip_low", "clip_high")}
+        parts |= {f"ratio_lowest/{bucket}:min": 1.0, f"ratio_highest/{bucket}:max": 1.0}
+    assert [name for name in finish_policy_metrics(parts, "actor/") if meaning(name) is None] == []
+
+
+def anchors(path: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+        for heading in headings
+    }
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{path.name}: {target}"
+
+
+def test_the_code_names_pages_that_are_there() -> None:
+    named = re.compile(r"(?:docs|notes)/[\w/-]+\.\w+")
+    for folder in ("convrec", "recipes", "data_prep", "reward", "conf", "scripts", "benchmarks", "tests"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".py", ".yaml", ".sh") and path != Path(__file__):
+                missing = [
+                    name for name in named.findall(path.read_text(encoding="utf-8")) if not (ROOT / name).exists()
+                ]
+                assert not missing, f"{path.relative_to(ROOT)}: {missing}"
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_manual_says_what_is_known_now(path: Path) -> None:
+    """No laboratory notes, and lines that fit; rows of tables and blocks of code keep theirs."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert long == []
+    diary = re.findall(r"(?i)slow days?|slow hour|tried and taken out|another day|\b20\d\d-\d\d-\d\d\b(?! --)", text)
+    assert path.name in ("data.md", "own-catalog.md") or diary == []
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert os.path.isfile(ROOT / "docs" / "images" / "demo.svg")
