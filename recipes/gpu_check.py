@@ -9,6 +9,7 @@ when nothing failed, else 1.
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="the file to write")
     parser.add_argument("--only", nargs="+", metavar="PHASE", choices=[phase.name for phase in PHASES])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the phases' processes are ended too
     set_thread_policy()
     keep_to_loopback()
     gpus = host.num_accelerators()

@@ -65,7 +65,7 @@ def kernels(place: Place) -> dict[str, Any]:
         )
         value.backward()
         assert log_prob.grad is not None
-        return float(value), log_prob.grad.double().cpu()
+        return value.item(), log_prob.grad.double().cpu()
 
     wanted, wanted_gradient = loss("cpu", torch.float64, rank_policy_loss)
     functions: dict[str, Callable[..., Any]] = {"eager": rank_policy_loss}

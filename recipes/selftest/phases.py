@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """process: phases of the same name run one after another in one process, which imports and loads once.
+    """process: phases of the same name run in one process, until one fails: it imports and loads once.
     seconds: it has failed when it takes longer. gpus: it is skipped where there are fewer.
     """
 

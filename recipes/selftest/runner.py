@@ -27,7 +27,7 @@ TAIL_LINES = 25
 
 @dataclass
 class Outcome:
-    """What became of a phase. seconds: without the imports of its process. *_bytes: the most that was in use, of the
+    """What became of a phase. seconds: the first of a process also loads libraries. *_bytes: the most in use, of the
     phase's processes (proportional set sizes) and of the GPU with the most, as nvidia-smi says; 0 where not measured.
     """
 
@@ -111,7 +111,7 @@ def _run_process(
             if outcome.status == "fail":
                 outcome.log = log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:]
             keep(outcome)
-            if not result.exists():  # the process hangs or is gone: the next phases get another one
+            if outcome.status == "fail":  # the process hangs, is gone, or has a CUDA error that stays: no more in it
                 return done + 1
     finally:
         _end(process)

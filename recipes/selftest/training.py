@@ -141,8 +141,6 @@ def resume(place: Place) -> dict[str, Any]:
 
 def lora(place: Place) -> dict[str, Any]:
     """Before training the adapters change nothing; an update changes them alone, and only they go to the rollout."""
-    import peft  # noqa: F401  verl imports it late
-
     plain, adapted = build_engine(place), build_engine(place, lora_rank=LORA_RANK)
     batch = make_batch()
     difference = float((log_probs(plain, batch) - log_probs(adapted, batch)).abs().mean())
