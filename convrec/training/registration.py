@@ -38,17 +38,17 @@ def source_digest() -> str:
 
     Two nodes with the same one run the same maths.
     """
-    packages = [Path(__file__).parents[1], *user_rewards.sources("reward")]
-    if module := os.environ.get(USER_MODULE):
-        packages += user_rewards.sources(module)
+    packages = [("convrec", Path(__file__).parents[1])]
+    for module in filter(None, ["reward", os.environ.get(USER_MODULE)]):
+        packages += [(package.name, package) for package in user_rewards.sources(module)]
     # by name, the first one: so is a package found that lies in two folders of the path (one without __init__.py)
     files: dict[str, bytes] = {}
-    for package in packages:
+    for name, package in packages:
         for path in package.rglob("*.py") if package.is_dir() else [package]:
-            files.setdefault(path.relative_to(package.parent).as_posix(), path.read_bytes())
+            files.setdefault(f"{name}/{path.relative_to(package).as_posix()}", path.read_bytes())
     digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(name.encode() + content)
+    for file, content in sorted(files.items()):
+        digest.update(file.encode() + content)
     return digest.hexdigest()[:16]
 
 
