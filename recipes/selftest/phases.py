@@ -27,7 +27,7 @@ PHASES = (
     Phase("fused", "fused log-probs are the plain ones", f"{HERE}.training:fused", "training", 60),
     Phase("resume", "a resumed engine goes on with the same numbers", f"{HERE}.training:resume", "training", 60),
     Phase("lora", "LoRA trains its adapters and nothing else", f"{HERE}.training:lora", "training", 60),
-    Phase("two_ranks", "two data-parallel processes train as one", f"{HERE}.two_ranks:two_ranks", "training", 120),
+    Phase("two_ranks", "two data-parallel processes train as one", f"{HERE}.two_ranks:two_ranks", "training", 180),
     Phase("kernels", "ranks and loss: right, and how fast", f"{HERE}.kernels:kernels", "kernels", 120),
     Phase("rollout", "vLLM's log-probs are the policy's", f"{HERE}.rollout:rollout", "rollout", 150),
     Phase("weights", "new weights reach vLLM through verl's transfer", f"{HERE}.rollout:weights", "rollout", 90),
