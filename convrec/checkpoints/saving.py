@@ -17,6 +17,7 @@ from pathlib import Path
 from convrec.checkpoints.files import check_shards, check_whole, world_size
 from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_text
+from convrec.runs.card import CARD
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
 MANIFEST = "complete.json"
@@ -79,7 +80,8 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         shutil.rmtree(folder, ignore_errors=True)
     try:
         write()
-        write_json(folder / MANIFEST, _sizes(folder))
+        sizes = _sizes(folder)  # without the card, in which its owner writes the licence
+        write_json(folder / MANIFEST, {name: size for name, size in sizes.items() if Path(name).name != CARD})
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         if aside.is_dir():
