@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec import kinds
+from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.data.damage import REPORT, write_report
 from convrec.errors import UserError
@@ -77,6 +78,8 @@ def evaluate(
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
     of_api = str(model).startswith(API)
     model_path = str(model) if of_api else resolve_model(model, "--model ")
+    if not of_api:
+        hub.require(model_path, "--model ")
     of_run = Path(run) if run else None if of_api else run_folder(model)
     trained_with = read_config(of_run) if of_run else {}
     given = {
