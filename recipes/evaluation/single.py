@@ -13,27 +13,41 @@ from convrec.data.damage import REPORT, write_report
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json
 from convrec.generation.answers import Answer, model_answers
+from convrec.generation.generate import Messages
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.matching import make_matcher
 from convrec.lists.metrics import KS
-from convrec.lists.ranks import parse_items
+from convrec.lists.ranks import Item, parse_items
 from convrec.lists.settings import ListSettings
 from convrec.runs.folder import read_config, setting
-from recipes.evaluation.baselines import API, api_answers, baseline_lists
-from recipes.evaluation.scoring import compare, read_other, score, summary, write_rows
-from recipes.evaluation.split import Rows, Split, read_rows, read_split
+from recipes.evaluation.baselines import (
+    API,
+    BASELINES,
+    OF_TRAINING,
+    api_answers,
+    baseline_lists,
+    empty_prompt,
+    others_prompts,
+)
+from recipes.evaluation.beyond_accuracy import context_of
+from recipes.evaluation.scoring import compare, minus, read_other, score, summary, write_rows
+from recipes.evaluation.slices import SLICES, slice_labels, slice_results
+from recipes.evaluation.split import Rows, read_rows, read_split
 
+EMPTY, OTHER = "empty conversation", "another's conversation"  # the probes; the first is also its prompt's id
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
 
 
 def evaluate(
     *,
-    model: str | Path,
     data: str | Path,
     catalog: str | Path,
     out: str | Path,
+    model: str | Path | None = None,
     train: str | Path | None = None,
     baselines: Sequence[str] = ("popularity",),
+    probe: bool = False,
+    slices: Sequence[str] = SLICES,
     num_items: int | None = None,
     ks: Sequence[int] | None = None,
     protocols: Sequence[str] = ("paper",),
@@ -55,13 +69,16 @@ def evaluate(
     """Evaluate and write OUT's three files; returns what metrics.json holds.
 
     {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired",
-    "damaged"}.
-    A summary is scoring.summary's. The `baselines` need `train` and are left out without it, "paired" (this model minus
-    the other) needs `against`. Row metrics in rows.parquet are of the first protocol; further ones are prefixed with
-    theirs. What is None of num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is
-    what the `run` was trained with, None: the one the model is of (other models have the defaults of ListSettings);
-    only protocol `reference` has its own matching. ks None: metrics.KS up to num_items. "damaged" has how many rows
-    of data and of train were left out (skip_damaged: the share that may be; None: an error); damaged.jsonl names them.
+    "minus", "slices", "damaged"}.
+    A summary is scoring.summary's, with the measures beyond accuracy in the first protocol. The `baselines` but for
+    `copy` need `train` and are left out without it, "paired" (this model minus the other) needs `against`; "minus" is
+    this model minus each other list of the table, "slices" is slices.slice_results, both of the first protocol.
+    model None: the baselines alone, and no rows.parquet. probe: EMPTY and OTHER are scored beside the model.
+    Row metrics in rows.parquet are of the first protocol; further ones are prefixed with theirs. What is None of
+    num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is what the `run` was trained
+    with, None: the one the model is of (other models have the defaults of ListSettings); only protocol `reference` has
+    its own matching. ks None: metrics.KS up to num_items. "damaged" has how many rows of data and of train were left
+    out (skip_damaged: the share that may be; None: an error); damaged.jsonl names them.
     Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
@@ -69,9 +86,12 @@ def evaluate(
         raise UserError(f"--out {out}: a file is in its place; name a folder")
     if against and Path(against).resolve() == out.resolve():
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
+    asked = [name for name in baselines if train or name not in OF_TRAINING]
+    if model is None:
+        _check_without_model(asked, baselines, against, probe)
     of_api = str(model).startswith(API)
-    model_path = str(model) if of_api else resolve_model(model, "--model ")
-    of_run = Path(run) if run else None if of_api else run_folder(model)
+    model_path = str(model) if of_api or model is None else resolve_model(model, "--model ")
+    of_run = Path(run) if run else None if of_api or model is None else run_folder(model)
     trained_with = read_config(of_run) if of_run else {}
     given = {
         "num_items": num_items,
@@ -101,7 +121,9 @@ def evaluate(
         for mode in matching_of.values()
     }
     of_train = read_rows(train, split.catalog, skip_damaged, scored=False) if train else Rows([], {}, [])
-    items_of = {name: baseline_lists(name, split, of_train.rows, num_items) for name in baselines if train}
+    context = context_of(split, of_train.rows)
+    labels = {name: slice_labels(name, split, context) for name in slices}
+    prompts = split.prompts | ({EMPTY: empty_prompt(split)} if probe else {})
     settings = {
         "max_tokens": max_response_length,
         "max_prompt_tokens": max_prompt_length,
@@ -111,7 +133,9 @@ def evaluate(
     scored_by = {
         "data": str(data),
         "catalog": str(catalog),
-        "sha256": {"data": file_hash(data), "catalog": file_hash(catalog)},
+        "sha256": {
+            name: file_hash(path) for name, path in (("data", data), ("catalog", catalog), ("train", train)) if path
+        },
         "num_items": num_items,
         "ks": list(ks),
         "protocols": list(protocols),
@@ -120,23 +144,32 @@ def evaluate(
         "delimiter": lists.delimiter,
         "year_tolerance": lists.year_tolerance,
         "fuzzy_cutoff": lists.fuzzy_cutoff,
+        "catalog_items": context.facts.num_items,
     }
     other = read_other(Path(against), scored_by) if against else None
 
     start = time.monotonic()
-    answers, generated = _answers(model_path, split, out, settings, tensor_parallel, progress)
+    answers: dict[str, Answer] = {}
+    generated = 0
+    if model is not None:
+        answers, generated = _answers(model_path, prompts, out, settings, tensor_parallel, progress)
     seconds = time.monotonic() - start
 
-    dated = split.catalog.dated
-    texts = [answers[prompt]["text"] for prompt in split.prompt_ids]
-    items_of = {"model": [parse_items(text, lists.delimiter, dated) for text in texts]} | items_of
+    def lists_for(names: Sequence[str]) -> list[list[Item | None]]:
+        return [parse_items(answers[name]["text"], lists.delimiter, split.catalog.dated) for name in names]
+
+    items_of = {"model": lists_for(split.prompt_ids)} if model is not None else {}
+    items_of |= {name: baseline_lists(name, split, of_train.rows, num_items) for name in asked}
+    if probe:
+        items_of |= {EMPTY: lists_for([EMPTY] * len(split.rows))}
+        items_of |= {OTHER: lists_for(others_prompts(split.prompt_ids, seed))}
     scored = {
-        protocol: {name: score(split_of[mode], items, protocol, ks) for name, items in items_of.items()}
+        protocol: {name: score(split_of[mode], items, protocol, ks, num_items) for name, items in items_of.items()}
         for protocol, mode in matching_of.items()
     }
     metrics: dict[str, Any] = {
         "settings": {
-            "model": str(model),
+            "model": None if model is None else str(model),
             "model_path": model_path,
             "train": str(train) if train else None,
             "limit": limit,
@@ -145,7 +178,8 @@ def evaluate(
         },
         "results": {
             protocol: {
-                name: summary(scored_lists, split, ks, seed, num_items) for name, scored_lists in by_name.items()
+                name: summary(rows, split, ks, seed, num_items, context if protocol == protocols[0] else None)
+                for name, rows in by_name.items()
             }
             for protocol, by_name in scored.items()
         },
@@ -159,18 +193,24 @@ def evaluate(
         "warnings": split.warnings + ([of_train.warnings[-1]] if of_train.damaged else []),
         "damaged": {"data": len(split.damaged), "train": len(of_train.damaged)},
     }
-    lengths = Counter(len(items) for items in items_of["model"])
-    length, times = lengths.most_common(1)[0]
-    if length != num_items and times > USUAL * len(split.rows):
-        metrics["warnings"] += [
-            f"{times} of {len(split.rows)} lists have {length} items, not {num_items}: "
-            "if the model was trained for that, say so with --num-items and --ks"
-        ]
-    by_model = {protocol: by_name["model"] for protocol, by_name in scored.items()}
-    if other is not None:
-        differences = compare(other, split, by_model[protocols[0]], ks, seed)
-        metrics["paired"] = differences | {"against": str(against)}
-    write_rows(out / "rows.parquet", split, answers, by_model)
+    first = scored[protocols[0]]
+    shown = first.get("model") or next(iter(first.values()))
+    before = [other.get(row["sample_id"]) for row in split.rows] if other is not None else None
+    largest = [f"{metric}@{max(ks)}" for metric in ("ndcg", "recall")]
+    metrics["slices"] = slice_results(labels, shown, split.prompt_ids, largest, before)
+    if model is not None:
+        metrics["warnings"] += _unlike_lengths(items_of["model"], num_items)
+        metrics["minus"] = {
+            name: minus(rows, first["model"], split, largest, metrics["settings"])
+            for name, rows in first.items()
+            if name != "model"
+        }
+        if other is not None:
+            differences = compare(other, split, first["model"], metrics["settings"])
+            metrics["paired"] = differences | {"against": str(against)}
+        write_rows(
+            out / "rows.parquet", split, answers, {protocol: by_name["model"] for protocol, by_name in scored.items()}
+        )
     (out / REPORT).unlink(missing_ok=True)
     if damaged := [(data, split.damaged), (train, of_train.damaged)] if split.damaged or of_train.damaged else []:
         write_report(
@@ -179,6 +219,30 @@ def evaluate(
         )
     write_json(out / "metrics.json", metrics)
     return metrics
+
+
+def _check_without_model(
+    asked: Sequence[str], baselines: Sequence[str], against: str | Path | None, probe: bool
+) -> None:
+    if not asked:
+        raise UserError(
+            f"no --model, and no --train for the baseline {' and '.join(baselines)}: give one of them"
+            if baselines
+            else f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})"
+        )
+    if against or probe:
+        raise UserError(f"{'--against' if against else '--probe'}: it is about a model's lists; give --model")
+
+
+def _unlike_lengths(lists: Sequence[Sequence[Item | None]], num_items: int) -> list[str]:
+    """A warning when most lists have one length that is not `num_items`."""
+    length, times = Counter(map(len, lists)).most_common(1)[0]
+    if length == num_items or times <= USUAL * len(lists):
+        return []
+    return [
+        f"{times} of {len(lists)} lists have {length} items, not {num_items}: "
+        "if the model was trained for that, say so with --num-items and --ks"
+    ]
 
 
 def _list_settings(trained_with: dict[str, Any], given: Mapping[str, Any]) -> ListSettings:
@@ -193,11 +257,16 @@ def _list_settings(trained_with: dict[str, Any], given: Mapping[str, Any]) -> Li
 
 
 def _answers(
-    model: str, split: Split, out: Path, settings: dict[str, Any], tensor_parallel: int, progress: bool
+    model: str,
+    prompts: Mapping[str, Messages],
+    out: Path,
+    settings: dict[str, Any],
+    tensor_parallel: int,
+    progress: bool,
 ) -> tuple[dict[str, Answer], int]:
     path = out / "generations.parquet"
     if model.startswith(API):
-        answers, new = api_answers(model.removeprefix(API), split.prompts, path, **settings)
+        answers, new = api_answers(model.removeprefix(API), prompts, path, **settings)
         # a policy's thinking would be ranks of its list, as in training; another model's is not its list
         return {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}, new
-    return model_answers(model, split.prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings)
+    return model_answers(model, prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings)

@@ -122,6 +122,9 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
         "KL to the start",
         "NDCG@2 on test",
         "the largest gain",
+        "catalog coverage",
+        "Catalog coverage on test, by checkpoint",
+        "Parts of the split: rank_grpo (step 4)",
         "Protocol paper takes items that the user has seen",
     ):
         assert text in html, text
