@@ -74,15 +74,14 @@ def read_matrix(path: Path) -> dict[str, Any]:
 
 
 def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
-    """The trainings in order; a run with several seeds becomes one for each, `name-s3407`, `name-s3408`."""
+    """The trainings in order; a run with several seeds becomes one for each, `name-s3407`, `name-s3408`. Where its
+    start has several seeds, each starts from the one of its seed."""
     known = {variable.name for variable in VARIABLES}
     runs: list[Run] = []
     for variant, given in matrix["runs"].items():
         recipe, start = given.get("recipe", "rank_grpo"), given.get("start")
         if recipe not in SCRIPTS:
             raise UserError(f"runs.{variant}.recipe={recipe}: one of {', '.join(SCRIPTS)}")
-        if start and start not in {run.name for run in runs}:
-            raise UserError(f"runs.{variant}.start={start}: no run of that name comes before it")
         variables = {**(matrix.get("variables") or {}), **(given.get("variables") or {})}
         if unknown := set(variables) - known:
             raise UserError(f"runs.{variant}: {sorted(unknown)[0]} is no variable of the recipes")
@@ -90,7 +89,11 @@ def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
         for seed in seeds:
             name = variant if len(seeds) == 1 else f"{variant}-s{seed}"
             texts = {key: str(value) for key, value in variables.items()} | {"SEED": str(seed)}
-            runs.append(Run(name, variant, recipe, start, texts, given.get("overrides") or ()))
+            names = {run.name for run in runs}
+            of_seed = next((one for one in (start, f"{start}-s{seed}") if one in names), None)
+            if start and not of_seed:
+                raise UserError(f"runs.{variant}.start={start}: no run of that name comes before it (seed {seed})")
+            runs.append(Run(name, variant, recipe, of_seed, texts, given.get("overrides") or ()))
     return runs
 
 

@@ -19,6 +19,8 @@ from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
+from convrec.lists.reward_parts import RewardParts
+from convrec.training import registration
 from recipes.preflight import host
 from recipes.preflight.cores import rollout_devices
 
@@ -29,8 +31,13 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     require_files(config)
     ours = config.convrec
     _check_rank_reward(ours)
+    _check_rollout_correction(config.algorithm)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
+    if ours.rewards is not None:
+        if config.algorithm.adv_estimator != registration.NAME:
+            raise UserError("convrec.rewards: GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
+        RewardParts(ours.rewards, catalog, catalog_file)  # raises what the reward would in training
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
         raise UserError(
             f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
@@ -52,6 +59,27 @@ def _check_rank_reward(ours: DictConfig) -> None:
     for name, kind in RANK_REWARDS[ours.reward].parameters.items():
         if not kind.fits(ours[name]):
             raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kind.wanted}, not {kinds.shown(ours[name])}")
+
+
+def _check_rollout_correction(algorithm: DictConfig) -> None:
+    """verl's corrections that Rank-GRPO's loss applies are weights by token or by sequence, and its bypass mode."""
+    if algorithm.adv_estimator != registration.NAME:
+        return
+    key, correction = "algorithm.rollout_correction", algorithm.rollout_correction
+    if correction.rollout_rs is not None:
+        raise UserError(
+            f"{key}.rollout_rs={correction.rollout_rs}: it takes tokens out of verl's response mask, which the loss of "
+            "Rank-GRPO does not read, so that they would train all the same: use null, or rollout_is"
+        )
+    if correction.rollout_is not in (None, "token", "sequence"):
+        raise UserError(f"{key}.rollout_is={correction.rollout_is}: expected token, sequence or null")
+    if correction.bypass_mode and correction.rollout_is is not None:
+        raise UserError(
+            f"{key}: bypass_mode compares the policy with the rollout itself, so that "
+            f"rollout_is={correction.rollout_is} would weight by nothing: use one of the two"
+        )
+    if correction.bypass_mode and correction.loss_type != "ppo_clip":
+        raise UserError(f"{key}.loss_type={correction.loss_type}: Rank-GRPO has a loss of its own; leave it ppo_clip")
 
 
 def check_judge(config: DictConfig, mode: str) -> list[str]:

@@ -31,6 +31,16 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
     assert "--source /data/redial" in read["prepare"][0]["run"]
 
 
+def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GRPO", "GSPO", "EXP_INF", "LOG_DECAY"):
+        monkeypatch.setenv(f"LR_{name}", "1e-4")
+    runs = runs_of(read_matrix(ROOT / "benchmarks" / "rank_study.yaml"))
+    assert [run.start for run in runs if run.variant == "gspo"] == ["sft-s3407", "sft-s3408", "sft-s3409"]
+    rates = {run.name: run for run in runs_of(read_matrix(ROOT / "benchmarks" / "rank_study_rates.yaml"))}
+    assert rates["gspo_3e-4"].variables.items() >= {"ALGORITHM": "gspo", "LR": "3e-4", "TOTAL_STEPS": "100"}.items()
+    assert len(rates) == 1 + 4 * 3
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
