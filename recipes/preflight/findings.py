@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from convrec.training.tracking import has_login
 from recipes.preflight import estimate, node
 from recipes.preflight.cluster_findings import (
+    address_findings,
     core_findings,
     device_findings,
     node_findings,
@@ -170,7 +171,7 @@ def examine(
             + core_findings(config, slots)
             + device_findings(config, driver, nodes, slots, os.environ)
         )
-        findings += port_findings(node.reach_of_cluster())
+        findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
         nodes = [driver]
         loopback = node.Reach("127.0.0.1")
