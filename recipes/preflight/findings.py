@@ -14,6 +14,7 @@ from convrec.checkpoints import hub
 from convrec.training.tracking import has_login
 from recipes.preflight import estimate, node, plan
 from recipes.preflight.cluster_findings import (
+    address_findings,
     core_findings,
     device_findings,
     node_findings,
@@ -176,7 +177,7 @@ def examine(
             + core_findings(config, slots)
             + device_findings(config, driver, nodes, slots, os.environ)
         )
-        findings += port_findings(node.reach_of_cluster())
+        findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
         nodes = [driver]
         model = OmegaConf.select(config, requirements.model_key)

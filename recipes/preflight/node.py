@@ -167,6 +167,11 @@ class Reach:
         return problems
 
 
+def addresses_of_cluster() -> dict[str, str]:
+    """node -> the address that its servers listen on."""
+    return {name_of(entry): entry["NodeManagerAddress"] for entry in _alive_nodes()}
+
+
 def reach_of_cluster() -> dict[str, dict[str, str]]:
     """node -> which other nodes it cannot connect to, and why. A single node is not asked."""
     import ray

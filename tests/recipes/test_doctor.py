@@ -139,6 +139,20 @@ def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any]
     assert what in found.what
 
 
+def test_a_node_that_listens_on_a_public_address_is_a_warning() -> None:
+    addresses = {
+        "a": "10.0.0.1",
+        "b": "192.168.3.4",
+        "c": "127.0.0.1",
+        "d": "fd00::7",
+        "e": "100.64.1.2",
+        "f": "8.8.4.4",
+    }
+    (found,) = cluster_findings.address_findings(addresses)
+    assert (found.status, found.where) == ("warning", "f")
+    assert "8.8.4.4 is a public address" in found.what
+
+
 def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     own = machine()
     assert "1024" in only(cluster_findings.node_findings(own, [machine(open_files=1024)]), "warning").what
@@ -377,6 +391,7 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
+    monkeypatch.setattr(node, "addresses_of_cluster", lambda: {"node-a": "10.0.0.1", "node-b": "10.0.0.2"})
     found = [f for f in findings.examine(RANK_GRPO.requirements, config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
