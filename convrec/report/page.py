@@ -11,7 +11,7 @@ from convrec.lists.settings import ListSettings
 
 HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
-BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/evaluation.md has the definitions) -> a table's row
+BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/evaluation.md has the definitions) -> a table's row
     "coverage": "catalog coverage",
     "gini": "Gini",
     "popularity_lift": "popularity lift",
