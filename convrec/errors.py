@@ -1,6 +1,8 @@
 """The one exception that means: the user can fix this; and what other errors are called on the screen."""
 
 import re
+import sys
+from importlib.util import find_spec
 
 
 class UserError(ValueError):
@@ -8,6 +10,17 @@ class UserError(ValueError):
 
     Entry points print it without a traceback and exit with status 2.
     """
+
+
+def need_packages(*names: str) -> None:
+    """End the process, with a sentence and status 2, where one of these is missing: another environment."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        print(
+            f"error: {sys.executable} has no {', '.join(missing)}: this is not the project's environment. `make setup` "
+            "makes one in .venv; docs/how-to/install.md is for GPUs; PYTHON=... names another for the scripts",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
 
 
 def one_line(error: BaseException) -> str:

@@ -30,6 +30,7 @@ def _is_number(value: Any) -> bool:
 
 POSITIVE_INTEGER = Kind("a positive integer", lambda value: _is_integer(value) and value > 0)
 NON_NEGATIVE_INTEGER = Kind("an integer of at least 0", lambda value: _is_integer(value) and value >= 0)
+NUMBER = Kind("a number", _is_number)
 POSITIVE_NUMBER = Kind("a positive number", lambda value: _is_number(value) and value > 0)
 NON_POSITIVE_NUMBER = Kind("a number of at most 0", lambda value: _is_number(value) and value <= 0)
 ABOVE_ONE = Kind("a number above 1", lambda value: _is_number(value) and value > 1)

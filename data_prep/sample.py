@@ -109,10 +109,15 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
 
 
 def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
-    """The catalog with each film's mentions as ground truth of the training split."""
+    """The catalog with each film's mentions as ground truth of the training split, and its genres."""
     mentions = Counter(pair for row in train_rows for pair in truth_of(row))
     return [
-        {"title": film.title, "year": film.year, "mentions": mentions[film.title, str(film.year)]}
+        {
+            "title": film.title,
+            "year": film.year,
+            "mentions": mentions[film.title, str(film.year)],
+            "genres": film.genres,
+        }
         for film in table.films
     ]
 
@@ -143,7 +148,8 @@ def write_sample(
             if split != "test":
                 pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), partial / f"sft_{split}.parquet")
             if split == "train":
-                catalog_schema = CATALOG_SCHEMA.append(pa.field("mentions", pa.int32()))
+                further = [pa.field("mentions", pa.int32()), pa.field("genres", pa.list_(pa.string()))]
+                catalog_schema = pa.schema([*CATALOG_SCHEMA, *further])
                 catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
                 pq.write_table(catalog, partial / "catalog.parquet")
     return out

@@ -11,31 +11,52 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Literal
 
 from convrec.errors import UserError
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
-from recipes.launch.settings import compose
-from recipes.preflight import node
+from recipes.launch.settings import compose, compose_files
+from recipes.preflight import checks, node
 from recipes.preflight.finding import Finding
-from recipes.preflight.findings import examine
+from recipes.preflight.findings import examine, installed_findings
 
 
 def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
+    """Every finding: settings or data that are wrong do not end it, what can be looked at without them is."""
+    findings: list[Finding] = []
+
+    def note(status: Literal["warning", "failure"], text: str) -> None:
+        findings.append(Finding("settings and data", status, recipe.name, text, "see the message"))
+
+    for warning in misspelt_variables(os.environ):
+        note("warning", warning)
     try:
         config = compose(recipe.name, arguments)
-        warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
     except UserError as error:
-        return [Finding("settings and data", "failure", recipe.name, str(error), "see the message")]
-    findings = [
-        Finding("settings and data", "warning", recipe.name, warning, "see the message") for warning in warnings
-    ]
+        note("failure", str(error))
+        return findings + _without_a_model(recipe, arguments)
+    try:
+        for warning in recipe.check(config):
+            note("warning", warning)
+    except UserError as error:
+        note("failure", str(error))
     findings = findings or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect()
         return findings + examine(recipe.requirements, config, on_cluster, registrations=True)
     except UserError as error:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
+
+
+def _without_a_model(recipe: Recipe, arguments: list[str]) -> list[Finding]:
+    """What can be said where the whole config cannot be made: versions here, and files that are missing."""
+    findings = installed_findings()
+    try:
+        missing = checks.missing_files(compose_files(recipe, arguments))
+    except UserError:  # said already
+        return findings
+    return findings + [Finding("files", "failure", "here", f"{name}: no such file", "name one") for name in missing]
 
 
 def report(findings: Sequence[Finding], as_json: bool) -> int:

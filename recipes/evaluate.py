@@ -9,9 +9,10 @@ asked and scored as its config.yaml says it was trained (number of items, delimi
 template). OUT gets metrics.json, rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics)
 and generations.parquet, which is used again while the contents of the checkpoint and the sampling settings are the
 same. `--constrained` has it write a second list for each prompt, in which nothing is invented, repeated or seen.
-`--against OTHER_OUT` compares with an earlier evaluation row by row. With `--sweep`, MODEL is a run folder and
-all its checkpoints are evaluated, the start model as step 0 and the newest one included. With `--judge pairwise` or
-`--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
+`--against OTHER_OUT` compares with an earlier evaluation row by row. Without `--model` the `--baselines` alone are
+scored. `--probe` scores beside the model its list for no conversation at all, and for each row its list for another
+conversation. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
+the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
 
 if __name__ == "__main__":  # before imports that take seconds
@@ -35,12 +36,13 @@ from convrec.kinds import shown
 from convrec.lists.matching import MATCHERS
 from convrec.lists.metrics import PROTOCOLS
 from convrec.lists.settings import ListSettings
-from convrec.report.page import table_row, text_table
-from recipes.evaluation.baselines import BASELINES
+from convrec.report.page import beyond_accuracy_row, number_text, table_row, text_table
+from recipes.evaluation.baselines import BASELINES, OF_TRAINING
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.paper import paper_table
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.single import evaluate
+from recipes.evaluation.slices import SLICES, slices_table
 from recipes.evaluation.sweep import sweep_run
 
 
@@ -49,8 +51,8 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
     settings, generation = metrics["settings"], metrics["generation"]
     lines = []
     for protocol, results in metrics["results"].items():
-        n, contexts = results["model"]["n"], results["model"]["num_contexts"]
-        without = results["model"]["without_ground_truth"]
+        about = next(iter(results.values()))
+        n, contexts, without = (about[name] for name in ("n", "num_contexts", "without_ground_truth"))
         lines.append(
             f"{settings['data']}: {n} rows, {contexts} conversations, protocol {protocol}, "
             f"matching {settings['matching_of'][protocol]}"
@@ -58,7 +60,8 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
             + (f"; {damaged} damaged rows left out" if (damaged := metrics["damaged"]["data"]) else "")
         )
         order = sorted(results, key=lambda name: (name in OF_MODEL, name == "constrained"))
-        lines.append(text_table([table_row(name, results[name], settings["ks"]) for name in order]))
+        rows = [table_row(name, results[name], settings["ks"]) | beyond_accuracy_row(results[name]) for name in order]
+        lines.append(text_table(rows))
         lines.append("")
     if held := metrics.get("constrained"):
         counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
@@ -68,6 +71,10 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
         )
     if pair := metrics.get("paired"):
         lines += _paired(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, settings["ks"])
+    if table := slices_table(metrics["slices"]):
+        lines += [text_table(table, line_a_model=True), ""]
+    if settings["model"] is None:
+        return "\n".join(lines).rstrip()
     lines.append(
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, "
         f"the rest reused; {generation['truncated_prompts']} prompts shortened, "
@@ -81,17 +88,28 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
     for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks):
         mean, error, chance = (pair[name][key] for key in ("mean", "se", "p"))
         lines.append(f"  {name:<10} {mean:+.4f} ±{error:.4f}  p {chance:.4f}")
+    for name, (mean, error) in beyond_accuracy_row(pair).items():
+        lines.append(f"  {name:<19} {mean:+.4f} ±{number_text(error)}")
     return [*lines, ""]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recipes.evaluate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True, help="Hugging Face folder or id, run folder, LoRA adapter, api:NAME")
+    of_model = "Hugging Face folder or id, run folder, LoRA adapter, api:NAME; without it: the baselines alone"
+    parser.add_argument("--model", help=of_model)
     parser.add_argument("--data", required=True, help="split to score (parquet)")
     parser.add_argument("--catalog", required=True)
     parser.add_argument("--train", help="training split, for the baselines")
     parser.add_argument("--out", help="folder for the results; --sweep: RUN/evaluation/<name of the split>")
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"])
+    parser.add_argument("--probe", action="store_true", help="lists for no and for another conversation beside")
+    parser.add_argument(
+        "--slices",
+        nargs="*",
+        default=list(SLICES),
+        metavar="SLICE",
+        help=f"parts of the split to show: {', '.join(SLICES)}, a column of it (default: the first three)",
+    )
     parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
     of_run = "default: the run's, for another model"
     default = {name: f"{of_run} {shown(value)}" for name, value in asdict(ListSettings()).items()}
@@ -119,6 +137,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     if not options.sweep and not options.out:
         parser.error("--out is needed (with --sweep it has a default)")
+    if options.sweep and not options.model:
+        parser.error("--sweep needs a run folder as --model")
+    if options.paper and not options.model:
+        parser.error("--paper needs --model")
     return options
 
 
@@ -156,8 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options["baselines"] and not options["train"]:
-        print(f"no --train: left out the baseline {' and '.join(options['baselines'])}", file=sys.stderr)
+    left_out = [name for name in options["baselines"] if name in OF_TRAINING and not options["train"]]
+    if left_out:
+        print(f"no --train: left out the baseline {' and '.join(left_out)}", file=sys.stderr)
     if paper:
         print("\n" + paper_table(metrics))
     return 0

@@ -31,7 +31,8 @@ from convrec.files import write_text
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
-from recipes.evaluation.scoring import constrained_gain
+from recipes.evaluation.beyond_accuracy import MEASURES
+from recipes.evaluation.scoring import beyond_difference, constrained_gain
 from recipes.evaluation.single import evaluate
 from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
@@ -73,15 +74,14 @@ def read_matrix(path: Path) -> dict[str, Any]:
 
 
 def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
-    """The trainings in order; a run with several seeds becomes one for each, `name-s3407`, `name-s3408`."""
+    """The trainings in order; a run with several seeds becomes one for each, `name-s3407`, `name-s3408`. Where its
+    start has several seeds, each starts from the one of its seed."""
     known = {variable.name for variable in VARIABLES}
     runs: list[Run] = []
     for variant, given in matrix["runs"].items():
         recipe, start = given.get("recipe", "rank_grpo"), given.get("start")
         if recipe not in SCRIPTS:
             raise UserError(f"runs.{variant}.recipe={recipe}: one of {', '.join(SCRIPTS)}")
-        if start and start not in {run.name for run in runs}:
-            raise UserError(f"runs.{variant}.start={start}: no run of that name comes before it")
         variables = {**(matrix.get("variables") or {}), **(given.get("variables") or {})}
         if unknown := set(variables) - known:
             raise UserError(f"runs.{variant}: {sorted(unknown)[0]} is no variable of the recipes")
@@ -89,7 +89,11 @@ def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
         for seed in seeds:
             name = variant if len(seeds) == 1 else f"{variant}-s{seed}"
             texts = {key: str(value) for key, value in variables.items()} | {"SEED": str(seed)}
-            runs.append(Run(name, variant, recipe, start, texts, given.get("overrides") or ()))
+            names = {run.name for run in runs}
+            of_seed = next((one for one in (start, f"{start}-s{seed}") if one in names), None)
+            if start and not of_seed:
+                raise UserError(f"runs.{variant}.start={start}: no run of that name comes before it (seed {seed})")
+            runs.append(Run(name, variant, recipe, of_seed, texts, given.get("overrides") or ()))
     return runs
 
 
@@ -125,6 +129,10 @@ def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
         if "paired" in metrics:
             line |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
             line[f"{name} gain p"] = metrics["paired"][name]["p"]
+    for name in (name for name in MEASURES if name in result):
+        line |= {name: result[name]["mean"], f"{name} se": result[name]["se"]}
+        if name in metrics.get("paired", {}):
+            line |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
     return line | {
         "in catalog": result["catalog_hit_ratio"],
         "repeats per list": result["repeats_per_list"],
@@ -134,8 +142,13 @@ def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown(table: Sequence[Mapping[str, Any]], k: int) -> str:
-    """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start."""
-    columns = [f"recall@{k}", f"ndcg@{k}"]
+    """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start; of Recall and
+    NDCG, then of what was measured beyond accuracy."""
+    tables = [[f"recall@{k}", f"ndcg@{k}"], [name for name in MEASURES if all(name in row for row in table)]]
+    return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
+
+
+def _markdown_table(table: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     lines = ["| variant | seeds | " + " | ".join(f"{name} | gain" for name in columns) + " |"]
     lines.append("|---" * (2 + 2 * len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
@@ -172,7 +185,7 @@ def evaluated(runs: Sequence[Run], out: Path, like: Mapping[str, Any]) -> tuple[
 
 def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
     """JSON's null back to what it stood for."""
-    return {key: math.nan if inner is None and key in ("se", "p") else inner for key, inner in value.items()}
+    return {key: math.nan if inner is None and key in ("mean", "se", "p") else inner for key, inner in value.items()}
 
 
 def write_tables(out: Path, table: Sequence[Mapping[str, Any]], k: int) -> None:
@@ -180,11 +193,11 @@ def write_tables(out: Path, table: Sequence[Mapping[str, Any]], k: int) -> None:
     write_text(out / "table.md", markdown(table, k) + "\n")
 
 
-def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[str, Any]]:
+def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
     """Each two variants with the same seeds, or of which the earlier has one, as a start: the later minus the earlier.
 
     Conversation by conversation, a conversation's value being its mean over the seeds; se and p are over conversations.
-    Differences between seeds are not in them: table.md has those.
+    Differences between seeds are not in them: table.md has those. num_items: different items of the catalog.
     """
     names = (f"recall@{k}", f"ndcg@{k}")
     runs_of_variant: dict[str, dict[Any, str]] = {}
@@ -192,10 +205,10 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[st
         runs_of_variant.setdefault(row["variant"], {})[row["seed"]] = row["run"]
 
     def rows_of(variant: str) -> dict[tuple[str, str], dict[str, float]]:
-        seeds = []
-        for run in runs_of_variant[variant].values():
-            rows = pq.read_table(out / "evaluation" / run / "rows.parquet").to_pylist()
-            seeds.append({(row["sample_id"], row["prompt_id"]): [row[name] for name in names] for row in rows})
+        seeds = [
+            {key: [row[name] for name in names] for key, row in _rows(out, run).items()}
+            for run in runs_of_variant[variant].values()
+        ]
         means = {key: np.mean([np.array(rows[key], float) for rows in seeds], axis=0) for key in seeds[0]}
         return {key: dict(zip(names, values, strict=True)) for key, values in means.items()}
 
@@ -206,12 +219,25 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int) -> list[dict[st
             continue
         a, b = rows_of(first), rows_of(second)
         shared = [key for key in a if key in b]
-        differences = paired([a[key] for key in shared], [b[key] for key in shared], [k], [key[1] for key in shared])
+        shared = [key for key in shared if not math.isnan(a[key][names[0]])]  # rows with ground truth
+        contexts = [key[1] for key in shared]
+        differences = paired([a[key] for key in shared], [b[key] for key in shared], [k], contexts)
         pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(seeds)}
         for name in names:
             pair |= {f"{name} {what}": differences[name][what] for what in ("mean", "se", "p")}
+        before, after = (
+            [[rows[key] for key in shared] for run in runs_of_variant[variant].values() for rows in (_rows(out, run),)]
+            for variant in (first, second)
+        )
+        for name, of in beyond_difference(before, after, contexts, num_items).items():
+            pair |= {f"{name} {what}": of[what] for what in ("mean", "se")}
         differences_of_pairs.append(pair)
     return differences_of_pairs
+
+
+def _rows(out: Path, run: str) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = pq.read_table(out / "evaluation" / run / "rows.parquet").to_pylist()
+    return {(row["sample_id"], row["prompt_id"]): row for row in rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -245,7 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_tables(out, table, max(metrics["settings"]["ks"]))
         if left_out:
             print(f"warning: {', '.join(left_out)}: evaluated with other settings, not in the table", file=sys.stderr)
-        if differences := pairs(table, out, max(metrics["settings"]["ks"])):
+        settings = metrics["settings"]
+        if differences := pairs(table, out, max(settings["ks"]), settings["catalog_items"]):
             write_csv(out / "pairs.csv", differences)
         drawn = [out / row["run"] for row in table]  # a run's folder may be gone, its evaluation kept
         plot([run for run in drawn if any((run / METRICS).glob("[0-9]*.jsonl"))], out / "plots")

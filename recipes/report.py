@@ -17,12 +17,13 @@ from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.report.charts import Chart, GainChart, charts_of
 from convrec.report.curves import PANELS, RunCurves, labels_of
-from convrec.report.page import number_text, table_row
+from convrec.report.page import beyond_accuracy_row, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
-from recipes.evaluation.gains import gain_charts
-from recipes.evaluation.scoring import OF_MODEL
+from recipes.evaluation.gains import gain_charts, rows_of
+from recipes.evaluation.scoring import OF_MODEL, beyond_difference
+from recipes.evaluation.slices import slices_table
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs
 
@@ -46,6 +47,8 @@ def report(
     metrics = {name: _metrics(folder) for name, folder in chosen.items()}
     is_judge = any("judge" in evaluation["settings"] for evaluation in metrics.values())
     table, about = _judge_table(metrics) if is_judge else _table(metrics)
+    if len(chosen) == 2 and not is_judge:
+        table += _difference(chosen, next(iter(metrics.values()))["settings"])
     gains = _gains(chosen, metrics) if chosen and not is_judge else []
     protocol = "" if is_judge or not metrics else next(iter(metrics.values()))["settings"]["protocol"]
     closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
@@ -66,6 +69,7 @@ def report(
         table=table,
         about_table=[text for text in (about, closed_up, TABLE) if text],
         charts=_charts(runs),
+        slices={} if is_judge else {name: slices_table(found.get("slices", {})) for name, found in metrics.items()},
         about_lists=closed_up,
         examples=examples(chosen, EXAMPLES) if chosen and not is_judge else [],
         settings={labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
@@ -113,6 +117,8 @@ def _metrics(folder: Path) -> dict[str, Any]:
     if not file.exists():
         raise UserError(f"{folder}: no metrics.json; give the OUT folder of recipes.evaluate")
     metrics = read_json(file)
+    if metrics["settings"].get("model", folder) is None:
+        raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
     metrics["settings"]["protocol"] = next(iter(metrics["settings"].get("protocols", ())), None)
     return metrics
 
@@ -128,16 +134,27 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     for evaluation in metrics.values():
         columns |= {name: result for name, result in evaluation["results"][protocol].items() if name not in OF_MODEL}
     for name, evaluation in metrics.items():
+        label_of = {"model": name, "constrained": f"{name}, constrained"}
         results = evaluation["results"][protocol]
-        columns[name] = results["model"]
-        if "constrained" in results:
-            columns[f"{name}, constrained"] = results["constrained"]
+        columns |= {label_of[of_model]: results[of_model] for of_model in OF_MODEL if of_model in results}
     summary = next(iter(columns.values()))
     about = (
         f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol "
         f"{protocol}, matching {first['matching']}, greedy lists."
     )
-    return [table_row(name, _with_nan(result), first["ks"]) for name, result in columns.items()], about
+    results = {name: _with_nan(result) for name, result in columns.items()}
+    rows = [table_row(name, result, first["ks"]) | beyond_accuracy_row(result) for name, result in results.items()]
+    return rows, about
+
+
+def _difference(evaluations: Mapping[str, Path], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table's column of the second evaluation minus the first, beyond accuracy: [] where it was not measured."""
+    (reference, before), (name, after) = ((name, rows_of(folder)) for name, folder in evaluations.items())
+    samples = [sample for sample, row in before.items() if sample in after and row["num_truth"]]
+    of_before, of_after = ([rows[sample] for sample in samples] for rows in (before, after))
+    conversations = [before[sample]["prompt_id"] for sample in samples]
+    figures = beyond_difference([of_before], [of_after], conversations, settings.get("catalog_items", 0))
+    return [{"model": f"{name} minus {reference}", **beyond_accuracy_row(figures)}] if figures else []
 
 
 def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

@@ -16,6 +16,7 @@ from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.rank_rewards import DEFAULT_REWARD, dcg, ideal_dcg, rank_returns
 from convrec.lists.ranks import Item, parse_item, parse_items, split_lines
 from convrec.lists.reference import parse_items_reference
+from convrec.lists.reward_parts import RELEVANCE, RewardParts, combined
 from convrec.lists.settings import ListSettings
 
 _building = threading.Lock()
@@ -32,6 +33,12 @@ def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
         return _build_matcher(str(catalog_path), settings)
 
 
+@lru_cache(maxsize=8)
+def get_parts(catalog_path: str, settings: ListSettings, weights: tuple[tuple[str, float], ...]) -> RewardParts:
+    """The process's one RewardParts for these settings."""
+    return RewardParts(dict(weights), get_matcher(catalog_path, settings).catalog, catalog_path)
+
+
 def compute_score(
     data_source: str,
     solution_str: str,
@@ -40,6 +47,7 @@ def compute_score(
     *,
     catalog_path: str,
     reward: str = DEFAULT_REWARD,
+    rewards: Mapping[str, float] | None = None,
     **settings: Any,
 ) -> dict[str, float | int | list]:
     """Score one response.
@@ -47,6 +55,8 @@ def compute_score(
     ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON; in validation also
     {"rows": [such, ...]}, the rows of one conversation: then every value is their mean, and `num_rows` their number.
     reward: a name of RANK_REWARDS, or a function of the user's own as `package.module:function`.
+    rewards: weights of reward_parts.REWARD_PARTS; then `rank_returns` is their weighted sum, and `part_returns` has a
+    list of N for each part, in their order. None: the relevance alone, which `reward` is about.
     settings: those of ListSettings and the parameters of the reward; others are left alone.
     Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
     train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"]
@@ -94,9 +104,15 @@ def compute_score(
     if not (extra_info and extra_info.get("validate")):
         if user_rewards.is_user_reward(reward):
             items = _items(solution_str, lists, matcher.catalog.dated)
-            scored["rank_returns"] = user_rewards.load(reward)(relevance, items)
+            returns = user_rewards.load(reward)(relevance, items)
         else:
-            scored["rank_returns"] = rank_returns(relevance, num_items, reward, **settings)
+            returns = rank_returns(relevance, num_items, reward, **settings)
+        if rewards:
+            parts = get_parts(catalog_path, lists, tuple(rewards.items()))
+            by_part = {RELEVANCE: returns} | parts.returns(matched.catalog_index, matched.duplicate, num_items)
+            scored["part_returns"] = [by_part[name] for name in parts.weights]
+            returns = combined(by_part, parts.weights, num_items)
+        scored["rank_returns"] = returns
         scored["relevance"] = relevance
     return scored
 

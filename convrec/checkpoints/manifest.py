@@ -13,6 +13,7 @@ import xxhash
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
+from convrec.runs.card import CARD
 
 MANIFEST = "complete.json"
 CHECKSUM = "xxh3_128"  # against faults of disks and copies, not against somebody who changes the manifest as well
@@ -60,12 +61,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of every file below, by relative path; what readers add later does not count."""
+    """Bytes of every file below, by relative path; what readers add later does not count, nor the model card, in which
+    its owner writes the licence."""
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and path.name != MANIFEST
+        and path.name not in (MANIFEST, CARD)
         and not any(_MERGED.fullmatch(part) for part in path.relative_to(folder).parts)
     }
 

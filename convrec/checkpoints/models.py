@@ -18,7 +18,7 @@ from convrec.checkpoints import plain_load
 from convrec.checkpoints.files import SHARDS, check_hugging_face, check_shards, fingerprint, has_weights
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
-from convrec.runs.folder import LATEST, latest_step, start_model
+from convrec.runs.folder import LATEST, latest_step, start_model, step_of
 
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
@@ -39,10 +39,21 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
                 f"checkpoint ({LATEST}); give a model folder, a run folder or a Hugging Face id"
             )
         return str(folder)
+    _check_step(folder, given_as)
     is_hub_id = text.count("/") == 1 and not text.startswith((".", "/", "~")) and " " not in text
     if not is_hub_id or Path(text.split("/")[0]).is_dir():
         raise UserError(f"{given_as}{text}: no such folder, and not a Hugging Face id (organisation/name)")
     return text
+
+
+def _check_step(missing: Path, given_as: str) -> None:
+    """Raise UserError, with the steps that are there, for a folder that is missing in a run that exists."""
+    step = next((part for part in (missing, *missing.parents) if step_of(part) is not None), None)
+    if step is None or step.exists() or not step.parent.is_dir():
+        return
+    steps = sorted(found for folder in step.parent.iterdir() if (found := step_of(folder)) is not None)
+    there = f"steps {', '.join(map(str, steps))} are there" if steps else "no step is there"
+    raise UserError(f"{given_as}{missing}: no such checkpoint in {step.parent}; {there}")
 
 
 def run_folder(model_path: str | Path) -> Path | None:

@@ -5,13 +5,10 @@ from pathlib import Path
 from convrec.files import write_text
 from convrec.judges.criteria import FILE, Criteria, criteria_text
 from convrec.judges.prompt import form_of_answer, judge_prompt
+from convrec.runs.card import CARD, front_matter
 
 _CARD = """\
----
-base_model: {base_model}
-tags: [judge, {mode}]
----
-# A {mode} judge
+{head}# A {mode} judge
 Trained by GRPO from `{base_model}` ({data}).
 
 It judges by these criteria (`{file}` beside the weights; `--criteria {file}` gives them to others):
@@ -22,15 +19,18 @@ It is asked in one user message, in these words, and answers with `{answer}`:
 ````text
 {prompt}
 ````
-"""
+
+{run}"""
 
 
-def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, data: str) -> None:
-    """`README.md` and `criteria.yaml` in a model's folder. data: what it was trained on."""
+def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, data: str, run: str = "") -> None:
+    """`README.md` and `criteria.yaml` in a model's folder. data: what it was trained on; run: `card.sections` of it."""
     responses = ["..."] if mode == "pointwise" else ["...", "..."]
     (message,) = judge_prompt(mode, [{"role": "user", "content": "..."}], responses, criteria)
     text = criteria_text(criteria, mode)
     card = _CARD.format(
+        head=front_matter(base_model, ["judge", mode]),
+        run=run,
         mode=mode,
         base_model=base_model,
         data=data,
@@ -40,4 +40,4 @@ def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, dat
         prompt=message["content"],
     )
     write_text(folder / FILE, text)
-    write_text(folder / "README.md", card)
+    write_text(folder / CARD, card)

@@ -10,7 +10,7 @@ from convrec.lists.ranks import NO_YEAR
 from convrec.lists.titles import fold, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
-COLUMNS = ("title", "year", "mentions", "item_id")  # read from parquet; the first two must be there
+COLUMNS = ("title", "year", "mentions", "item_id", "genres")  # read from parquet; the first two must be there
 
 
 def parse_year(value: object) -> int | None:
@@ -34,6 +34,7 @@ class Catalog:
     problems: one sentence for each entry that cannot be matched; the caller prints them once, at load.
     item_ids: what tells items apart, where the file says so (else None): rows of one id are one item, rows of two ids
     are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
+    genres: an item's categories of any kind, where the file says so (else None); evaluation alone reads them.
     """
 
     titles: Sequence[str]
@@ -42,6 +43,7 @@ class Catalog:
     problems: Sequence[str] = field(default=())
     dated: bool = True
     item_ids: Sequence[object] | None = None
+    genres: Sequence[frozenset[str]] | None = None
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -52,6 +54,7 @@ class Catalog:
         items: Iterable[tuple[str, object]],
         mentions: Sequence[int] | None = None,
         item_ids: Sequence[object] | None = None,
+        genres: Sequence[object] | None = None,
     ) -> "Catalog":
         """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
         indices stay those of the file, and reported in `problems`. All years None or "": a catalog without years."""
@@ -72,7 +75,8 @@ class Catalog:
                 title, year = "", None
             titles.append(title)
             years.append(year)
-        return cls(titles, years, mentions, tuple(problems), dated, item_ids)
+        sets = None if genres is None else [_genre_set(value) for value in genres]
+        return cls(titles, years, mentions, tuple(problems), dated, item_ids, sets)
 
     def year_of(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
@@ -101,9 +105,15 @@ class Catalog:
         ]
 
 
+def _genre_set(value: object) -> frozenset[str]:
+    """Of a list, or of a text with bars or commas between its parts; empty for what is neither."""
+    parts = value.replace("|", ",").split(",") if isinstance(value, str) else value
+    return frozenset(part.strip() for part in parts if part) if isinstance(parts, list) else frozenset()
+
+
 def load_catalog(path: str | Path) -> Catalog:
-    """Read .parquet (columns title and year; mentions and item_id where it has them) or .pkl (a list, tuple or set of
-    (title, year))."""
+    """Read .parquet (columns title and year; mentions, item_id and genres where it has them) or .pkl (a list, tuple or
+    set of (title, year))."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")
@@ -137,7 +147,8 @@ def _load_parquet(path: Path) -> Catalog:
     except UnicodeDecodeError as error:
         raise UserError(f"catalog {path}: a title that is no UTF-8 ({error}); write it again") from error
     items = zip(columns["title"], columns["year"], strict=True)
-    return _nonempty(Catalog.from_items(items, columns.get("mentions"), columns.get("item_id")), path)
+    further = (columns.get(name) for name in ("mentions", "item_id", "genres"))
+    return _nonempty(Catalog.from_items(items, *further), path)
 
 
 def _nonempty(catalog: Catalog, path: Path) -> Catalog:

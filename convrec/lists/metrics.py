@@ -44,7 +44,8 @@ def evaluate_row(
     ks: Sequence[int] = KS,
 ) -> dict:
     """One row's recall@k and ndcg@k (NaN without ground truth), with num_truth, num_items (lines, parsed or not),
-    num_in_catalog and catalog_rows (the catalog rows recommended) for `summarise`.
+    num_in_catalog and catalog_rows (the catalog rows recommended) for `summarise`, and catalog_index, the catalog row
+    of each line (-1: none).
 
     Raises UserError when a ground-truth year is no number: evaluation data must be right, unlike what a model writes.
     """
@@ -62,6 +63,7 @@ def evaluate_row(
         "num_items": len(items),
         "num_in_catalog": sum(matched.in_catalog),
         "catalog_rows": [index for index in matched.catalog_index if index >= 0],
+        "catalog_index": matched.catalog_index,
     }
     for k in ks:
         row[f"recall@{k}"] = recall_at_k(relevance, len(truth), k)

@@ -15,7 +15,7 @@ class Chart:
     lines: name in the legend -> {step: value}, empty for a run that has nothing here and keeps its colour. errors: the
     same of standard errors, where they are known. error: over what they are, "" for a metric that has none. ordered:
     colours run from first to last, as ranks do. smooth, span: as of curves.Panel. last_step: where the axis ends, None
-    for the last of the lines.
+    for the last of the lines. x_label: what the steps are.
     """
 
     title: str
@@ -28,6 +28,7 @@ class Chart:
     from_zero: bool = False
     span: float = 0.0
     last_step: int | None = None
+    x_label: str = "step"
 
     @property
     def window(self) -> int:

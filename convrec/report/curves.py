@@ -46,10 +46,15 @@ class Panel:
 
 
 _SWEPT = "bootstrap over conversations"
+_JACKKNIFE = "jackknife over conversations"
 _VALIDATED = "over the conversations of the validation"
 _EVALUATED = (
     Panel("evaluated/ndcg", "NDCG@{k} on {split}, by checkpoint", "NDCG", span=QUALITY, error=_SWEPT),
     Panel("evaluated/recall", "Recall@{k} on {split}, by checkpoint", "Recall", span=QUALITY, error=_SWEPT),
+    Panel("evaluated/coverage", "Catalog coverage on {split}, by checkpoint", "share of the catalog", error=_JACKKNIFE),
+    Panel(
+        "evaluated/popularity_lift", "Popularity lift on {split}, by checkpoint", "lift", span=SHARE, error=_JACKKNIFE
+    ),
     Panel("evaluated/in catalog", "In catalog on {split}, by checkpoint", "share of items", span=SHARE),
 )
 _JUDGE = (
@@ -149,6 +154,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
             settings = read_json(file)
         largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
         columns = {metric: f"{metric}@{largest}" for metric in ("ndcg", "recall")}
+        columns |= {name: name for name in ("coverage", "popularity_lift")}
         columns |= {f"{metric}{ERROR}": f"{column} se" for metric, column in columns.items()}
         columns |= {key: key for key in ("in catalog", "items per list")}
         for key, column in columns.items():

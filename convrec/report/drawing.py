@@ -155,7 +155,7 @@ def _draw(axis: Axes, chart: Chart) -> None:
     axis.yaxis.set_major_locator(MaxNLocator(5))
     axis.set_ylim(*_limits(chart, axis))
     axis.grid(axis="x", visible=False)
-    axis.set_xlabel("step")
+    axis.set_xlabel(chart.x_label)
     axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
 
 

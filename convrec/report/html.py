@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -36,12 +37,14 @@ def write_report(
     notes: Sequence[str] = (),
     about_table: Sequence[str] = (),
     about_lists: str = "",
+    slices: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
 ) -> Path:
     """Write the report, whole or not at all, and return its path.
 
     summary, settings: run -> name -> value; of several runs, what differs comes first. headline: the result in a
     sentence. table: a mapping for each model: "model" (its name) and metric -> number, (mean, standard error) or text;
-    metrics become the table's rows, in order of first appearance. charts: heading -> what is drawn under it.
+    metrics become the table's rows, in order of first appearance. slices: an evaluation's name -> a table of parts of
+    the split, of the same form. charts: heading -> what is drawn under it.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -62,6 +65,7 @@ def write_report(
         },
         marks={mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS},
         about_lists=about_lists,
+        slices={name: _metrics_grid(parts, marks_best=False) for name, parts in slices.items() if parts},
         examples=examples,
         settings=_differing(settings),
     )
@@ -97,14 +101,14 @@ def _grid(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell]]]) ->
     return Grid([name for name, _ in rows], list(turned), is_wide=True)
 
 
-def _metrics_grid(table: Sequence[Mapping[str, Any]]) -> Grid:
+def _metrics_grid(table: Sequence[Mapping[str, Any]], marks_best: bool = True) -> Grid:
     """A row for each metric; the best model of Recall and of NDCG is marked."""
     rows = []
     for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
         values = [row.get(metric) for row in table]
         means = [_mean_of(value) for value in values]
         known = [mean for mean in means if mean is not None]
-        higher_is_better = metric.lower().startswith(("recall", "ndcg"))
+        higher_is_better = marks_best and metric.lower().startswith(("recall", "ndcg"))
         best = max(known) if higher_is_better and len(known) > 1 else None
         cells = [_cell(value, best is not None and mean == best) for value, mean in zip(values, means, strict=True)]
         rows.append((metric, cells))

@@ -11,6 +11,15 @@ from convrec.lists.settings import ListSettings
 
 HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
+BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/evaluation.md has the definitions) -> a table's row
+    "coverage": "catalog coverage",
+    "gini": "Gini",
+    "popularity_lift": "popularity lift",
+    "novelty": "novelty (bits)",
+    "cold_share": "cold items",
+    "diversity": "diversity in a list",
+    "calibration": "calibration (KL)",
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,12 @@ def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict
         "wrong list length": f"{summary['list_length_errors']} of {summary['n']}",
         "repeats in a list": summary["repeats_per_list"],
     }
+
+
+def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The measures beyond accuracy that there are, in the tables' words."""
+    measured = {name: figures[key] for key, name in BEYOND_ACCURACY.items() if key in figures}
+    return {name: (value["mean"], value["se"]) for name, value in measured.items()}
 
 
 def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -> str:

@@ -189,7 +189,7 @@ def read_config(run_folder: Path) -> dict[str, Any]:
 
 
 def setting(config: dict[str, Any], key: str) -> Any:
-    """config["a"]["b"] for "a.b"; None where any part is missing."""
+    """The value of a dotted key, "a.b" say; None where any part is missing."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

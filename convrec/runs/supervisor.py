@@ -207,7 +207,8 @@ class Supervisor:
         if not was_told or code in (0, 2):
             return code if code >= 0 else 128 - code
         if "said" not in notes:
-            clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # what is left of a progress bar
+            bar_is_left = code < 0 and "temporary" in notes
+            clear = "" if not bar_is_left else "\r\x1b[K" if sys.stderr.isatty() else "\n"
             with contextlib.suppress(OSError):
                 os.write(2, f"{clear}{stop_line(run_folder)}\n".encode())
         return STOPPED

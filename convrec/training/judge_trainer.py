@@ -16,6 +16,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from convrec.checkpoints.saving import step_folder
 from convrec.judges.card import write_card
 from convrec.judges.orders import CONSISTENT, SEPARATE, consistent_scores
+from convrec.runs.card import sections
 from convrec.training.scalar_trainer import ScalarGRPOTrainer
 
 JUDGE = "judge_grpo"
@@ -80,7 +81,9 @@ class JudgeTrainer(ScalarGRPOTrainer):
             data = self.train_dataset
             sources = sorted({row["source"] or "judge" for row in data.dataframe})
             trained_on = f"{len(data)} rows: {', '.join(sources[:10])}{' and others' * (len(sources) > 10)}"
-            write_card(folder, data.mode, data.criteria, self.config.actor_rollout_ref.model.path, trained_on)
+            base = self.config.actor_rollout_ref.model.path
+            run = sections(self.run_folder, self.global_steps)
+            write_card(folder, data.mode, data.criteria, base, trained_on, run)
 
 
 class PairSampler(RandomSampler):

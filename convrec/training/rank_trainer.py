@@ -8,7 +8,7 @@ Neither verl registry sees ranks, so the trainer reads responses and rank return
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_to_nested
 
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
-from convrec.rank_grpo.advantages import assign_units, rank_advantages
+from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.policy_loss import RankLossSettings
-from convrec.rank_grpo.step_metrics import rank_metrics
+from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
 from convrec.training.loss import rank_grpo_loss
@@ -107,9 +107,17 @@ class RankGRPOMixin(ConvRecMixin):
         rank_ids_of = reference_rank_ids if self.settings.preset == "reference" else token_rank_ids
         rank_ids_BT = rank_ids_of(responses_BT, mask_BT, self.vocab_table, self.stop_token_ids)
         is_stop_BT = stop_token_mask(responses_BT, mask_BT, self.stop_token_ids)
-        advantages_BK = rank_advantages(
-            returns_BK, uid, norm_by_std=self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        )
+        norm_by_std = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        advantages_BK = rank_advantages(returns_BK, uid, norm_by_std=norm_by_std)
+        if self.settings.rewards:
+            weights: Mapping[str, float] = self.settings.rewards
+            returns_PBK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32).transpose(0, 1)
+            advantages_PBK = part_advantages(returns_PBK, list(weights.values()), uid, norm_by_std)
+            real = np.flatnonzero(~is_padding)
+            of_real = returns_PBK[:, real], advantages_PBK[:, real], [uid[i] for i in real]
+            metrics.update(part_metrics(list(weights), *of_real))
+            if self.settings.reward_combination == "normalised":
+                advantages_BK = advantages_PBK.sum(dim=0)
         units_BT, advantages_BT = assign_units(
             rank_ids_BT,
             advantages_BK,

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLES = "samples"
 OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run's
+_OPEN: list[Any] = []  # what `resumable` has opened in this process
 FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
 KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
 
@@ -111,9 +112,6 @@ def resumable(
                 data = {key: value for key, value in row.items() if key != "step"}
                 tracking.log(data=data, step=row["step"], backend=refill)
     return tracking
-
-
-_OPEN: list[Any] = []  # what `resumable` has opened in this process
 
 
 class Tolerant:

@@ -23,6 +23,7 @@ from verl.workers.utils.padding import response_from_nested
 from convrec.checkpoints import saving
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
+from convrec.runs import card
 from convrec.statistics import error_of_mean
 from convrec.training import liveness, registration
 from convrec.training.registration import register_rollout
@@ -120,6 +121,9 @@ class ConvRecMixin:
         super()._save_checkpoint()
         if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
             saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")
+        exported = saving.step_folder(self.run_folder, self.global_steps) / "actor" / "huggingface"
+        if exported.is_dir():
+            card.write_card(exported, self.run_folder, self.global_steps)
 
     def on_step_end(self) -> None:
         """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""

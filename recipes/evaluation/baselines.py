@@ -1,4 +1,5 @@
-"""Baselines scored as a model is: popularity, retrieval from similar training conversations, a model behind an API."""
+"""Baselines scored as a model is: popularity, retrieval from similar training conversations, what the conversation
+names, a model behind an API; and the probes of what a model knows without the conversation."""
 
 import os
 import sys
@@ -10,17 +11,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from convrec.data.schema import conversation_text, truth_of
+from convrec.data.schema import CONVERSATION_MARKER, conversation_text, split_prompt, truth_of
+from convrec.errors import UserError
 from convrec.generation.answers import Answer, stored_answers
 from convrec.generation.generate import Messages
-from convrec.lists.matching import Matcher
 from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
+from recipes.evaluation.mentions import copied_lists
 from recipes.evaluation.split import Split, as_items
 
-BASELINES = ("popularity", "retrieval")
+BASELINES = ("popularity", "retrieval", "copy")
+OF_TRAINING = ("popularity", "retrieval")  # these need the training split
 NEIGHBOURS = 50
 API = "api:"  # --model api:NAME
 
@@ -34,6 +37,8 @@ def baseline_lists(
         return [popular] * len(split.rows)
     if name == "retrieval":
         return retrieve(split, train_rows, num_items)
+    if name == "copy":
+        return copied_lists(split, num_items)
     raise ValueError(f"unknown baseline {name!r}: one of {', '.join(BASELINES)}")
 
 
@@ -69,8 +74,7 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
         nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
         by_prompt[name] = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
 
-    # `reference` tells seen titles from others letter by letter; a reader knows them in any spelling of case
-    reader = Matcher(split.catalog, "exact") if split.matcher.mode == "reference" else split.matcher
+    reader = split.reader
     lists = []
     for place, name in enumerate(split.prompt_ids):
         scores_M = by_prompt[name].copy()
@@ -78,6 +82,22 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
         order = np.argsort(-scores_M, kind="stable")[:num_items]
         lists.append(as_items(split.catalog, [index for index in order if scores_M[index] > 0]))
     return lists
+
+
+def empty_prompt(split: Split) -> Messages:
+    """The instruction of the split's prompts without a conversation. Raises UserError where they have none."""
+    instruction, _ = split_prompt(split.rows[0]["prompt"][0]["content"])
+    if not instruction:
+        raise UserError(f"--probe: the prompts of {split.data} have no {CONVERSATION_MARKER!r}, behind which they end")
+    return [{"role": "user", "content": instruction}]
+
+
+def others_prompts(prompt_ids: Sequence[str], seed: int) -> list[str]:
+    """For every row the prompt_id of another conversation, drawn at random; each conversation is given once."""
+    names = list(dict.fromkeys(prompt_ids))
+    order = np.random.default_rng(seed).permutation(len(names))
+    other = {names[one]: names[next_one] for one, next_one in zip(order, np.roll(order, 1), strict=True)}
+    return [other[name] for name in prompt_ids]
 
 
 def api_answers(

@@ -26,7 +26,7 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     """
     if len(evaluations) < 2:
         return []
-    (reference, rows), *others = ((name, _rows(folder)) for name, folder in evaluations.items())
+    (reference, rows), *others = ((name, rows_of(folder)) for name, folder in evaluations.items())
     differences: dict[str, dict[str, Any]] = {}
     for name, of_model in others:
         samples = [sample for sample in rows if sample in of_model]
@@ -59,7 +59,8 @@ def _gain(difference: Mapping[str, Any]) -> Gain:
     return Gain(difference["mean"], difference["se"], difference["p"])
 
 
-def _rows(folder: Path) -> dict[str, dict[str, Any]]:
+def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """sample_id -> row of an evaluation's rows.parquet. Raises UserError when it is gone."""
     path = folder / "rows.parquet"
     if not path.exists():
         raise UserError(f"{path}: gone since it was evaluated; evaluate again")

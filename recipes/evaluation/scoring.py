@@ -1,9 +1,12 @@
 """Responses scored against a split: rows, their summary, files of them, and the comparison of two evaluations."""
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -13,33 +16,74 @@ from convrec.generation.answers import Answer
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.lists.settings import ListSettings
+from recipes.evaluation.beyond_accuracy import (
+    MEASURES,
+    OF_A_ROW,
+    OF_MENTIONS,
+    Context,
+    Figures,
+    Lists,
+    add_measures,
+    difference,
+    means,
+    summarise_lists,
+)
 from recipes.evaluation.split import Split
 
 Scored = list[dict[str, Any]]
-OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines
+OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines and probes
+USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
 
 
-def score(split: Split, responses: Sequence[Sequence[Item | None]], protocol: str, ks: Sequence[int]) -> Scored:
-    """metrics.evaluate_row of every row, with `repeats`: catalog items that the list names again."""
-    scored = []
+def score(
+    split: Split, responses: Sequence[Sequence[Item | None]], protocol: str, ks: Sequence[int], num_items: int
+) -> Scored:
+    """metrics.evaluate_row of every row, with `repeats`, catalog items that the list names again, and `recommended`,
+    the different catalog rows of its first `num_items` lines."""
+    scored, first_row = [], split.matcher.index.items
     for place, items in enumerate(responses):
         seen = split.rows[place]["seen_titles"]
         result = evaluate_row(items, split.truth(place), seen, split.matcher, protocol, ks)
         result["repeats"] = len(result["catalog_rows"]) - len(set(result["catalog_rows"]))
+        listed = result.pop("catalog_index")[:num_items]
+        result["recommended"] = list(dict.fromkeys(first_row[index] for index in listed if index >= 0))
         scored.append(result)
     return scored
 
 
-def summary(scored: Scored, split: Split, ks: Sequence[int], seed: int, num_items: int) -> dict[str, Any]:
-    """metrics.summarise with repeats_per_list, lists_with_repeats, and what the list-length errors are."""
+def summary(
+    scored: Scored, split: Split, ks: Sequence[int], seed: int, num_items: int, context: Context | None = None
+) -> dict[str, Any]:
+    """metrics.summarise with repeats_per_list, lists_with_repeats, and what the list-length errors are; with `context`
+    also the measures beyond accuracy, of each row too."""
     kept = [row for row in scored if row["num_truth"]]
-    return summarise(scored, ks, split.prompt_ids, seed, num_items) | {
-        "repeats_per_list": sum(row["repeats"] for row in kept) / len(kept),
-        "lists_with_repeats": sum(row["repeats"] > 0 for row in kept),
-        "short_lists": sum(row["num_items"] < num_items for row in kept),
-        "long_lists": sum(row["num_items"] > num_items for row in kept),
-        "items_per_list": sum(row["num_items"] for row in kept) / len(kept),
-    }
+    beyond: Figures = {}
+    if context is not None:
+        add_measures(scored, context)
+        contexts = [name for name, row in zip(split.prompt_ids, scored, strict=True) if row["num_truth"]]
+        beyond = summarise_lists(Lists(kept, context.facts.num_items), contexts, seed)
+    return (
+        summarise(scored, ks, split.prompt_ids, seed, num_items)
+        | beyond
+        | {
+            "repeats_per_list": sum(row["repeats"] for row in kept) / len(kept),
+            "lists_with_repeats": sum(row["repeats"] > 0 for row in kept),
+            "short_lists": sum(row["num_items"] < num_items for row in kept),
+            "long_lists": sum(row["num_items"] > num_items for row in kept),
+            "items_per_list": sum(row["num_items"] for row in kept) / len(kept),
+        }
+    )
+
+
+def unlike_lengths(lists: Sequence[Sequence[Item | None]], num_items: int) -> list[str]:
+    """A warning when most lists have one length that is not `num_items`."""
+    length, times = Counter(map(len, lists)).most_common(1)[0]
+    if length == num_items or times <= USUAL * len(lists):
+        return []
+    return [
+        f"{times} of {len(lists)} lists have {length} items, not {num_items}: "
+        "if the model was trained for that, say so with --num-items and --ks"
+    ]
 
 
 def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -64,7 +108,11 @@ def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str,
     unlike += [f"ks {others['ks']}, this with {settings['ks']}"] if lacking else []
     if unlike:
         raise UserError(f"--against {folder}: it was scored with {unlike[0]}; evaluate both alike")
-    return {row["sample_id"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
+    if others.get("sha256", {}).get("train") != settings["sha256"].get("train"):
+        for row, name in itertools.product(rows, OF_MENTIONS):
+            row.pop(name, None)  # counted in other training rows
+    return {row["sample_id"]: row for row in rows}
 
 
 def _scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]:
@@ -88,9 +136,10 @@ def _scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]
 
 
 def compare(
-    other: Mapping[str, Mapping[str, Any]], split: Split, scored: Scored, ks: Sequence[int], seed: int
+    other: Mapping[str, Mapping[str, Any]], split: Split, scored: Scored, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """This evaluation minus the other on the rows both have: {metric: {"mean", "se", "p"}, "n"}."""
+    """This evaluation minus the other on the rows both have: {metric: {"mean", "se", "p"}, "n"}, and of the measures
+    beyond accuracy that both have {"mean", "se", "n"}. settings: this one's, as metrics.json has them."""
     places = [
         place
         for place, row in enumerate(split.rows)
@@ -98,21 +147,30 @@ def compare(
     ]
     if not places:
         raise UserError("--against: no row of that evaluation is in this split; compare evaluations of the same data")
-    names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
-    before = [{name: other[split.rows[place]["sample_id"]][name] for name in names} for place in places]
-    after = [{name: scored[place][name] for name in names} for place in places]
-    differences = paired(before, after, ks, [split.prompt_ids[place] for place in places], seed)
-    return {"n": len(places)} | _without_rows(differences)
+    before = [other[split.rows[place]["sample_id"]] for place in places]
+    return _differences(before, scored, places, split, settings)
 
 
-def differences_of(before: Scored, after: Scored, split: Split, ks: Sequence[int], seed: int) -> dict[str, Any]:
-    """The same of two lists for each row of one split: the second minus the first."""
-    n = sum(row["num_truth"] > 0 for row in before)
-    return {"n": n} | _without_rows(paired(before, after, ks, split.prompt_ids, seed))
+def differences_of(before: Scored, after: Scored, split: Split, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of two lists for each row of one split, on the rows with ground truth: the second minus the first."""
+    places = [place for place, row in enumerate(after) if row["num_truth"]]
+    return _differences([before[place] for place in places], after, places, split, settings)
 
 
-def _without_rows(differences: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: {key: of_metric[key] for key in ("mean", "se", "p")} for name, of_metric in differences.items()}
+def _differences(
+    before: Sequence[Mapping[str, Any]],
+    scored: Scored,
+    places: Sequence[int],
+    split: Split,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The scored rows at the places of the split, minus `before`, which has these alone."""
+    after = [scored[place] for place in places]
+    contexts, seed = [split.prompt_ids[place] for place in places], settings["seed"]
+    differences = paired(before, after, settings["ks"], contexts, seed)
+    result: dict[str, Any] = {"n": len(places)}
+    result |= {name: {key: of[key] for key in ("mean", "se", "p")} for name, of in differences.items()}
+    return result | beyond_difference([before], [after], contexts, settings["catalog_items"], seed)
 
 
 def constrained_gain(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -121,8 +179,45 @@ def constrained_gain(metrics: Mapping[str, Any]) -> dict[str, float]:
         return {}
     names = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in metrics["settings"]["ks"]]
     pair = metrics["constrained"]["paired"]
-    columns = (("constrained gain", "mean"), ("constrained gain se", "se"), ("constrained gain p", "p"))
-    return {f"{name} {column}": pair[name][key] for name in names for column, key in columns}
+    words = {"mean": "constrained gain", "se": "constrained gain se", "p": "constrained gain p"}
+    return {
+        f"{name} {word}": pair[name][key]
+        for name in (*names, *MEASURES)
+        for key, word in words.items()
+        if key in pair.get(name, ())
+    }
+
+
+def minus(
+    before: Scored, after: Scored, split: Split, metrics: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """After minus before on the rows with ground truth: {metric: {"mean", "se", "n"}}, also of the measures beyond
+    accuracy. Standard errors are over conversations, by their formula."""
+    places = [place for place, row in enumerate(after) if row["num_truth"]]
+    rows_before, rows_after = ([rows[place] for place in places] for rows in (before, after))
+    contexts = [split.prompt_ids[place] for place in places]
+    differences = [[b[name] - a[name] for name in metrics] for a, b in zip(rows_before, rows_after, strict=True)]
+    figures = means(metrics, np.array(differences), contexts)
+    return figures | beyond_difference(
+        [rows_before], [rows_after], contexts, settings["catalog_items"], settings["seed"]
+    )
+
+
+def beyond_difference(
+    before: Sequence[Sequence[Mapping[str, Any]]],
+    after: Sequence[Sequence[Mapping[str, Any]]],
+    contexts: Sequence[str],
+    num_items: int,
+    seed: int = 3407,
+) -> Figures:
+    """beyond_accuracy.difference of what all have measured; {} where one is of a version that did not. A side has the
+    rows of one evaluation or, one for each seed of a training, of several."""
+    samples = [rows[0] for rows in (*before, *after) if rows]
+    if not all("recommended" in row for row in samples) or not samples:
+        return {}
+    lacking = [name for name in OF_A_ROW if not all(name in row for row in samples)]
+    sides = ([Lists(rows, num_items, lacking) for rows in side] for side in (before, after))
+    return difference(next(sides), next(sides), contexts, seed)
 
 
 def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:

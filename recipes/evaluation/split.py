@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,16 @@ class Split:
     def prompts(self) -> dict[str, list[dict[str, str]]]:
         """prompt_id -> messages, each distinct prompt once, in the order of the rows."""
         return dict(zip(self.prompt_ids, (row["prompt"] for row in self.rows), strict=True))
+
+    @property
+    def numbers(self) -> list[int]:
+        """The rows' numbers in the file."""
+        return list(islice((number for number in count() if number not in self.damaged), len(self.rows)))
+
+    @property
+    def reader(self) -> Matcher:
+        """By which seen titles are found: `reference` compares them letter by letter, a reader in any case."""
+        return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
 
     def truth(self, place: int) -> list[Pair]:
         return truth_of(self.rows[place])

@@ -19,6 +19,7 @@ from convrec.files import read_json, write_json
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
+from recipes.evaluation.beyond_accuracy import MEASURES
 from recipes.evaluation.scoring import constrained_gain
 from recipes.evaluation.single import evaluate
 
@@ -130,6 +131,8 @@ def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> di
 def _row(summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name in (f"{metric}@{k}" for metric in ("ndcg", "recall") for k in ks):
+        row |= {name: summary[name]["mean"], f"{name} se": summary[name]["se"]}
+    for name in (name for name in MEASURES if name in summary):
         row |= {name: summary[name]["mean"], f"{name} se": summary[name]["se"]}
     return row | {
         "in catalog": summary["catalog_hit_ratio"],

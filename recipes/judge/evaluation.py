@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
@@ -55,6 +56,8 @@ def evaluate_judge(
     """
     out = Path(out)
     model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
+    if not str(model).startswith(API):
+        hub.require(model_path, "--model ")
     rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[:limit]
     scores = scores_of(rows[0][1])
     other = read_other(Path(against), mode) if against else None

@@ -1,6 +1,6 @@
 """The settings below `convrec:` in conf/: what each may be, in every RL recipe. Checks and the manual read it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 from convrec import kinds
 from convrec.errors import UserError
 from convrec.judges.orders import ORDERS, SEPARATE
-from convrec.kinds import BOOLEAN, NON_POSITIVE_NUMBER, PATH, POSITIVE_NUMBER, Kind, one_of, setting
+from convrec.kinds import BOOLEAN, NON_POSITIVE_NUMBER, NUMBER, PATH, POSITIVE_NUMBER, Kind, one_of, setting
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
+from convrec.lists.reward_parts import COLUMN, COMBINATIONS, REWARD_PARTS, is_part
 from convrec.lists.settings import ListSettings
 from convrec.lists.user_rewards import FORM, is_user_reward
 
@@ -29,6 +30,14 @@ SCHEDULE = Kind("(step, lr) pairs in rising order of step, the first at step 0",
 REWARD = Kind(
     f"{one_of(RANK_REWARDS).wanted}, or {FORM} of your own",
     lambda value: isinstance(value, str) and (value in RANK_REWARDS or is_user_reward(value)),
+)
+REWARDS = Kind(
+    f"part: weight, of {', '.join(REWARD_PARTS)}, {COLUMN}COLUMN; weights other than 0",
+    lambda value: (
+        isinstance(value, dict)
+        and bool(value)
+        and all(is_part(name) and NUMBER.fits(weight) and weight != 0 for name, weight in value.items())
+    ),
 )
 
 
@@ -58,6 +67,12 @@ class RankGRPOSettings(RLSettings, ListSettings):
     reward: str = setting(DEFAULT_REWARD, REWARD, "the rank return: how later hits count at a rank")
     gamma: float | None = setting(
         None, RANK_REWARDS["exp_gamma"].parameters["gamma"].or_null(), "of the reward exp_gamma"
+    )
+    rewards: Mapping[str, float] | None = setting(
+        None, REWARDS.or_null(), "parts of the rank reward and their weights; null: relevance alone"
+    )
+    reward_combination: str = setting(
+        "sum", one_of(COMBINATIONS), "parts are summed, or each is normalised within prompt and rank and then summed"
     )
     preset: str = setting("paper", one_of(("paper", "reference")), "eq. 6, or the public code's behaviour")
     catalog_file: str = setting("data/reddit_v2/catalog.parquet", PATH, "the catalog (CATALOG_FILE)")

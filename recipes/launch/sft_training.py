@@ -8,6 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from convrec.runs import card
+from convrec.runs.folder import step_of
 from recipes.launch.recipe import Recipe
 
 
@@ -57,9 +59,19 @@ def _single_process_environment() -> dict[str, str]:
 def train_on_all_devices(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
     """In this process, or in one for each device, which read their settings anew."""
     devices = config.trainer.n_gpus_per_node
-    if devices == 1:
-        os.environ.update(_single_process_environment())
-        train(config)
-        return
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
-    subprocess.run([*command, "-m", *recipe.command, *overrides], check=True)
+    try:
+        if devices == 1:
+            os.environ.update(_single_process_environment())
+            train(config)
+        else:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
+            subprocess.run([*command, "-m", *recipe.command, *overrides], check=True)
+    finally:
+        _write_cards(Path(config.trainer.default_local_dir))
+
+
+def _write_cards(run_folder: Path) -> None:
+    """Of every checkpoint that has none; verl's SFT trainer has no seam where it saves."""
+    for exported in run_folder.glob("global_step_*/huggingface"):
+        if not (exported / card.CARD).exists() and (step := step_of(exported.parent)) is not None:
+            card.write_card(exported, run_folder, step)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from convrec import kinds
 from convrec.checkpoints.models import check_model_path
@@ -19,6 +19,8 @@ from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
+from convrec.lists.reward_parts import RewardParts
+from convrec.training import registration
 from recipes.preflight import host
 from recipes.preflight.cores import rollout_devices
 
@@ -26,11 +28,16 @@ from recipes.preflight.cores import rollout_devices
 def check_rank_grpo(config: DictConfig) -> list[str]:
     """Raise UserError for settings or data that cannot train; return warnings for what can but looks wrong."""
     _check_rl(config)
+    require_files(config)
     ours = config.convrec
     _check_rank_reward(ours)
+    _check_rollout_correction(config.algorithm)
     catalog_file = ours.catalog_file
-    _require_file("CATALOG_FILE", catalog_file)
     catalog = load_catalog(catalog_file)
+    if ours.rewards is not None:
+        if config.algorithm.adv_estimator != registration.NAME:
+            raise UserError("convrec.rewards: GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
+        RewardParts(ours.rewards, catalog, catalog_file)  # raises what the reward would in training
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
         raise UserError(
             f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
@@ -54,10 +61,32 @@ def _check_rank_reward(ours: DictConfig) -> None:
             raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kind.wanted}, not {kinds.shown(ours[name])}")
 
 
+def _check_rollout_correction(algorithm: DictConfig) -> None:
+    """verl's corrections that Rank-GRPO's loss applies are weights by token or by sequence, and its bypass mode."""
+    if algorithm.adv_estimator != registration.NAME:
+        return
+    key, correction = "algorithm.rollout_correction", algorithm.rollout_correction
+    if correction.rollout_rs is not None:
+        raise UserError(
+            f"{key}.rollout_rs={correction.rollout_rs}: it takes tokens out of verl's response mask, which the loss of "
+            "Rank-GRPO does not read, so that they would train all the same: use null, or rollout_is"
+        )
+    if correction.rollout_is not in (None, "token", "sequence"):
+        raise UserError(f"{key}.rollout_is={correction.rollout_is}: expected token, sequence or null")
+    if correction.bypass_mode and correction.rollout_is is not None:
+        raise UserError(
+            f"{key}: bypass_mode compares the policy with the rollout itself, so that "
+            f"rollout_is={correction.rollout_is} would weight by nothing: use one of the two"
+        )
+    if correction.bypass_mode and correction.loss_type != "ppo_clip":
+        raise UserError(f"{key}.loss_type={correction.loss_type}: Rank-GRPO has a loss of its own; leave it ppo_clip")
+
+
 def check_judge(config: DictConfig, mode: str) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     _check_rl(config)
-    warnings = _check_tables(config, lambda path: validate_judge_table(path, mode), "data_prep.judge_sample")
+    require_files(config, "data_prep.judge_sample")
+    warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
     return warnings
 
@@ -69,7 +98,7 @@ def _check_orders(config: DictConfig) -> None:
         return
     if config.data.train_batch_size % 2:
         raise UserError(f"TRAIN_BATCH_SIZE={config.data.train_batch_size}: even with convrec.orders={orders}")
-    files = _files("TRAIN_FILE", config.data.train_files, "data_prep.judge_sample")
+    files = _listed(config.data.train_files)
     pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
 
 
@@ -173,6 +202,7 @@ def check_sft(config: DictConfig) -> list[str]:
             "(N_GPUS_PER_NODE x N_NODES): choose a multiple"
         )
     _check_model(config.model.path, {"MAX_LENGTH": config.data.max_length})
+    require_files(config)
     return _check_tables(config, validate_sft_table)
 
 
@@ -208,12 +238,10 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
 
 
-def _check_tables(
-    config: DictConfig, validate: Callable[[str], TableReport], maker: str = "data_prep.sample"
-) -> list[str]:
+def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
     warnings: list[str] = []
     rows = 0
-    for path in _files("TRAIN_FILE", config.data.train_files, maker):
+    for path in _listed(config.data.train_files):
         report = validate(path)
         rows += report.rows
         warnings += report.warnings
@@ -222,18 +250,24 @@ def _check_tables(
             f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}: lower the "
             "batch size"
         )
-    for path in _files("VAL_FILE", config.data.val_files, maker):
+    for path in _listed(config.data.val_files):
         warnings += validate(path).warnings
     return warnings
 
 
-def _files(variable: str, files: str | Sequence[str] | None, maker: str) -> list[str]:
-    paths = [files] if isinstance(files, str) else list(files or ())
-    for path in paths:
-        _require_file(variable, path, maker)
-    return paths
+def _listed(files: str | Sequence[str] | None) -> list[str]:
+    return [files] if isinstance(files, str) else list(files or ())
 
 
-def _require_file(variable: str, path: str, maker: str = "data_prep.sample") -> None:
-    if not Path(path).is_file():
-        raise UserError(f"{variable}={path}: no such file; name one, or make sample data: python -m {maker}")
+def missing_files(config: DictConfig) -> list[str]:
+    """`VARIABLE=path` of every file of the config that is not there."""
+    catalog = OmegaConf.select(config, "convrec.catalog_file")
+    named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
+    return [f"{name}={path}" for name, files in named.items() for path in _listed(files) if not Path(path).is_file()]
+
+
+def require_files(config: DictConfig, maker: str = "data_prep.sample") -> None:
+    """Raise UserError with all files that are missing, not the first alone."""
+    if missing := missing_files(config):
+        each = "; ".join(f"{name}: no such file" for name in missing)
+        raise UserError(f"{each}; name one, or make sample data: python -m {maker}")

@@ -1,5 +1,6 @@
 """What the nodes of a cluster, or this machine, have against what a run asks for."""
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,6 +134,17 @@ def device_findings(
             fix = "fix its driver or environment, or start Ray there with --num-gpus=0"
             findings.append(Finding("devices", "failure", report["where"], what, fix))
     return findings
+
+
+def address_findings(addresses: Mapping[str, str]) -> list[Finding]:
+    """A warning for each node whose servers the internet may reach. Args: node -> the address `ray start` was given."""
+    fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
+    what = "{} is a public address: whoever reaches the ports of vLLM and TransferQueue there runs code as you"
+    return [
+        Finding("network", "warning", where, what.format(address), fix)
+        for where, address in addresses.items()
+        if ipaddress.ip_address(address).is_global
+    ]
 
 
 def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:

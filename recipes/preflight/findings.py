@@ -10,9 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from convrec.checkpoints import hub
 from convrec.training.tracking import has_login
-from recipes.preflight import estimate, node
+from recipes.preflight import estimate, node, plan
 from recipes.preflight.cluster_findings import (
+    address_findings,
     core_findings,
     device_findings,
     node_findings,
@@ -66,6 +68,11 @@ def version_findings(
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
+def installed_findings() -> list[Finding]:
+    """`version_findings` of this environment."""
+    return version_findings(requires, installed_version, "driver")
+
+
 def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -105,19 +112,19 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
         what = f"not here yet, so that memory and disk are not estimated ({str(error).splitlines()[0]})"
         return [Finding("model", "warning", model, what, "nothing, if every node can download it")]
     findings = []
+    if not hub.is_folder(model) and not hub.is_cached(model):
+        what = "its weights are not in the Hub's cache here: they are downloaded before training starts"
+        findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
     checkpoint = size.parameters * 16
-    config_steps = config.trainer.total_training_steps
-    asked_for = max(1, config_steps // config.trainer.save_freq) if config_steps and config.trainer.save_freq > 0 else 2
-    keep = config.trainer.get("max_actor_ckpt_to_keep") or config.trainer.get("max_ckpt_to_keep")
-    # besides: the one being written, and the best
-    kept = min(asked_for, keep + 1 + requirements.keeps_best) if keep else asked_for
+    kept = plan.kept_checkpoints(config, requirements.keeps_best)
     disk = min(nodes, key=lambda report: report["disk_free"])
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
+    text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
     if disk["disk_free"] < checkpoint:
         findings.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
     elif disk["disk_free"] < kept * checkpoint:
         fix = "set SAVE_KEEP, raise SAVE_FREQ, or make room"
-        findings.append(Finding("disk", "warning", disk["where"], f"{text}, {kept} are asked for", fix))
+        findings.append(Finding("disk", "warning", disk["where"], text, fix))
     else:
         findings.append(Finding("disk", "ok", disk["where"], text))
     return findings + memory_findings(config, requirements.needs(config, size), nodes)
@@ -160,7 +167,7 @@ def examine(
 
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
-    findings = version_findings(requires, installed_version, "driver") + key_findings(config, os.environ)
+    findings = installed_findings() + key_findings(config, os.environ)
     driver = node.report(*paths_of(config, requirements))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
@@ -170,9 +177,12 @@ def examine(
             + core_findings(config, slots)
             + device_findings(config, driver, nodes, slots, os.environ)
         )
-        findings += port_findings(node.reach_of_cluster())
+        findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
         nodes = [driver]
+        model = OmegaConf.select(config, requirements.model_key)
+        if not hub.is_folder(model):
+            driver["model_problem"] = hub.problem(model)
         loopback = node.Reach("127.0.0.1")
         findings += port_findings({driver["where"]: loopback.unreachable({"the loopback": loopback.address()})})
     return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)

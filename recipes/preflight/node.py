@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from convrec.checkpoints import hub
 from convrec.errors import UserError, one_line
 from convrec.training import registration
 
@@ -29,7 +30,7 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
     registrations: also look whether verl knows our names here; imports verl.
     """
     problem, free = _writable(save_path)
-    model_files = [model] if _is_folder(model) else []
+    model_files = [model] if hub.is_folder(model) else []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {
         "where": socket.gethostname(),
@@ -57,8 +58,8 @@ def member_report(
         mark: (file, its text), as `marked` makes it.
     """
     report_of_node = report(files, model, save_path, registrations)
-    if not _is_folder(model):
-        report_of_node["model_problem"] = _not_on_hub(model)
+    if not hub.is_folder(model):
+        report_of_node["model_problem"] = hub.problem(model)
     file, text = mark
     if not report_of_node["save_problem"] and not _holds(file, text):
         folder = os.path.dirname(file)
@@ -166,6 +167,11 @@ class Reach:
         return problems
 
 
+def addresses_of_cluster() -> dict[str, str]:
+    """node -> the address that its servers listen on."""
+    return {name_of(entry): entry["NodeManagerAddress"] for entry in _alive_nodes()}
+
+
 def reach_of_cluster() -> dict[str, dict[str, str]]:
     """node -> which other nodes it cannot connect to, and why. A single node is not asked."""
     import ray
@@ -219,22 +225,6 @@ def _unreadable(path: str) -> str:
     if not target.exists():
         return "not there"
     return "" if os.access(target, os.R_OK | (os.X_OK if target.is_dir() else 0)) else "may not be read"
-
-
-def _is_folder(model: str) -> bool:
-    """Else it is an id, which each node downloads."""
-    return os.path.isabs(os.path.expanduser(model)) or os.path.isdir(model)
-
-
-def _not_on_hub(model: str) -> str:
-    """Why this machine cannot have the model of this id; "" when its config is here or can be downloaded."""
-    from huggingface_hub import hf_hub_download
-
-    try:
-        hf_hub_download(model, "config.json")
-    except Exception as error:  # offline, gated, misspelt, behind a proxy: each has an error of its own
-        return one_line(error)
-    return ""
 
 
 def _nearest_folder(path: str) -> Path:

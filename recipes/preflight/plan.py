@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
+from pyarrow import ArrowInvalid
 
 from recipes.preflight import step_time
 from recipes.preflight.estimate import Requirements, model_size
@@ -24,6 +25,15 @@ def checkpoints_of(config: DictConfig, steps: int, keeps_best: bool) -> tuple[in
     keep = keep or config.trainer.get("max_ckpt_to_keep")
     written = max(1, -(-steps // every)) if every > 0 else 1
     return written, min(written, keep + 1 + keeps_best) if keep else written
+
+
+def kept_checkpoints(config: DictConfig, keeps_best: bool) -> int:
+    """How many will lie on disk at once; 1 where the files that say how many steps there are cannot be read."""
+    try:
+        steps = steps_of(config, 0 if config.trainer.total_training_steps else rows_of(config))
+    except (OSError, ArrowInvalid):
+        return 1
+    return checkpoints_of(config, steps, keeps_best)[1]
 
 
 def rows_of(config: DictConfig) -> int:

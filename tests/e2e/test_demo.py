@@ -62,6 +62,19 @@ def test_a_finished_demo_is_not_overwritten(demo):
     assert (demo.out / "summary.json").stat().st_mtime_ns == before
 
 
+def test_every_exported_model_has_a_card(demo):
+    exported = [
+        *demo.out.glob("sft/global_step_*/huggingface"),
+        *demo.out.glob("rank_grpo/global_step_*/actor/huggingface"),
+    ]
+    assert len(exported) >= 2
+    for folder in exported:
+        text = (folder / "README.md").read_text()
+        assert "license: " in text
+        assert "| setting | value |" in text
+        assert "val/ndcg" in text or "val/loss" in text
+
+
 def test_every_step_logs_the_ranks_and_the_rollouts_are_the_policys(demo):
     rows = [row for row in read_metrics(demo.out / "rank_grpo") if "actor/policy_loss" in row]
     for row in rows:

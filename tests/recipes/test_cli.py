@@ -80,5 +80,20 @@ def test_with_an_address_the_help_is_the_recipes_still(typed: tuple[str, ...], s
     assert f"bash {script} " in convrec(*typed, "--help", RAY_ADDRESS="http://127.0.0.1:9").stdout
 
 
+@pytest.mark.parametrize("module", ["recipes.sft", "recipes.cli", "data_prep.own"])
+def test_outside_of_its_environment_a_command_says_so(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", module],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pyarrow" in done.stderr
+    assert "make setup" in done.stderr
+
+
 def test_the_version_is_the_packages() -> None:
     assert convrec("--version").stdout.strip().count(".") == 2

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +139,20 @@ def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any]
     assert what in found.what
 
 
+def test_a_node_that_listens_on_a_public_address_is_a_warning() -> None:
+    addresses = {
+        "a": "10.0.0.1",
+        "b": "192.168.3.4",
+        "c": "127.0.0.1",
+        "d": "fd00::7",
+        "e": "100.64.1.2",
+        "f": "8.8.4.4",
+    }
+    (found,) = cluster_findings.address_findings(addresses)
+    assert (found.status, found.where) == ("warning", "f")
+    assert "8.8.4.4 is a public address" in found.what
+
+
 def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     own = machine()
     assert "1024" in only(cluster_findings.node_findings(own, [machine(open_files=1024)]), "warning").what
@@ -224,6 +239,16 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     assert "7.45 GiB" in disk.what
 
 
+def test_all_checkpoints_that_will_be_written_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15,800 steps with SAVE_FREQ=200 are 79 checkpoints of 7.45 GiB: 589 GiB."""
+    monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
+    asked = config(total_training_steps=15_800, save_freq=200)
+    found = findings.size_findings(asked, RANK_GRPO.requirements, [machine(disk_free=500 * GIB)])
+    (disk,) = [finding for finding in found if finding.check == "disk"]
+    assert disk.status == "warning"
+    assert "79 of them will lie there: 589 GiB" in disk.what
+
+
 @pytest.mark.parametrize(("recipe", "kept"), [(RANK_GRPO, 4), (SFT, 3)])
 def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
     monkeypatch: pytest.MonkeyPatch, recipe: Recipe, kept: int
@@ -231,7 +256,7 @@ def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
     monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
     asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, max_actor_ckpt_to_keep=2)
     found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=10 * GIB)])
-    assert f"{kept} are asked for" in next(f for f in found if f.check == "disk").what
+    assert f"{kept} of them will lie there: " in next(f for f in found if f.check == "disk").what
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
@@ -366,6 +391,7 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
+    monkeypatch.setattr(node, "addresses_of_cluster", lambda: {"node-a": "10.0.0.1", "node-b": "10.0.0.2"})
     found = [f for f in findings.examine(RANK_GRPO.requirements, config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
@@ -440,3 +466,22 @@ def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> No
     failure = finding.Finding("disk", "failure", "node-b", "full", "make room")
     with pytest.raises(UserError, match=r"node-b: full\. Fix: make room"):
         finding.stop_on_failure([warning, failure])
+
+
+def test_everything_that_is_missing_is_found_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sound_model: Callable[..., Path]
+) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("SAVE_PATH", str(tmp_path / "run"))
+    monkeypatch.setenv("MODEL_PATH", str(sound_model(tmp_path / "model")))
+    found = doctor.diagnose(RANK_GRPO, [])
+    text = " ".join(finding.what for finding in found if finding.status == "failure")
+    assert all(name.lower() in text for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"))
+    assert {"versions", "memory"} & {finding.check for finding in found}
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "run" / "nothing"))
+    found = doctor.diagnose(RANK_GRPO, [])
+    assert [finding.check for finding in found if finding.check == "files"] == ["files", "files", "files"]
+    assert "versions" in {finding.check for finding in found}

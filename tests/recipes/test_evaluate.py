@@ -248,6 +248,40 @@ def test_protocol_reference_has_the_reference_matcher_unless_told_otherwise(
     assert recall == {None: pytest.approx([2 / 3, 1 / 3]), "fuzzy": pytest.approx([2 / 3, 2 / 3])}
 
 
+def test_probes_are_the_list_for_no_conversation_and_for_another_one(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LISTS, "", "Heat (1995)")  # of the instruction alone
+    metrics = run(files, tmp_path / "out", probe=True)
+    assert asked == [3]
+    results = metrics["results"]["paper"]
+    recall = {name: results[name]["recall@1"]["mean"] for name in ("empty conversation", "another's conversation")}
+    # a wants Alien, b and c want Heat. The other's: a and b get crime's list, in which Toy Story is first; c gets Alien
+    assert recall == {"empty conversation": pytest.approx(2 / 3), "another's conversation": 0.0}
+    minus = metrics["minus"]["empty conversation"]
+    # distinct items Alien, Jaws, Heat, Toy Story of four, against Heat alone
+    assert (minus["coverage"]["mean"], minus["coverage"]["n"]) == (0.75, 3)
+    assert minus["recall@3"]["mean"] == pytest.approx(1 - 2 / 3)
+    rows = pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()
+    assert [row["recommended"] for row in rows[::2]] == [[0, 3, 1], [2, 1]]
+
+
+def test_paired_differences_beyond_accuracy_need_the_same_training_rows(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(files, tmp_path / "before")
+    monkeypatch.setitem(LISTS, "space", "Heat (1995)")
+    metrics = run(files, tmp_path / "after", against=tmp_path / "before", max_response_length=9)
+    # before Heat 2, Jaws 1, Alien 0 of two training rows: 0, 1, 1 bits, mean 2/3; after Heat alone: 0. c: both 0.5
+    assert metrics["paired"]["novelty"]["mean"] == pytest.approx(-2 / 3 * 2 / 3)
+    assert metrics["paired"]["coverage"]["mean"] == -0.5
+    assert metrics["slices"]["wanted"]["1"]["recall@3 gain"]["mean"] == pytest.approx(-1 / 3)
+    assert "catalog coverage    -0.5000" in recipe.format_metrics(metrics)
+    without = run(files, tmp_path / "after", against=tmp_path / "before", max_response_length=9, train=None)
+    assert "novelty" not in without["paired"]
+    assert without["paired"]["coverage"]["mean"] == -0.5
+
+
 def test_only_evaluations_that_were_scored_alike_are_compared(
     files: dict[str, Path], asked: list[int], tmp_path: Path
 ) -> None:

@@ -31,6 +31,16 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
     assert "--source /data/redial" in read["prepare"][0]["run"]
 
 
+def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GRPO", "GSPO", "EXP_INF", "LOG_DECAY"):
+        monkeypatch.setenv(f"LR_{name}", "1e-4")
+    runs = runs_of(read_matrix(ROOT / "benchmarks" / "rank_study.yaml"))
+    assert [run.start for run in runs if run.variant == "gspo"] == ["sft-s3407", "sft-s3408", "sft-s3409"]
+    rates = {run.name: run for run in runs_of(read_matrix(ROOT / "benchmarks" / "rank_study_rates.yaml"))}
+    assert rates["gspo_3e-4"].variables.items() >= {"ALGORITHM": "gspo", "LR": "3e-4", "TOTAL_STEPS": "100"}.items()
+    assert len(rates) == 1 + 4 * 3
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -74,8 +84,9 @@ def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, A
     names = ("recall@5", "ndcg@5")
     model: dict[str, Any] = {name: {"mean": value, "se": None} for name in names}  # JSON's form of NaN
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
+    model["calibration"] = {"mean": None, "se": None, "n": 0}  # no row has it
     found: dict[str, Any] = {
-        "settings": {"data": "d", "catalog": "c", "protocols": ["paper"], "ks": [5]} | settings,
+        "settings": {"data": "d", "catalog": "c", "protocols": ["paper"], "ks": [5], "catalog_items": 4} | settings,
         "results": {"paper": {"model": model}},
     }
     if gain is not None:
@@ -128,6 +139,8 @@ def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp
         folder = tmp_path / "evaluation" / run
         folder.mkdir(parents=True)
         rows = [{"sample_id": name, "prompt_id": name, "ndcg@5": v} for name, v in (("x", x), ("y", y), ("z", none))]
+        for row in rows:
+            row["recommended"] = [1, 2] if run in ("b-1", "b-2") and row["sample_id"] == "y" else [1]
         ordered = rows if run == "a-1" else rows[::-1]
         pq.write_table(
             pa.Table.from_pylist([row | {"recall@5": row["ndcg@5"]} for row in ordered]), folder / "rows.parquet"
@@ -135,11 +148,12 @@ def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp
         table.append({"variant": run[0], "seed": run[2], "run": run})
     table.append({"variant": "c", "seed": "1", "run": "a-1"})  # one of their seeds: compared with neither
     table.insert(0, {"variant": "start", "seed": "1", "run": "a-1"})
-    of_start, *others, found = matrix.pairs(table, tmp_path, 5)
+    of_start, *others, found = matrix.pairs(table, tmp_path, 5, 4)
     assert [(pair["variant"], pair["minus"]) for pair in (of_start, *others)] == [(name, "start") for name in "abc"]
     assert of_start["ndcg@5 mean"] == pytest.approx(0.05)  # y: 0.3 - 0.2
     assert (found["variant"], found["minus"], found["seeds"]) == ("b", "a", 2)
     assert found["ndcg@5 mean"] == pytest.approx(0.15)
+    assert found["coverage mean"] == pytest.approx(1 / 4)  # two of the four items, of one
     assert found["ndcg@5 p"] == pytest.approx(0.5, abs=0.05)  # two conversations, two of four sign patterns
 
 

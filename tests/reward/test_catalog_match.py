@@ -54,6 +54,19 @@ def test_one_response_by_hand(catalog_path):
     }
 
 
+def test_parts_of_the_reward_stand_beside_their_weighted_sum(catalog_path):
+    text = "Heat (1995)\nThe Matrix (1999)\nHeat (1995)\nNowhere (2001)"
+    plain = score(text, catalog_path, reward="log_decay")
+    alone = score(text, catalog_path, reward="log_decay", rewards={"relevance": 1})
+    assert alone.pop("part_returns") == [plain["rank_returns"]]
+    assert alone == plain
+    scored = score(text, catalog_path, rewards={"repeats": -0.5, "relevance": 2, "out_of_catalog": -1})
+    assert scored["part_returns"] == [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0]]
+    assert scored["rank_returns"] == [0, 2, -0.5, -1, 0]
+    assert scored["score"] == plain["score"]
+    assert "part_returns" not in score(text, catalog_path, extra_info={"validate": True}, rewards={"repeats": -1})
+
+
 def test_exact_mode_does_not_forgive_a_typo(catalog_path):
     assert score("The Matirx (1999)", catalog_path, matching="exact")["hits"] == 0
 

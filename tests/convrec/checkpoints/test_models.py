@@ -51,6 +51,13 @@ def test_a_step_can_be_named(tmp_path: Path, sound_model: Model) -> None:
     assert resolve_model(run / "global_step_100") == str(saved)
 
 
+@pytest.mark.parametrize("below", ["", "/actor/huggingface"])
+def test_a_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, below: str) -> None:
+    run = _run(tmp_path / "run", 100, 20, complete=100)
+    with pytest.raises(UserError, match=r"global_step_300.*steps 20, 100 are there"):
+        resolve_model(f"{run}/global_step_300{below}")
+
+
 def test_an_sft_step_has_no_actor_folder(tmp_path: Path, sound_model: Model) -> None:
     saved = sound_model(tmp_path / "run" / "global_step_5" / "huggingface")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("5")

@@ -41,6 +41,18 @@ def test_all_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
     assert saving.choose_resume_step(tmp_path) == []
 
 
+def test_a_card_whose_licence_was_filled_in_leaves_the_checkpoint_complete(tmp_path: Path) -> None:
+    def write() -> None:
+        writer(tmp_path, 2)()
+        (tmp_path / "global_step_2" / "README.md").write_text("license: other")
+
+    saving.save(tmp_path, 2, write)
+    (tmp_path / "global_step_2" / "README.md").write_text("license: apache-2.0")
+    assert saving.complete_steps(tmp_path) == [2]
+    (tmp_path / "global_step_2" / "data.pt").write_bytes(b"yy")
+    assert saving.complete_steps(tmp_path) == []
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step, ndcg in [(1, 0.1), (2, 0.3), (3, 0.2), (4, 0.25), (5, 0.1)]:
         save(tmp_path, step, keep=2)

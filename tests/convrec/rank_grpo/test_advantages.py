@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from convrec.rank_grpo.advantages import assign_units, rank_advantages, zero_std_ranks
+from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages, zero_std_ranks
 
 F64 = torch.float64
 
@@ -29,6 +29,24 @@ def test_centred_only():
 def test_ranks_are_not_normalised_over_one_list():
     # the tutorial's mistake: a list [1, 0] next to an identical one has nothing to learn, whatever its own spread
     assert rank_advantages(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), [0, 0]).eq(0).all()
+
+
+def test_one_part_of_weight_one_gives_the_same_advantages_to_the_last_digit():
+    returns_BK = torch.rand(12, 5, generator=torch.Generator().manual_seed(0))
+    uid = list("aabbccddabcd")
+    one = part_advantages(returns_BK[None], [1], uid).sum(dim=0)
+    assert torch.equal(one, rank_advantages(returns_BK, uid))
+
+
+def test_a_part_of_small_returns_is_not_drowned_when_each_is_normalised():
+    # relevance 1, 0, 1, 0; the small part .01, .01, 0, 0. Each alone: +-(1/2) / std 0.57735 = +-.866 at any scale
+    parts_PBK = torch.tensor([[1, 0, 1, 0], [0.01, 0.01, 0, 0]], dtype=F64)[:, :, None]
+    uid = [0] * 4
+    expected = torch.tensor([0.866, 0, 0, -0.866], dtype=F64) + torch.tensor([0.866, 0, 0, -0.866], dtype=F64)
+    summed = rank_advantages(parts_PBK.sum(dim=0), uid)[:, 0]
+    assert summed[0] - summed[2] == pytest.approx(0.01 / 0.57735, rel=0.01)  # of the sum it hardly counts
+    normalised = part_advantages(parts_PBK, [1, 1], uid).sum(dim=0)[:, 0]
+    torch.testing.assert_close(normalised, expected, rtol=0, atol=0.02)  # eps counts where returns are small
 
 
 def test_equal_returns_give_exactly_zero_despite_rounding():

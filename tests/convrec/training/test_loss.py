@@ -21,7 +21,7 @@ Update = Callable[..., tuple[float, dict[str, Any]]]
 
 
 class Trainer(RankGRPOMixin):
-    def __init__(self, preset: str, mask_truncated: bool) -> None:
+    def __init__(self, preset: str, mask_truncated: bool, rewards: Any = None, combination: str = "sum") -> None:
         self.is_rank_level, self.tokenizer, self.stop_token_ids = True, SimpleNamespace(pad_token_id=None), [EOS]
         self.vocab_table = table_from_bytes([b"", b"\n", *[b" word%d" % number for number in range(2, 10)]])
         self.config = OmegaConf.create(
@@ -35,6 +35,8 @@ class Trainer(RankGRPOMixin):
                 "preset": preset,
                 "mask_truncated": mask_truncated,
                 "num_items": 2,
+                "rewards": rewards,
+                "reward_combination": combination,
                 "overflow_penalty": -0.1,
                 "underflow_penalty": -0.1,
             }
@@ -43,6 +45,39 @@ class Trainer(RankGRPOMixin):
 
 def nested(rows: list[list[int]]) -> torch.Tensor:
     return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+@pytest.mark.parametrize("combination", ["sum", "normalised"])
+def test_a_reward_of_parts_reaches_the_advantages(queue: Callable[..., Any], combination: str) -> None:
+    rare = [[0.0, 0.0], [0.0, 0.02], [0.0, 0.0], [0.0, 0.0]]
+
+    def advantages(rewards: Any, parts: list[Any]) -> tuple[torch.Tensor, dict[str, float]]:
+        infos: list[dict[str, Any]] = []
+        for of_parts in zip(*parts, strict=True):
+            total = [
+                sum(c * part[k] for c, part in zip((rewards or {"": 1}).values(), of_parts, strict=True))
+                for k in (0, 1)
+            ]
+            infos.append({"rank_returns": total, "part_returns": list(of_parts), "score": 0.0})
+        started = queue(
+            tags=[{}] * 4,
+            uid=["a", "a", "b", "b"],
+            responses=nested(RESPONSES),
+            response_mask=nested([[1] * len(row) for row in RESPONSES]),
+            extra_fields=[{"reward_extra_info": info} for info in infos],
+        )
+        metrics: dict[str, float] = {}
+        Trainer("paper", False, rewards, combination)._compute_advantage(started.batch, metrics)
+        return started.fields["advantages"].values(), metrics
+
+    plain, metrics = advantages(None, [RETURNS])
+    assert not any("part" in name for name in metrics)
+    same, metrics = advantages({"relevance": 1}, [RETURNS])
+    assert torch.equal(same, plain)  # to the last digit
+    assert metrics["rank_grpo/part/relevance/signal"] == 0.5  # of 2 prompts x 2 ranks: rank 1 of a, rank 2 of b
+    both, metrics = advantages({"relevance": 1, "rare": 1}, [RETURNS, rare])
+    assert metrics["rank_grpo/part/rare/return"] == pytest.approx(0.02 / 8)
+    assert not torch.equal(both, plain)  # rank 2 of the first prompt has signal now
 
 
 @pytest.fixture

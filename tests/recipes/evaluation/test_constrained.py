@@ -1,6 +1,7 @@
 """What is refused before vLLM starts, what a part of a catalog is, and that the check of lists finds every wrong."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ import pytest
 
 from convrec.data.schema import RL_SCHEMA, prompt_text
 from convrec.errors import UserError
+from convrec.generation import answers as generations
+from convrec.generation.generate import GenerationRow
 from convrec.lists.settings import ListSettings
+from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
-from recipes.evaluation.single import evaluate
+from recipes.evaluation.scoring import constrained_gain
+from recipes.evaluation.single import EMPTY, OTHER, evaluate
 from recipes.evaluation.split import Split, read_split
+from recipes.report import _metrics, _table
 
 CATALOG = [("Toy Story", 1995), ("Amelie", 2001), ("Amélie", 2001), ("Heat", 1995), ("Alien", 1979), ("1. Heat", 1995)]
 SEEN = {"a": ["Heat"], "b": ["Alien"], "c": []}  # a and b are of one conversation
@@ -109,3 +115,40 @@ def test_right_lists_are_counted_and_each_kind_of_wrong_is_found(split: Split) -
     for name, text in wrong.items():
         with pytest.raises(RuntimeError, match=f"'{name}': 1"):
             check_lists(split, answers_of(split, text, fine), LISTS)
+
+
+def test_constrained_lists_stand_beside_free_ones_baselines_and_probes(
+    split: Split, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_generate(model: str, prompts: list[Any], *, constraint: Any, on_batch: Any, **settings: object) -> None:
+        text = "Toy Story (1995)\nAmelie (2001)" if constraint else "Jaws (1975)\nToy Story (1995)"
+        on_batch([GenerationRow(place, text, [1], "stop", 9, False) for place in range(len(prompts))])
+
+    monkeypatch.setattr(generations, "generate", fake_generate)
+    data, catalog = tmp_path / "data.parquet", tmp_path / "catalog.parquet"
+    metrics = evaluate(
+        model=model,
+        data=data,
+        catalog=catalog,
+        train=data,
+        out=tmp_path / "out",
+        num_items=2,
+        probe=True,
+        protocols=("strict",),
+        constrained=True,
+        progress=False,
+    )
+    assert list(metrics["results"]["strict"]) == ["model", "constrained", "popularity", EMPTY, OTHER]
+    assert set(metrics["minus"]) == {"popularity", EMPTY, OTHER}
+    assert metrics["generation"]["prompts"] == 3 + 2  # free lists of two conversations and of none, two constrained
+    # every row wants Toy Story: at rank 2 of the free lists, at rank 1 of the constrained ones, which have Amelie too
+    gain = constrained_gain(metrics)
+    assert gain["recall@2 constrained gain"] == 0
+    assert gain["ndcg@2 constrained gain"] == pytest.approx(1 - 1 / math.log2(3))
+    assert gain["coverage constrained gain"] == pytest.approx(1 / metrics["settings"]["catalog_items"])
+    assert gain["cold_share constrained gain"] == 0.5  # nobody wants Amelie
+    assert "novelty" in pq.read_table(tmp_path / "out" / "rows_constrained.parquet").column_names
+    assert [row["model"] for row in _table({"a": _metrics(tmp_path / "out")})[0]][-2:] == ["a", "a, constrained"]
+    title, _, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
+    assert "2 constrained lists of 4 lines: 0 out of catalog, 0 repeated" in title
+    assert "  cold items          +0.5000 ±0.0000" in printed.splitlines()

@@ -122,6 +122,9 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
         "KL to the start",
         "NDCG@2 on test",
         "the largest gain",
+        "catalog coverage",
+        "Catalog coverage on test, by checkpoint",
+        "Parts of the split: rank_grpo (step 4)",
         "Protocol paper takes items that the user has seen",
     ):
         assert text in html, text
@@ -196,3 +199,6 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     assert "expected NAME=FOLDER" in capsys.readouterr().err
     assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
     assert "no metrics.json" in capsys.readouterr().err
+    assert evaluate.main([*options, "--baselines", "copy", "--out", str(second)]) == 0
+    assert report.main([str(run), "--evaluations", f"a={second}"]) == 2
+    assert "second: baselines alone" in capsys.readouterr().err

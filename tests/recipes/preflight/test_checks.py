@@ -133,6 +133,11 @@ def test_an_embedding_must_fit_the_buffer_for_weights_on_a_cpu(refused: Refused,
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        ("convrec.rewards={relevance: 1, moon: 1}", "expected part: weight, of relevance, diversity"),
+        ("convrec.rewards={relevance: 0}", "weights other than 0"),
+        ("convrec.rewards={catalog.safety: 1}", "has no column safety, which it needs"),
+        ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=token_k1: it takes tokens out of verl's"),
+        ("algorithm.rollout_correction.rollout_is=rank", "rollout_is=rank: expected token, sequence or null"),
         ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9"),
         ("actor_rollout_ref.rollout.temperature=0.7", "temperature=0.7"),
         ("actor_rollout_ref.rollout.top_k=50", "top_k=50"),

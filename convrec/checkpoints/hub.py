@@ -1,0 +1,56 @@
+"""Whether a model's Hugging Face id can be had on this machine, said within seconds."""
+
+import os
+import threading
+
+from convrec.errors import UserError, one_line
+
+SECONDS = 8.0
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def is_folder(model: str) -> bool:
+    """Else it is an id, which is downloaded."""
+    return os.path.isabs(os.path.expanduser(model)) or os.path.isdir(model)
+
+
+def is_cached(model: str) -> bool:
+    """Whether config and weights (of several parts, the list of them) of this id lie in the Hub's cache here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    def lies_here(name: str) -> bool:
+        return isinstance(try_to_load_from_cache(model, name), str)
+
+    return lies_here("config.json") and any(map(lies_here, WEIGHTS))
+
+
+def problem(model: str) -> str:
+    """Why this machine cannot have the model of this id; "" when its config is here or can be downloaded.
+
+    Takes at most SECONDS: what the Hub's client waits for (names, connections, retries) has no common bound.
+    """
+    from huggingface_hub import hf_hub_download
+
+    answer: list[str] = []
+
+    def ask() -> None:
+        try:
+            hf_hub_download(model, "config.json", etag_timeout=SECONDS / 2)
+        except Exception as error:  # offline, gated, misspelt, behind a proxy: each has an error of its own
+            answer.append(one_line(error))
+        else:
+            answer.append("")
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return answer[0] if answer else f"no answer from the Hub in {SECONDS:.0f} s"
+
+
+def require(model: str, given_as: str) -> None:
+    """Raise UserError for an id that this machine cannot have; folders pass. given_as: as in `check_model_path`."""
+    if not is_folder(model) and (reason := problem(model)):
+        raise UserError(
+            f"{given_as}{model}: no folder here, and not to be had from the Hub ({reason}); give a folder, or let this "
+            "machine reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model)"
+        )

@@ -1,0 +1,119 @@
+"""Recall and NDCG of parts of a split: by turns, by number and popularity of the wanted titles, by a column."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from convrec.data.schema import TRUTH, TURN, conversation_text
+from convrec.errors import UserError
+from convrec.statistics import error_of_mean
+from recipes.evaluation.beyond_accuracy import Context
+from recipes.evaluation.split import Split
+
+SLICES = ("turns", "wanted", "popularity")
+PARTS = 4  # of numbers with more different values than this
+VALUES = 12  # of a column at the most; the rarer ones are `other`
+
+
+def slice_labels(name: str, split: Split, context: Context) -> list[str | None]:
+    """Which part of slice `name` each row is in, None for none. Raises UserError for a column that is not there."""
+    if name == "turns":
+        return _parts([len(TURN.findall(conversation_text(row))) for row in split.rows])
+    if name == "wanted":
+        return _parts([len(row[TRUTH] or ()) for row in split.rows])
+    if name == "popularity":
+        mentions_M = context.facts.mentions_M
+        if mentions_M is None:
+            return [None] * len(split.rows)
+        return _parts([float(np.mean(mentions_M[list(items)])) if items else None for items in context.wanted])
+    return _column(name, split)
+
+
+def _column(name: str, split: Split) -> list[str | None]:
+    columns = pq.read_schema(split.data).names
+    if name not in columns:
+        raise UserError(f"--slices {name}: no column of {split.data}; {', '.join((*SLICES, *columns))} can be given")
+    values = pq.read_table(split.data, columns=[name]).take(split.numbers).column(0).to_pylist()
+    if any(isinstance(value, list | dict) for value in values):
+        raise UserError(f"--slices {name}: its values are lists or records; give a column of single values")
+    if all(isinstance(value, int | float | None) and not isinstance(value, bool) for value in values):
+        return _parts(values)
+    frequent = {value for value, _ in Counter(values).most_common(VALUES)}
+    return [None if value is None else str(value) if value in frequent else "other" for value in values]
+
+
+def _parts(values: Sequence[float | None]) -> list[str | None]:
+    """Each value's own part where there are few, else that of PARTS parts of about the same number of rows."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return [None] * len(values)
+    distinct = sorted(set(known))
+    if len(distinct) <= PARTS:
+        bounds = distinct
+    else:
+        bounds = sorted({known[len(known) * (part + 1) // PARTS - 1] for part in range(PARTS)})
+    labels = []
+    for below, bound in zip([-math.inf, *bounds], bounds, strict=False):
+        least = min(value for value in distinct if value > below)
+        labels.append(f"{least:.4g}" if least == bound else f"{least:.4g} to {bound:.4g}")
+    places = np.searchsorted(bounds, [value or 0 for value in values])
+    return [None if value is None else labels[place] for value, place in zip(values, places, strict=True)]
+
+
+def slice_results(
+    labels: Mapping[str, Sequence[str | None]],
+    rows: Sequence[Mapping[str, float]],
+    contexts: Sequence[Hashable],
+    metrics: Sequence[str],
+    before: Sequence[Mapping[str, float] | None] | None = None,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """{slice: {part: {"n", metric: {"mean", "se"}, "metric gain": {"mean", "se"}}}}, parts in ascending order.
+
+    rows: of an evaluation; those without ground truth are left out. before: the same rows of an earlier evaluation
+    (None: not there), of which the gain is. Standard errors are over conversations.
+    """
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, label_R in labels.items():
+        places: dict[str, list[int]] = {}
+        for place, (label, row) in enumerate(zip(label_R, rows, strict=True)):
+            if label is not None and row["num_truth"]:
+                places.setdefault(label, []).append(place)
+        results[name] = {}
+        for label in sorted(places, key=_order):
+            some = places[label]
+            part: dict[str, Any] = {"n": len(some)}
+            for metric in metrics:
+                part[metric] = _mean([rows[place][metric] for place in some], [contexts[place] for place in some])
+            if before is not None:
+                both = [(place, earlier) for place in some if (earlier := before[place]) is not None]
+                for metric in metrics if both else ():
+                    gains = [rows[place][metric] - earlier[metric] for place, earlier in both]
+                    part[f"{metric} gain"] = _mean(gains, [contexts[place] for place, _ in both])
+            results[name][label] = part
+    return results
+
+
+def _mean(values: Sequence[float], contexts: Sequence[Hashable]) -> dict[str, float]:
+    column = np.array(values)[:, None]
+    return {"mean": float(column.mean()), "se": float(error_of_mean(column, contexts)[0])}
+
+
+def _order(label: str) -> tuple[float, str]:
+    try:
+        return float(label.split(" to ")[0]), label
+    except ValueError:
+        return 0.0, label
+
+
+def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A row a part, for the report's tables: its name under "model", rows, metrics and gains with their errors."""
+    return [
+        {"model": f"{name} {label}", "rows": part["n"]}
+        | {metric: (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}
+        for name, parts in results.items()
+        for label, part in parts.items()
+    ]

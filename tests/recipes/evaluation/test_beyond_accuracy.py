@@ -1,0 +1,213 @@
+"""Measures beyond accuracy: equal to libraries' on the same lists, by hand, their errors, and the baselines alone."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.data.schema import RL_SCHEMA, prompt_text
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.statistics import bootstrap, jackknife
+from recipes import evaluate
+from recipes.evaluation.baselines import baseline_lists, others_prompts
+from recipes.evaluation.beyond_accuracy import (
+    OF_ALL,
+    Context,
+    ItemFacts,
+    Lists,
+    add_measures,
+    difference,
+    row_measures,
+    summarise_lists,
+)
+from recipes.evaluation.slices import slice_labels, slice_results
+from recipes.evaluation.split import Split
+
+LISTS = [[0, 1, 2], [0, 1, 3], [0, 4], [1, 0, 5]]
+TRAINING = [[0, 1], [0], [0, 2], [1], [3, 0], [1, 2]]
+GENRES = ["horror", "horror crime", "crime", "comedy", "comedy horror", "drama", "drama", "horror"]
+FACTS = ItemFacts(
+    num_items=8,
+    mentions_M=np.bincount([item for row in TRAINING for item in row], minlength=8),
+    rows=len(TRAINING),
+    genres=[frozenset(words.split()) for words in GENRES],
+)
+WANTED = [[1], [0], [2, 3], [5]]
+
+
+def measured(lists: list[list[int]], facts: ItemFacts = FACTS) -> Lists:
+    rows = [{"recommended": items} for items in lists]
+    add_measures(rows, Context(facts, [[]] * len(lists), WANTED[: len(lists)]))
+    return Lists(rows, facts.num_items)
+
+
+def test_values_are_those_of_kept_libraries_on_the_same_lists() -> None:
+    """LensKit 2025.8.1: ListGini(items=8). RecTools 0.19.0: CatalogCoverage, MeanInvUserFreq, AvgRecPopularity (a row's
+    `popularity`) and IntraListDiversity with Jaccard distances of the genres. All with k = 3."""
+    figures = summarise_lists(measured(LISTS), range(4), seed=0)
+    assert figures["gini"]["mean"] == pytest.approx(0.48863636363636365, rel=1e-12)
+    assert figures["coverage"]["mean"] == 0.75
+    rows = [row_measures(items, [], FACTS) for items in LISTS]
+    of_rectools = {
+        "novelty": [1.0566416671474375, 1.3899750004807707, 1.584962500721156, 1.3899750004807707],
+        "popularity": [3.0, 2.6666666666666665, 2.0, 2.3333333333333335],
+        "diversity": [0.6666666666666666, 0.8333333333333334, 0.5, 0.8333333333333334],
+    }
+    for name, values in of_rectools.items():
+        assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12)
+    assert figures["novelty"]["mean"] == pytest.approx(1.3553885422075338, rel=1e-12)
+
+
+def test_lift_cold_share_and_calibration_by_hand() -> None:
+    figures = summarise_lists(measured(LISTS), range(4), seed=0)
+    # mentions 4 3 2 1 0 0 0 0; lists: 3, 8/3, 2, 7/3, mean 2.5; wanted: 3, 4, 1.5, 0, mean 2.125
+    assert figures["popularity_lift"]["mean"] == pytest.approx(2.5 / 2.125 - 1)
+    assert figures["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
+    # mentioned: horror, and half horror, half crime. listed: crime, comedy
+    p, q = {"horror": 0.75, "crime": 0.25}, {"horror": 0.0, "crime": 0.5}
+    expected = sum(share * math.log(share / (0.99 * q[genre] + 0.01 * share)) for genre, share in p.items())
+    assert row_measures([2, 3], [0, 1], FACTS)["calibration"] == pytest.approx(expected)
+    assert row_measures([0, 1], [0, 1], FACTS)["calibration"] == pytest.approx(0.0)
+
+
+def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
+    figures = summarise_lists(measured([[0, 1], [2], []]), range(3), seed=0)
+    assert [figures[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
+    assert figures["diversity"]["mean"] == pytest.approx(0.5)
+    assert math.isnan(figures["calibration"]["mean"])
+    assert set(row_measures([0], [], ItemFacts(8, None, 0, None))) == set()
+
+
+def test_the_jackknifes_error_of_a_mean_is_the_bootstraps() -> None:
+    rng = np.random.default_rng(0)
+    contexts = list(rng.integers(0, 150, 400))
+    values = rng.normal(size=400) + np.array(contexts) / 100
+
+    def mean(weights_R: np.ndarray) -> np.ndarray:
+        return np.array([weights_R @ values / weights_R.sum()])
+
+    value, error = jackknife(mean, contexts, seed=1)
+    expected, by_drawing = bootstrap(values[:, None], contexts, seed=1)
+    assert value == pytest.approx(expected)
+    assert error == pytest.approx(by_drawing, rel=0.1)
+
+
+def test_the_error_of_coverage_is_at_least_the_spread_between_samples() -> None:
+    """120 lists of 5 of 200 items, few of them popular. The jackknife's variance is never too small in the mean (Efron
+    and Stein, The Jackknife Estimate of Variance, 1981)."""
+    rng = np.random.default_rng(0)
+    log_chances = -np.log(np.arange(1, 201))
+
+    def draw() -> Lists:
+        lists = np.argsort(-(log_chances + rng.gumbel(size=(120, 200))), axis=1)[:, :5]
+        return Lists([{"recommended": items} for items in lists.tolist()], 200)
+
+    errors = np.mean([[summarise_lists(draw(), range(120), 0)[name]["se"] for name in OF_ALL[:2]] for _ in range(3)], 0)
+    spread = np.std([draw().of_all(np.ones(120)) for _ in range(200)], axis=0, ddof=1)
+    assert ((errors / spread > 0.95) & (errors / spread < 1.6)).all()
+
+
+def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
+    before, after = measured(LISTS), measured([[5, 6, 7], [0, 1, 3], [0, 4], [1, 0, 5]])
+    same = difference([before], [before], range(4))
+    assert all(figures["mean"] == figures["se"] == 0 for name, figures in same.items() if name != "calibration")
+    one = difference([before], [after], range(4))
+    two = difference([before], [before, after], range(4))
+    for name in ("coverage", "gini", "popularity_lift", "novelty", "cold_share", "diversity"):
+        values = [summarise_lists(lists, range(4), 0)[name]["mean"] for lists in (before, after)]
+        assert one[name]["mean"] == pytest.approx(values[1] - values[0])
+        assert two[name]["mean"] == pytest.approx((values[1] - values[0]) / 2)
+
+
+# ---- the copy baseline, slices, and the command
+
+FILMS = [("Alien", 1979), ("Heat", 1995), ("Up", 2009), ("The Thing", 1982), ("The Thing", 2011)]
+
+
+def split_of(conversations: list[str], truths: list[list[str]], data: str = "test.parquet") -> Split:
+    catalog = Catalog.from_items(FILMS)
+    years = {title: str(year) for title, year in FILMS}
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": prompt_text(text, 3)}],
+            "seen_titles": [],
+            "groundtruth_with_release_year": [[title, years[title]] for title in truth],
+            "sample_id": str(number),
+        }
+        for number, (text, truth) in enumerate(zip(conversations, truths, strict=True))
+    ]
+    return Split(data, rows, [str(number) for number in range(len(rows))], catalog, Matcher(catalog), [], {})
+
+
+def test_copy_lists_what_the_conversation_names() -> None:
+    split = split_of(
+        [
+            "USER: The Thing (2011) scared me, then Alien did\n",
+            "USER: Up to now Up (2009) and The Thing\n",
+            "USER: an up\n",
+        ],
+        [[]] * 3,
+    )
+    lists = baseline_lists("copy", split, [], 3)
+    assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], []]  # `up` is a word of the third: Up needs its year
+
+
+def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
+    conversations = ["USER: a\n", "USER: a\nSYSTEM: b\nUSER: c\n", "USER: d\n"]
+    split = split_of(conversations, [["Alien"], ["Alien", "Heat"], ["Up"]], str(tmp_path / "test.parquet"))
+    table = pa.Table.from_pylist(split.rows, RL_SCHEMA).append_column("age", pa.array(["old", None, "young"]))
+    pq.write_table(table, split.data)
+    facts = ItemFacts(5, np.array([4, 2, 0, 0, 0]), 5, None)
+    context = Context(facts, [[]] * 3, [[0], [0, 1], [2]])
+    labels = {name: slice_labels(name, split, context) for name in ("turns", "wanted", "popularity", "age")}
+    assert labels["turns"] == ["1", "3", "1"]
+    assert labels["wanted"] == ["1", "2", "1"]
+    assert labels["popularity"] == ["4", "3", "0"]
+    assert labels["age"] == ["old", None, "young"]
+    many = split_of([f"USER: {'x' * n}\n" + "SYSTEM: y\n" * n for n in range(8)], [["Up"]] * 8)
+    assert slice_labels("turns", many, context)[:4] == ["1 to 2", "1 to 2", "3 to 4", "3 to 4"]
+    rows = [{"num_truth": 1, "ndcg@2": value} for value in (1.0, 0.5, 0.0)]
+    parts = slice_results({"turns": labels["turns"]}, rows, split.prompt_ids, ["ndcg@2"], [{"ndcg@2": 0.5}, None, None])
+    assert parts["turns"]["1"]["ndcg@2"] == {"mean": 0.5, "se": pytest.approx(0.5)}
+    assert parts["turns"]["1"]["ndcg@2 gain"]["mean"] == 0.5
+    assert "ndcg@2 gain" not in parts["turns"]["3"]
+
+
+def test_another_conversation_is_never_ones_own_and_each_is_given_once() -> None:
+    prompts = [str(number // 2) for number in range(20)]
+    others = others_prompts(prompts, seed=1)
+    assert all(one != other for one, other in zip(prompts, others, strict=True))
+    assert sorted(set(others)) == sorted(set(prompts))
+    assert all(others[2 * n] == others[2 * n + 1] for n in range(10))
+
+
+def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [part for name in ("test", "catalog") for part in (sample / f"{name}.parquet",)]
+    arguments = ["--data", str(files[0]), "--catalog", str(files[1]), "--out", str(tmp_path / "out")]
+    three = ["--baselines", "popularity", "retrieval", "copy"]
+    assert evaluate.main([*arguments, "--train", str(sample / "train.parquet"), *three]) == 0
+    printed = capsys.readouterr().out
+    assert [word for word in ("popularity lift", "diversity in a list", "turns 1", "copy") if word not in printed] == []
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert list(metrics["results"]["paper"]) == ["popularity", "retrieval", "copy"]
+    assert metrics["results"]["paper"]["popularity"]["coverage"]["mean"] == pytest.approx(20 / 1087)
+    assert metrics["results"]["paper"]["copy"]["recall@20"]["mean"] == 0.0  # what the sample names is in seen_titles
+    # without training rows the catalog's mentions say what is popular
+    assert evaluate.main([*arguments, "--baselines", "copy"]) == 0
+    again = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    name = "popularity_lift"
+    assert again["results"]["paper"]["copy"][name] == metrics["results"]["paper"]["copy"][name]
+    for given, problem in (
+        ([], "no --model, and no --train for the baseline popularity"),
+        (["--baselines"], "no --model and no --baselines"),
+        (["--baselines", "copy", "--probe"], "--probe: it is about a model's lists; give --model"),
+        (["--constrained"], "--constrained: it is about a model's lists; give --model"),
+        (["--baselines", "copy", "--slices", "moon"], "--slices moon: no column of"),
+    ):
+        assert evaluate.main([*arguments, *given]) == 2
+        assert problem in capsys.readouterr().err
