@@ -1,4 +1,4 @@
-"""The parts of a composed rank reward, `convrec.rewards` (docs/explanation/method.md 2): {name: weight}. REWARD_PARTS has them.
+"""The parts of a composed rank reward: `convrec.rewards`, {name: weight} (docs/explanation/method.md 2).
 
 `relevance` is what `convrec.reward` gives, one of RANK_REWARDS or a function of the user's own. The others are of the
 item at the rank alone. A rank without a catalog item, or with one that an earlier rank has, earns the worst that a part
