@@ -1,8 +1,8 @@
 """What lists are like besides being right: coverage, Gini, popularity, novelty, diversity, calibration, cold items.
 
 Definitions with their sources: docs/how-to/evaluation.md. A row's list is the distinct catalog items of its first N
-lines, in order. Of a row: popularity, novelty, cold share (they need mentions), diversity, calibration (they need genres); NaN
-where a list is too short for it. Of all rows: coverage, gini, and popularity lift.
+lines, in order. Of a row: popularity, novelty, cold share (they need mentions), diversity, calibration (they need
+genres); NaN where a list is too short for it. Of all rows: coverage, gini, and popularity lift.
 """
 
 import math
