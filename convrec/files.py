@@ -56,13 +56,22 @@ def _partial(path: Path) -> Path:
     start = f".{path.name}.partial-{socket.gethostname()}-"
     for name in os.listdir(path.parent):
         thread = name.removeprefix(start)
-        if thread != name and not Path("/proc", thread).exists():
+        if thread != name and _has_ended(thread):
             left = path.parent / name
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
             else:
                 left.unlink(missing_ok=True)
     return path.with_name(f"{start}{threading.get_native_id()}")
+
+
+def _has_ended(thread: str) -> bool:
+    """Also one that nobody has waited for yet."""
+    try:
+        status = Path("/proc", thread, "stat").read_text()
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,5 +1,6 @@
 """Whether a model's Hugging Face id can be had on this machine, said within seconds."""
 
+import logging
 import os
 import threading
 
@@ -31,6 +32,7 @@ def problem(model: str) -> str:
     """
     from huggingface_hub import hf_hub_download
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
     answer: list[str] = []
 
     def ask() -> None:

@@ -21,9 +21,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As much of a model as the checks look at."""
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "qwen2", "max_position_embeddings": 1024, "num_attention_heads": 4})
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 32, "num_key_value_heads": 4}
+    sizes |= {"max_position_embeddings": 1024, "num_attention_heads": 4, "vocab_size": 300}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"} | sizes))
     return folder
 
 

@@ -27,7 +27,7 @@ def no_variables(set_variables: Callable[[Mapping[str, str]], None]) -> None:
         ("sft", "optim.lrr=1", "optim.lrr: no such setting; did you mean optim.lr?"),
         ("judge_pairwise", "data.trian_files=a", "data.trian_files: no such setting; did you mean data.train_files"),
         ("rank_grpo", "convrec.numitems=5", "convrec.numitems: no such setting; did you mean convrec.num_items?"),
-        ("rank_grpo", "convrec={rewad: exp_inf}", "convrec.rewad: no such setting; did you mean convrec.reward?"),
+        ("rank_grpo", "convrec={rewad: exp_inf}", "convrec.rewad: no such setting; did you mean convrec.reward or "),
         ("rank_grpo", "traner.nnodes=2", "traner.nnodes: no such setting; did you mean trainer.nnodes?"),
         ("rank_grpo", "gamma=2", "gamma: no such setting; did you mean convrec.gamma"),
         ("rank_grpo", "lr=1e-6", "lr: no such setting; LR is an environment variable: write LR=... before the command"),

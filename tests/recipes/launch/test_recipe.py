@@ -110,7 +110,7 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     first, *_ = doctor.diagnose(added, [])
     assert (first.check, first.status, first.where) == ("settings and data", "ok", "short_lists")
     monkeypatch.setenv("ROLLOUT_N", "1")
-    (refusal,) = doctor.diagnose(added, [])
+    refusal, *_ = doctor.diagnose(added, [])
     assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
     monkeypatch.delenv("ROLLOUT_N")
     assert job_environment(added, {})["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")

@@ -24,7 +24,7 @@ from recipes.preflight import findings, host
 
 @pytest.fixture
 def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
     """Run a made-up recipe with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
@@ -34,7 +34,8 @@ def run(
         files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
         for file in files.values():
             Path(file).touch()
-        for name, value in ({"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9"} | files | variables).items():
+        given = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)} | files | variables
+        for name, value in given.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
         made_up = replace(
