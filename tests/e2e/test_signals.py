@@ -34,10 +34,13 @@ def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(demo, tmp_path, s
     environment = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
     environment |= {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder), "MODEL_PATH": str(demo.out / model)}
     environment |= demo.files | {"TRAIN_BATCH_SIZE": "4", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
+    environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64"}
     if model == "model":
         environment["TRAIN_FILE"] = str(demo.out / "data" / "sft_train.parquet")
         environment["VAL_FILE"] = str(demo.out / "data" / "sft_validation.parquet")
-    run = subprocess.Popen(["bash", str(ROOT / script)], env=environment, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        ["bash", str(ROOT / script)], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     with killed_on_error(run):
         deadline = time.monotonic() + 200
         while not moment(run, run_folder):
@@ -51,7 +54,7 @@ def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(demo, tmp_path, s
     assert run.returncode == 130
     after_start = error[error.index("starting ") :].splitlines()[1:]
     assert after_start[-1] == "stopped after step 0; the same command resumes"
-    assert not [line for line in after_start[:-1] if line and "step" not in line]  # the progress bar
+    assert not [line for line in after_start[:-1] if line.strip() and "step" not in line]  # the progress bar
     _, left = psutil.wait_procs(processes, timeout=5)
     assert not left
     assert not (run_folder / "running").exists()
