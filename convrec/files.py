@@ -56,7 +56,7 @@ def _partial(path: Path) -> Path:
     start = f".{path.name}.partial-{socket.gethostname()}-"
     for name in os.listdir(path.parent):
         thread = name.removeprefix(start)
-        if thread != name and _has_ended(thread):
+        if thread != name and has_ended(thread):
             left = path.parent / name
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -65,8 +65,8 @@ def _partial(path: Path) -> Path:
     return path.with_name(f"{start}{threading.get_native_id()}")
 
 
-def _has_ended(thread: str) -> bool:
-    """Also one that nobody has waited for yet."""
+def has_ended(thread: str) -> bool:
+    """Whether this thread of this host, named by its id, is gone; also one that nobody has waited for yet."""
     try:
         status = Path("/proc", thread, "stat").read_text()
     except OSError:

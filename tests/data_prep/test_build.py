@@ -19,6 +19,7 @@ import pytest
 
 from convrec.data.schema import RL_SCHEMA, conversation_text
 from convrec.data.validation import validate_sft_table
+from convrec.files import has_ended
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import format_item, parse_items
 from data_prep.build import _asker, main, parse
@@ -484,7 +485,12 @@ def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_pa
             child.wait()
     finished.set()
     assert not (tmp_path / "out" / "demonstrations.json").exists()
-    assert list((tmp_path / "out").glob(".*.partial-*"))
+    left = list((tmp_path / "out").glob(".*.partial-*"))
+    assert left
+    ended_by = time.monotonic() + 60  # the kernel ends the fork that did the work, a moment after its parent
+    while not all(has_ended(file.name.rpartition("-")[2]) for file in left):
+        assert time.monotonic() < ended_by
+        time.sleep(0.05)
     before = len(server.bodies)
     main(given)
     asked = [json.dumps(body, sort_keys=True) for body in server.bodies]
