@@ -40,7 +40,6 @@ GROUPS = {
     "train": "train on this machine, or on the cluster of RAY_ADDRESS",
     "data": "make the files that recipes read",
 }
-SUBMITTED = {"recipes.sft": "sft", "recipes.rank_grpo": "rank_grpo"}  # module -> recipe
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(help="Rank-GRPO for conversational recommenders.", no_args_is_help=True, rich_markup_mode=None)
@@ -50,10 +49,12 @@ def run_module(module: str, arguments: list[str]) -> None:
     """As `python -m module`; trainings go to the cluster of an http RAY_ADDRESS as the shell recipes do."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
-        if module == "recipes.judge.train" and arguments:
-            module, arguments = "recipes.submit", [f"judge_{arguments[0]}", *arguments[1:]]
-        elif recipe := SUBMITTED.get(module):
-            module, arguments = "recipes.submit", [recipe, *arguments]
+        from recipes.launch.recipe import RECIPES
+
+        for recipe in RECIPES.values():
+            if recipe.command == (module, *arguments)[: len(recipe.command)]:
+                module, arguments = "recipes.submit", [recipe.name, *arguments[len(recipe.command) - 1 :]]
+                break
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,6 +1,7 @@
 """What a training would be, without it: `--help`, `--print-config` and `--dry-run` of every recipe."""
 
 import os
+import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,7 +35,7 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
             warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
             print("\n".join(_described(recipe, config, warnings)))
     except UserError as error:
-        print(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -53,7 +53,7 @@ def test_the_number_of_checkpoints_is_bounded_by_what_is_kept(variables, monkeyp
 def test_a_dry_run_refuses_what_a_run_refuses(variables, monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setenv("CATALOG_FILE", str(tmp_path / "none.parquet"))
     assert runner.run(RECIPES["rank_grpo"], ["--dry-run"]) == 2
-    assert "CATALOG_FILE" in capsys.readouterr().out
+    assert "CATALOG_FILE" in capsys.readouterr().err
 
 
 def test_the_whole_config_is_printed_as_yaml(variables, capsys) -> None:
