@@ -1,0 +1,38 @@
+"""Draw docs/images/demo.svg from what `make demo` has measured.
+
+python scripts/demo_picture.py outputs/demo/summary.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "demo"  # the same figures give the same file
+from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+
+METRICS = {"recall@5": "Recall@5", "recall@20": "Recall@20", "ndcg@5": "NDCG@5", "ndcg@20": "NDCG@20"}
+MODELS = {"popularity": ("popularity", "#9aa0a6"), "sft": ("SFT", "#5b8ff9"), "rank_grpo": ("Rank-GRPO", "#d9480f")}
+WIDTH = 0.26
+
+
+def main(summary_file: str) -> None:
+    models = json.loads(Path(summary_file).read_text())["models"]
+    figure, axis = pyplot.subplots(figsize=(7.2, 2.9))
+    for place, (model, (label, colour)) in enumerate(MODELS.items()):
+        means, errors = ([models[model][metric][of] for metric in METRICS] for of in ("mean", "se"))
+        where = [x + (place - 1) * WIDTH for x in range(len(METRICS))]
+        axis.bar(where, means, WIDTH - 0.02, yerr=errors, capsize=3, label=label, color=colour)
+    axis.set_xticks(range(len(METRICS)), list(METRICS.values()))
+    axis.set_ylim(0, 0.75)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title("make demo, test split; bars: one standard error", fontsize=10)
+    axis.legend(frameon=False, ncols=3, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(Path(__file__).parents[1] / "docs" / "images" / "demo.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
