@@ -67,7 +67,8 @@ class Cluster:
         subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=300)
 
     def start(self) -> None:
-        slots = ["--num-gpus=1", "--num-cpus=16", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+        # 6 CPU slots: what a run on one of them needs, by recipes.preflight.cores
+        slots = ["--num-gpus=1", "--num-cpus=6", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
         head = ["--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
         head += ["--include-dashboard=true", f"--temp-dir={self.ray_folder}"]
         # two nodes on one address, and other clusters may run here: their agents need ports of their own
