@@ -221,10 +221,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("stage", choices=(*STAGES, "all"))
+    add("stage", choices=(*STAGES, "all"), help="what to run; all: every stage in this order")
     add("--out", required=True, help="folder of the stages")
     add("--redo", action="store_true", help="run a stage again whose settings or inputs changed")
-    add("--seed", type=int, default=3407, help="%(default)s")
+    add("--seed", type=int, default=3407, help="of the drawn rows and of the fits (%(default)s)")
     add("--train", help="rows: training split (parquet, columns of docs/reference/files.md)")
     add("--validation", help="rows: validation split")
     add("--catalog", help="rows: catalog.parquet; its further columns describe the items")
@@ -235,7 +235,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=ListSettings.num_items,
         help="rows: items of a list, as the prompts ask (%(default)s)",
     )
-    add("--teacher", choices=("llm", "retrieval"), default="llm", help="teacher (%(default)s)")
+    add(
+        "--teacher",
+        choices=("llm", "retrieval"),
+        default="llm",
+        help="teacher: who writes the first lists (%(default)s)",
+    )
     add(
         "--metadata",
         choices=("llm", "columns"),
@@ -262,7 +267,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--judged", type=int, help="reflect: candidates that a pointwise or pairwise judge rates (all)")
     add("--criteria", help="reflect: those of a pointwise or pairwise judge, criteria.yaml beside it (the defaults)")
     add("--penalty", type=float, default=0.01, help="adjust: on |w - 1|^2 and |b|^2 (%(default)s)")
-    add("--learning-rate", type=float, default=0.02, help="adjust (%(default)s)")
+    add("--learning-rate", type=float, default=0.02, help="adjust: of the fit (%(default)s)")
     add("--batch-size", type=int, default=512, help="adjust: conversations (%(default)s)")
     add("--max-epochs", type=int, default=200, help="adjust; 0: w = 1 and b = 0 (%(default)s)")
     add("--patience", type=int, default=10, help="adjust: epochs without a better held-out likelihood (%(default)s)")

@@ -201,7 +201,9 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m data_prep.judge", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mode", required=True, choices=MODES)
+    parser.add_argument(
+        "--mode", required=True, choices=MODES, help="what the judge is to give: a score, or the better one"
+    )
     parser.add_argument("--input", required=True, nargs="+", help="JSONL, JSON or parquet files")
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--format", dest="form", choices=FORMATS, help="of the records (shown by their columns)")
@@ -213,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--test-share", type=float, default=0.1, help="1 for a benchmark (%(default)s)")
     parser.add_argument("--model", help="leave out prompts too long in this model's chat template")
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens")
-    parser.add_argument("--seed", type=int, default=3407)
+    parser.add_argument("--seed", type=int, default=3407, help="of the order of sides and of the splits (%(default)s)")
     options = vars(parser.parse_args(argv))
     scores = options.pop("chosen_score"), options.pop("rejected_score")
     try:

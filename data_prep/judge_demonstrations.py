@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m data_prep.judge_demonstrations", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--mode", required=True, choices=MODES)
+    parser.add_argument("--mode", required=True, choices=MODES, help="the kind of judge that --data is for")
     parser.add_argument("--data", required=True, help="judge rows (parquet)")
     parser.add_argument("--out", required=True, help="parquet to write; must not exist")
     parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")

@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--count", type=int, default=2000, help="preferences, and as many ratings")
-    parser.add_argument("--seed", type=int, default=3407)
+    parser.add_argument("--seed", type=int, default=3407, help="of the texts (%(default)s)")
     options = parser.parse_args(argv)
     try:
         print(f"wrote {write_sample(options.out, options.count, options.seed)}")

@@ -198,7 +198,7 @@ def _first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m data_prep.sample", description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407)
+    parser.add_argument("--seed", type=int, default=3407, help="of the conversations and the tastes (%(default)s)")
     for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
         parser.add_argument(f"--{split}", type=int, default=count, metavar="ROWS", help="rows (%(default)s)")
     parser.add_argument(

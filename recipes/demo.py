@@ -238,9 +238,9 @@ def _summarise(scored: dict[str, dict[str, Any]], settings: dict[str, Any], prog
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo"))
-    parser.add_argument("--sft-steps", type=int, default=SFT_STEPS)
-    parser.add_argument("--rl-steps", type=int, default=RL_STEPS)
+    parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder to write (%(default)s)")
+    parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="steps of SFT (%(default)s)")
+    parser.add_argument("--rl-steps", type=int, default=RL_STEPS, help="steps of Rank-GRPO (%(default)s)")
     options = parser.parse_args()
     out: Path = options.out
     summary = out / "summary.json"

@@ -73,6 +73,9 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
 def main() -> int:
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     as_json = "--json" in sys.argv
+    if {"--help", "-h"} & set(arguments):
+        print(__doc__)
+        return 0
     recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
         from recipes.cluster import jobs

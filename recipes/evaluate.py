@@ -98,10 +98,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     of_model = "Hugging Face folder or id, run folder, LoRA adapter, api:NAME; without it: the baselines alone"
     parser.add_argument("--model", help=of_model)
     parser.add_argument("--data", required=True, help="split to score (parquet)")
-    parser.add_argument("--catalog", required=True)
+    parser.add_argument("--catalog", required=True, help="the catalog (parquet)")
     parser.add_argument("--train", help="training split, for the baselines")
     parser.add_argument("--out", help="folder for the results; --sweep: RUN/evaluation/<name of the split>")
-    parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"])
+    of_baselines = "lists made without a model, to score beside (popularity)"
+    parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"], help=of_baselines)
     parser.add_argument("--probe", action="store_true", help="lists for no and for another conversation beside")
     parser.add_argument(
         "--slices",
@@ -115,7 +116,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     default = {name: f"{of_run} {shown(value)}" for name, value in asdict(ListSettings()).items()}
     parser.add_argument("--num-items", type=int, help=f"items a list should have ({default['num_items']})")
     parser.add_argument("--ks", type=int, nargs="+", help="default: 5 10 15 20, as far as lists go")
-    parser.add_argument("--protocols", "--protocol", nargs="+", choices=PROTOCOLS, default=["paper"])
+    of_protocols = "how a list is scored, a table each (paper)"
+    parser.add_argument("--protocols", "--protocol", nargs="+", choices=PROTOCOLS, default=["paper"], help=of_protocols)
     parser.add_argument("--matching", choices=MATCHERS, help=f"{default['matching']}; protocol reference: reference")
     parser.add_argument("--year-tolerance", type=int, help=f"years between equal titles ({default['year_tolerance']})")
     parser.add_argument("--fuzzy-cutoff", type=float, help=f"least similarity, up to 100 ({default['fuzzy_cutoff']})")
@@ -125,10 +127,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--limit", type=int, help="only the first rows")
     add_skip_damaged(parser, f"leave damaged rows out and name them in {REPORT}")
-    parser.add_argument("--seed", type=int, default=3407)
-    parser.add_argument("--max-prompt-length", type=int, default=2048)
-    parser.add_argument("--max-response-length", type=int, default=1024)
-    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument(
+        "--seed", type=int, default=3407, help="of the bootstrap and of the rows that --probe draws (%(default)s)"
+    )
+    parser.add_argument("--max-prompt-length", type=int, default=2048, help="tokens (%(default)s)")
+    parser.add_argument("--max-response-length", type=int, default=1024, help="tokens (%(default)s)")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs the model spans (%(default)s)")
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     parser.add_argument("--constrained", action="store_true", help="beside the free lists: lists of the catalog only")
     parser.add_argument("--allow", help="--constrained: the items lists may hold, one a line, or a catalog (parquet)")

@@ -26,7 +26,8 @@ SECONDS = 600.0  # of all phases together
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.gpu_check", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="the file to write")
-    parser.add_argument("--only", nargs="+", metavar="PHASE", choices=[phase.name for phase in PHASES])
+    names = [phase.name for phase in PHASES]
+    parser.add_argument("--only", nargs="+", metavar="PHASE", choices=names, help="these phases alone (all)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the phases' processes are ended too
     set_thread_policy()

@@ -102,7 +102,7 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.plot", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
-    parser.add_argument("--out", type=Path, default=Path("outputs/plots"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/plots"), help="folder to write (%(default)s)")
     parser.add_argument("--split", help="whose sweep to show, where a run has several")
     options = parser.parse_args(arguments)
     try:

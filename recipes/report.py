@@ -206,7 +206,7 @@ def _charts(runs: Sequence[RunCurves]) -> dict[str, list[Chart]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
-    parser.add_argument("--out", type=Path, default=Path("outputs/report.html"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/report.html"), help="file to write (%(default)s)")
     parser.add_argument("--evaluations", nargs="+", metavar="NAME=FOLDER", help="in place of the runs' sweeps")
     parser.add_argument("--split", help="whose sweep to show, where a run has several")
     options = parser.parse_args(arguments)

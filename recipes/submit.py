@@ -18,6 +18,9 @@ from recipes.launch.recipe import RECIPES
 
 def main() -> int:
     arguments = sys.argv[1:]
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(__doc__)
+        return 0
     try:
         if len(arguments) == 2 and arguments[0] == "--follow":
             return follow(client_of(arguments[1]), arguments[1], stops=False)

@@ -145,6 +145,8 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
         if isinstance(action, argparse._HelpAction):
             continue
         name = "`, `".join(action.option_strings) or action.dest
+        if not action.help:
+            raise ValueError(f"{parser.prog}: {name} has no help")
         text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
         if action.choices:
             text = f"{text + ': ' if text else ''}one of {', '.join(map(str, action.choices))}"

@@ -1,5 +1,6 @@
 """The manual: its commands parse, its reference pages are the code's, its links lead somewhere."""
 
+import argparse
 import os
 import re
 import shlex
@@ -189,6 +190,14 @@ def test_the_reference_pages_are_what_the_code_says() -> None:
     wanted = reference.pages()
     there = {path.relative_to(reference.PAGES).as_posix(): path for path in reference.PAGES.rglob("*.md")}
     assert {name: path.read_text(encoding="utf-8") for name, path in there.items()} == wanted, "run: make reference"
+
+
+def test_an_option_without_a_help_text_is_refused() -> None:
+    """The pages above are made of every command's parser."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep.new")
+    parser.add_argument("--share", type=float, default=0.1)
+    with pytest.raises(ValueError, match=re.escape("python -m data_prep.new: --share has no help")):
+        list(reference._options(parser))
 
 
 def test_every_metric_of_the_policy_loss_is_described() -> None:

@@ -194,16 +194,16 @@ def _number(value: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.evaluate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--judge", dest="mode", required=True, choices=MODES)
+    parser.add_argument("--judge", dest="mode", required=True, choices=MODES, help="the kind of judge")
     parser.add_argument("--model", required=True, help="Hugging Face folder or id, run folder, LoRA adapter, api:NAME")
     parser.add_argument("--data", required=True, help="labelled rows (parquet)")
     parser.add_argument("--out", required=True, help="folder for metrics.json, rows.parquet, generations.parquet")
     parser.add_argument("--limit", type=int, help="only the first rows")
-    parser.add_argument("--seed", type=int, default=3407)
-    parser.add_argument("--max-prompt-length", type=int, default=4096)
-    parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS)
+    parser.add_argument("--seed", type=int, default=3407, help="of the bootstrap (%(default)s)")
+    parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens (%(default)s)")
+    parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS, help="tokens (%(default)s)")
     parser.add_argument("--verdicts", choices=READINGS, default="strict", help="lenient: also read leniently")
-    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs the model spans (%(default)s)")
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     options = vars(parser.parse_args(arguments))
     try:

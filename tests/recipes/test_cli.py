@@ -1,6 +1,7 @@
 """The one command: every module that can be started is there, and is started with its own arguments."""
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -78,6 +79,18 @@ def test_a_command_gets_its_arguments_and_gives_its_status(tmp_path: Path) -> No
 )
 def test_with_an_address_the_help_is_the_recipes_still(typed: tuple[str, ...], script: str) -> None:
     assert f"bash {script} " in convrec(*typed, "--help", RAY_ADDRESS="http://127.0.0.1:9").stdout
+
+
+@pytest.mark.parametrize("arguments", [("recipes.cli", "--help"), ("recipes.sft", "--help")])
+def test_help_that_nobody_reads_to_its_end_is_no_error(arguments: tuple[str, ...]) -> None:
+    """As `COMMAND --help | head -1`, with a reader that has left before the first line."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, timeout=300, check=False)
+    os.close(write_end)
+    assert done.returncode in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
+    assert done.stderr == b""
 
 
 @pytest.mark.parametrize("module", ["recipes.sft", "recipes.cli", "data_prep.own"])
