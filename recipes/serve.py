@@ -20,6 +20,8 @@ import os
 import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
 from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key
@@ -44,13 +46,11 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     names = [model.name for model in models]
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
-    limits = Limits(
-        max_body_bytes=options.max_body_bytes,
-        max_turns=options.max_turns,
-        max_items=options.max_items,
-        max_concurrent=options.max_concurrent,
-        timeout_seconds=options.timeout_seconds,
-    )
+    try:
+        limits = Limits(**{name: getattr(options, name) for name in Limits.model_fields})
+    except ValidationError as error:
+        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
     check_key(os.environ.get(KEY_VARIABLE), loopback)
     return ServiceSettings(models=models, limits=limits, loopback=loopback)
@@ -71,7 +71,7 @@ def _model(text: str, catalog: str | None, options: argparse.Namespace) -> Model
             state=str((options.state / (name or folder.resolve().name)).resolve()) if catalog else None,
             tensor_parallel=options.tensor_parallel,
         )
-    except ValueError:
+    except ValidationError:
         raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
 
 
@@ -120,7 +120,7 @@ def main() -> int:
             print(f"serving {names}{page} (Ctrl-C stops)", flush=True)
 
         serve_here(settings, options.host, options.port, options.replicas, ready)
-    except (UserError, ValueError) as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

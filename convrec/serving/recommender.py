@@ -233,6 +233,20 @@ class Recommender:
         async for item in self.engine.iterate(self._items(asked)):
             yield item
 
+    def open_stream(
+        self,
+        conversation: Conversation,
+        k: int = 20,
+        *,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> tuple[Recommendations, AsyncIterator[RecommendedItem]]:
+        """(what is known of the list before its first item, with no items; the items, as `astream` gives them)."""
+        asked = self._ask(conversation, k, seen, allow, exclude)
+        facts = Recommendations((), asked.reason, self.model_version, asked.prompt_truncated)
+        return facts, self.engine.iterate(self._items(asked))
+
     def explain_short(
         self,
         k: int = 20,

@@ -24,7 +24,9 @@ def build(args: ServiceSettings, replicas: int = 1) -> Application:
     if len({*names, FRONT}) <= len(names):
         raise ValueError(f"models: every name once, and none of them {FRONT!r}: {', '.join(names)}")
     most = args.limits.max_concurrent
-    models = {model.name: _deployment(model, most, replicas).bind(model) for model in args.models}
+    models = {
+        model.name: _deployment(model, most, replicas).bind(model, args.limits.max_items) for model in args.models
+    }
     # more than the limit, so that it is the front that refuses, with a reason
     front = Front.options(name=FRONT, max_ongoing_requests=2 * most + 64, ray_actor_options={"num_cpus": 0})
     return front.bind(args, models)

@@ -17,21 +17,22 @@ from recipes.serving.errors import Refused
 
 
 class ChatCompletions:
-    def __init__(self, engine: Any, tokenizer: Any, name: str, path: str) -> None:
+    """What the model's tokenizer reads as a special token stays text in a message."""
+
+    def __init__(self, engine: Any, name: str, path: str) -> None:
         """
         Args:
             engine: vLLM's AsyncLLM. The methods must run in its event loop.
-            tokenizer: the model's; what is a special token to it stays text in a message.
             name: under which the model is asked.
             path: the model's folder.
         """
-        self.tokenizer = tokenizer
         models = OpenAIServingModels(engine, [BaseModelPath(name=name, model_path=path)])
         common: dict[str, Any] = {
             "request_logger": None,
             "chat_template": None,  # the model's own; a request can bring none
             "chat_template_content_format": "string",
         }
+        self.tokenizer = engine.renderer.tokenizer
         render = OpenAIServingRender(engine.model_config, engine.renderer, models.registry, **common)
         self.serving = OpenAIServingChat(engine, models, "assistant", openai_serving_render=render, **common)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import hmac
+import json
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -21,6 +23,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OWN_NAMES = {"127.0.0.1", "localhost", "[::1]"}  # of this machine, in the header Host
 WITH_KEY = ("/v1/", "/metrics")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
 
 
@@ -77,6 +80,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         body = await self._body(headers, receive)
+        _check_text(body)
         if self.running >= self.limits.max_concurrent:
             raise Refused(
                 429, f"{self.running} requests are being answered, the most of this service; ask again", retry_after=1
@@ -114,6 +118,20 @@ class Gate:
         except TimeoutError:
             seconds = self.limits.timeout_seconds
             raise Refused(408, f"the body was not there after {seconds:g} s, the most of this service") from None
+
+
+def _check_text(body: bytes) -> None:
+    """Raise Refused for a JSON text with half of a surrogate pair: Python reads it, and cannot write it again."""
+    if not _SURROGATE.search(body):
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refused(
+            400, "the body has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        ) from None
+    except (ValueError, RecursionError):
+        pass  # no JSON, as the route will say
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

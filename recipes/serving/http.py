@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
@@ -48,6 +49,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "the model's process has ended and starts again; Retry-After says when to ask again"},
     504: {"description": "no answer within the service's limit of time"},
 }
+_ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 T = TypeVar("T")
 
 
@@ -260,14 +262,22 @@ async def _refused(request: Request, refused: Refused) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    """The first thing that is wrong. What was sent is not repeated."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return JSONResponse(error_body(400, "the body is no JSON", None), 400)
-    message = "no such field" if first["type"] == "extra_forbidden" else first["msg"]
-    field = ".".join(where)[:200]
-    return JSONResponse(error_body(400, f"{field or 'body'}: {message}", where[0][:200] if where else None), 400)
+    """The first field that is wrong; where it has alternatives, what was found deepest. What was sent is not repeated."""
+    errors = [(*_place(one["loc"]), one) for one in error.errors()]
+    field = errors[0][0]
+    _, place, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
+    message = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}.get(
+        wrong["type"], wrong["msg"]
+    )
+    return JSONResponse(error_body(400, f"{place or 'body'}: {message}", field), 400)
+
+
+def _place(loc: Sequence[str | int]) -> tuple[str | None, str]:
+    """Of an error of pydantic: (the field of the body, the field and what is wrong in it: conversation.0.role)."""
+    names = [str(part)[:100] for part in loc if part != "body" and not _ALTERNATIVE.match(str(part))]
+    if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # the place of a JSON error
+        return None, ""
+    return names[0], ".".join(names)
 
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -10,11 +10,19 @@ from pathlib import Path
 
 from convrec.errors import UserError
 from convrec.runs import guard, supervisor
-from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.launch.environment import keep_to_loopback, set_thread_policy
+from recipes.preflight.host import usable_cores
 from recipes.serving.schema import ServiceSettings
 
 GONE = "the service was killed; its processes were ended"
 STATUS_SECONDS = 1.0
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_COMPILE_DISABLE": "1",  # a count over log-probs: seconds at every start
+}
 
 
 def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, ready: Callable[[], None]) -> None:
@@ -29,13 +37,9 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
     os.environ.pop("RAY_ADDRESS", None)
     set_thread_policy()
     keep_to_loopback()
-    import torch
-
-    environment = process_environment(torch.cuda.is_available())
-    del environment["OMP_NUM_THREADS"]  # of a training step; the engine chooses its own
     with guard.guarded(GONE) as folder:
         supervisor.note(temporary=str(folder))
-        environment |= guard.environment(folder) | {"RAY_SERVE_LOG_TO_STDERR": "0"}
+        environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(usable_cores())} | guard.environment(folder)
         os.environ.update(environment)
         _start_ray(folder, environment)
         import ray

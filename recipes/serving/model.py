@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.generation.prompts import load_tokenizer
+from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
 from recipes.serving.schema import ModelSettings, RecommendationRequest
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
+MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
 NO_CATALOG = Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
 
 
@@ -23,30 +26,32 @@ class ModelServer:
     When the engine is gone, the process ends: Ray Serve starts another, and what was being answered is asked again.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, max_items: int) -> None:
+        from convrec.serving.engine import Engine
+        from convrec.serving.recommender import Recommender
         from recipes.serving.chat import ChatCompletions
 
         self.name = settings.name
+        self.recommender: Recommender | None = None
         if settings.catalog:
-            from convrec.serving.recommender import Recommender
-
-            self.recommender: Recommender | None = Recommender.load(
+            self.recommender = Recommender.load(
                 settings.path,
                 settings.catalog,
-                state=Path(settings.state) if settings.state else None,
+                state=settings.state,
+                max_items=max_items,
                 tensor_parallel=settings.tensor_parallel,
             )
-            self.engine, self.version = self.recommender.engine, self.recommender.model_version
+            self.engine, self.model = self.recommender.engine, self.recommender.model
         else:
-            from convrec.serving.engine import plain_engine
-
-            self.recommender = None
-            self.engine, self.version = plain_engine(settings.path, settings.tensor_parallel)
-        self.completions = ChatCompletions(self.engine.llm, self.name, settings.path)
+            self.model = find_model(settings.path, Path(), None, None)
+            _, context = load_tokenizer(self.model.path)
+            length = min(context, MOST_TOKENS)
+            self.engine = Engine(self.model.path, None, max_model_len=length, tensor_parallel=settings.tensor_parallel)
+        self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:
         items = None if self.recommender is None else len(self.recommender.catalog)
-        return {"version": self.version, "catalog_items": items}
+        return {"version": self.model.version, "catalog_items": items}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         conversation, k = request.pop("conversation"), request.pop("k")
@@ -57,9 +62,10 @@ class ModelServer:
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         conversation, k = request.pop("conversation"), request.pop("k")
         with self._refusals():
-            async for item in self._with_catalog().astream(conversation, k, **request):
+            end, items = self._with_catalog().open_stream(conversation, k, **request)
+            async for item in items:
                 yield "item", asdict(item)
-        yield "end", {}
+        yield "end", {key: value for key, value in asdict(end).items() if key != "items"}
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._refusals():
