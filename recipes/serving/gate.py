@@ -127,9 +127,7 @@ def _check_text(body: bytes) -> None:
     try:
         json.dumps(json.loads(body), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise Refused(
-            400, "the body has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
-        ) from None
+        raise Refused(400, "the body has half of a surrogate pair (\\ud800 to \\udfff): no character") from None
     except (ValueError, RecursionError):
         pass  # no JSON, as the route will say
 

@@ -49,6 +49,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "the model's process has ended and starts again; Retry-After says when to ask again"},
     504: {"description": "no answer within the service's limit of time"},
 }
+SENTENCES = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 T = TypeVar("T")
 
@@ -262,7 +263,7 @@ async def _refused(request: Request, refused: Refused) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    """The first field that is wrong; where it has alternatives, what was found deepest. What was sent is not repeated."""
+    """The first field that is wrong; of its alternatives what was found deepest. What was sent is not repeated."""
     errors = [(*_place(one["loc"]), one) for one in error.errors()]
     field = errors[0][0]
     _, place, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))

@@ -6,11 +6,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from convrec.errors import UserError
 from convrec.runs import guard, supervisor
-from recipes.launch.environment import keep_to_loopback, set_thread_policy
+from recipes.launch.environment import init_ray, keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
 from recipes.serving.schema import ServiceSettings
 
@@ -41,7 +40,15 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
         supervisor.note(temporary=str(folder))
         environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(usable_cores())} | guard.environment(folder)
         os.environ.update(environment)
-        _start_ray(folder, environment)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        init_ray(
+            address="local",
+            _temp_dir=str(folder / "ray"),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": environment, "worker_process_setup_hook": "convrec.runs.guard.join"},
+        )
         import ray
         from ray import serve
         from ray.serve.config import HTTPOptions
@@ -59,21 +66,6 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
                 time.sleep(STATUS_SECONDS)
         finally:
             ray.shutdown()
-
-
-def _start_ray(folder: Path, environment: dict[str, str]) -> None:
-    import ray
-
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    runtime_env = {"env_vars": environment, "worker_process_setup_hook": "convrec.runs.guard.join"}
-    ray.init(
-        address="local",
-        _temp_dir=str(folder / "ray"),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env=runtime_env,
-    )
 
 
 def check_port(host: str, port: int) -> None:

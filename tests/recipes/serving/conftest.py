@@ -1,8 +1,7 @@
 """The service's application in this process, over a model that needs no engine."""
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -107,18 +106,3 @@ def service(films: Films) -> Callable[..., Any]:
 @pytest.fixture
 def client(service: Callable[..., Any]) -> TestClient:
     return TestClient(service(), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """An installed Chromium, driven by Playwright; it loads nothing from elsewhere."""
-    from playwright.sync_api import sync_playwright
-
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if not found:
-        pytest.skip("the chat page is tested in a browser: install one (apt-get install chromium)")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=[*quiet, "--disable-sync"])
-        yield started
-        started.close()
