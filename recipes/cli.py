@@ -19,6 +19,7 @@ COMMANDS = {  # what is typed -> (module, help)
     "doctor": ("recipes.doctor", "is a run possible here, or on that cluster?"),
     "gpu-check": ("recipes.gpu_check", "does all that a run needs of GPUs work on this machine?"),
     "evaluate": ("recipes.evaluate", "metrics of a model, or of every checkpoint"),
+    "serve": ("recipes.serve", "a model over HTTP, with a chat page"),
     "plot": ("recipes.plot", "curves of one run or several"),
     "report": ("recipes.report", "one HTML file about a run, or several side by side"),
     "matrix": ("recipes.matrix", "many trainings, evaluated alike"),

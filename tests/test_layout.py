@@ -19,7 +19,7 @@ BASE = {"convrec.errors", "convrec.files", "convrec.kinds", "convrec.statistics"
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
 MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
-LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.report"}
+LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.serving", "convrec.report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "convrec.errors": set(),
     "convrec.files": {"convrec.errors"},
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.checkpoints": LOW,
     "convrec.constrained": LOW,
     "convrec.generation": MIDDLE,
+    "convrec.serving": MIDDLE | {"convrec.generation"},
     "convrec.report": MIDDLE,
     "convrec.rollout": MIDDLE,
     "convrec.cpu": MIDDLE | {"convrec.rollout"},
@@ -50,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.cluster": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.evaluation": LIBRARY,
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
+    "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},
 }
 MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.commands"}
@@ -64,6 +66,7 @@ SEAMS = {
         "convrec/cpu/server.py",
         "convrec/generation/child.py",
         "convrec/constrained/vllm_processor.py",
+        "convrec/serving/",
     ),
 }
 LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")

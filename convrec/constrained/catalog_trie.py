@@ -11,12 +11,13 @@ import os
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from convrec.constrained.lines import encode_lines
 from convrec.constrained.trie import Int32s, Int64s, Trie, build_trie
@@ -81,6 +82,42 @@ class CatalogTrie:
     def longest_line(self) -> int:
         """The row of the catalog with the most tokens."""
         return int(self.row_W[np.argmax(np.diff(self.ends_S, prepend=0)[: len(self.row_W)])])
+
+
+def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_], key: str = "") -> CatalogTrie:
+    """The trie of the lines that `keep_W` has."""
+    lengths_S, keep_S = np.diff(trie.ends_S, prepend=0), np.tile(keep_W, 2)
+    return replace(
+        trie,
+        key=key,
+        tokens=trie.tokens[np.repeat(keep_S, lengths_S)],
+        ends_S=lengths_S[keep_S].cumsum(),
+        row_W=trie.row_W[keep_W],
+        item_W=trie.item_W[keep_W],
+    )
+
+
+def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
+    """The lines of both, those of the first in front. The rows of the second are numbered behind those of the first."""
+    halves = [_halves(trie) for trie in (first, second)]
+    (inner, inner_lengths), (last, last_lengths) = (
+        [np.concatenate(arrays) for arrays in zip(*of_both, strict=True)] for of_both in zip(*halves, strict=True)
+    )
+    return replace(
+        first,
+        tokens=np.concatenate([inner, last]),
+        ends_S=np.concatenate([inner_lengths, last_lengths]).cumsum(),
+        row_W=np.concatenate([first.row_W, second.row_W]),
+        item_W=np.concatenate([first.item_W, second.item_W]),
+        left_out=np.concatenate([first.left_out, second.left_out]),
+    )
+
+
+def _halves(trie: CatalogTrie) -> tuple[tuple[Int32s, Int64s], tuple[Int32s, Int64s]]:
+    """(tokens, lengths) of the lines inside of a list, and of the last lines."""
+    lines = len(trie.row_W)
+    border, lengths_S = (int(trie.ends_S[lines - 1]) if lines else 0), np.diff(trie.ends_S, prepend=0)
+    return (trie.tokens[:border], lengths_S[:lines]), (trie.tokens[border:], lengths_S[lines:])
 
 
 def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:

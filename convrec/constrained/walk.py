@@ -55,6 +55,10 @@ class Walk:
         nodes = range(self._first[self.node], self._first[self.node + 1])
         return [node for node in nodes if node not in closed] if closed else list(nodes)
 
+    def num_choices(self) -> int:
+        """How many tokens may come next; one is forced."""
+        return int(self._first[self.node + 1] - self._first[self.node] - len(self.closed.get(self.node, ())))
+
     def allowed(self) -> list[int]:
         """The tokens that may come next, ascending."""
         return [self._token[node] for node in self.children()]

@@ -54,6 +54,7 @@ INSTRUCTION_TEMPLATE = (
 CONVERSATION_MARKER = "Here is the conversation: "
 
 TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # where a turn of a conversation begins
+SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}  # role of a chat -> who speaks there
 _WORD = re.compile(r"\S+")
 
 

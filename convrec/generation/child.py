@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.generation.generate import BATCH, Messages, Request
+from convrec.generation.engine_settings import engine_settings
+from convrec.generation.generate import BATCH, Request
+from convrec.generation.prompts import encode_prompts, load_tokenizer
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
 # CPU that many can be an hour, and fewer are as fast (docs/explanation/performance.md).
@@ -27,19 +29,6 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
         if os.getppid() != parent:  # it was killed while this process was starting
             _leave(1)
-
-
-def _cpu_settings() -> dict[str, Any]:
-    """Engine arguments and, as a side effect, the environment vLLM's CPU build reads."""
-    import psutil
-
-    available_gib = psutil.virtual_memory().available // 2**30
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(min(8, max(1, available_gib // 8))))
-    # Pinning threads to cores helps only when nothing else runs on them, and a container may not own what it sees.
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    return {"enforce_eager": True, "dtype": "float32"}
 
 
 class _ProgressPipe(tqdm):
@@ -57,71 +46,17 @@ class _ProgressPipe(tqdm):
         return super().update(n)
 
 
-def _encode(tokenizer: Any, request: Request, limit: int) -> tuple[list[list[int]], list[bool]]:
-    """Token ids of each prompt, and whether its conversation had to be cut to fit `limit`."""
-    from convrec.data.chat import without_control_tokens
-    from convrec.data.schema import truncate_prompt
-
-    def ids(conversations: list[Messages]) -> list[list[int]]:
-        encoded = tokenizer.apply_chat_template(
-            conversations, add_generation_prompt=True, tokenize=True, return_dict=True, **request.chat_template_kwargs
-        )
-        return [list(tokens) for tokens in encoded["input_ids"]]
-
-    def cut(messages: Messages) -> list[int]:
-        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
-
-        def with_text(text: str) -> list[int]:
-            (tokens,) = ids([[*messages[:last], {"role": "user", "content": text}, *messages[last + 1 :]]])
-            return tokens
-
-        return with_text(truncate_prompt(messages[last]["content"], lambda text: len(with_text(text)) <= limit))
-
-    conversations = [without_control_tokens(messages, tokenizer) for messages in request.prompts]
-    prompts = ids(conversations)  # in one call, which is faster than one at a time
-    too_long = [len(tokens) > limit for tokens in prompts]
-    prompts = [
-        cut(messages) if cut_it else tokens
-        for messages, tokens, cut_it in zip(conversations, prompts, too_long, strict=True)
-    ]
-    return prompts, too_long
-
-
-def _context_length(model: str) -> int:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model)
-    return int(getattr(config, "max_position_embeddings", 0) or 2**20)
-
-
 def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, Any]]]]:
     """For every batch, for each of its prompts, its answers."""
-    import torch
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(request.model)
-        context = _context_length(request.model)
-    except OSError as error:  # a Hugging Face id that does not exist, may not be read, or cannot be reached from here
-        raise UserError(
-            f"model {request.model}: {str(error).splitlines()[0]} Give a folder, or an id that can be loaded here."
-        ) from None
-    if not tokenizer.chat_template:
-        raise UserError(f"model {request.model}: its tokenizer has no chat template; use an instruction-tuned model.")
+    tokenizer, context = load_tokenizer(request.model)
     limit = min(request.max_prompt_tokens, context - request.max_tokens)
     if limit < 1:
         raise UserError(
             f"model {request.model}: its context of {context} tokens has no room for {request.max_tokens} new tokens "
             "and a prompt; lower max_tokens."
         )
-    prompts, truncated = _encode(tokenizer, request, limit)
-
-    on_cpu = not torch.cuda.is_available()
-    settings: dict[str, Any] = {"dtype": request.dtype}
-    if on_cpu:
-        settings = _cpu_settings() | ({} if request.dtype == "auto" else settings)
-    else:
-        settings["gpu_memory_utilization"] = request.gpu_memory_utilization
+    prompts, truncated = encode_prompts(tokenizer, request.prompts, limit, request.chat_template_kwargs)
+    on_cpu, settings = engine_settings(request.dtype, request.gpu_memory_utilization)
 
     from vllm import LLM, SamplingParams
 

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
+from convrec.generation.prompts import Messages
 from convrec.runs import guard, supervisor
 
-Messages = list[dict[str, str]]
 BATCH = "batch"  # what the child says when a line of results is written
 
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from convrec.data.schema import TURN, Pair
+from convrec.data.schema import SPEAKERS, TURN, Pair
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
@@ -41,7 +41,6 @@ ALSO_CALLED = {
     **dict.fromkeys(("session_id", "thread_id", "dialog_id"), "conversation_id"),
 }
 SPLITS = ("train", "validation", "test")
-SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}
 INSTRUCTIONS = ("system", "developer")  # roles of a chat that are no speaker
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
 _TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")

@@ -1,0 +1,28 @@
+"""vLLM's settings on this machine, GPU or CPU: the same for offline batches and for a served model."""
+
+import os
+from typing import Any
+
+
+def engine_settings(dtype: str, gpu_memory_utilization: float) -> tuple[bool, dict[str, Any]]:
+    """(whether there is no GPU, engine arguments). On a CPU also sets the environment that vLLM's CPU build reads.
+
+    dtype `auto`: float32 on a CPU, the checkpoint's own on a GPU.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return False, {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
+    return True, _cpu_settings() | ({} if dtype == "auto" else {"dtype": dtype})
+
+
+def _cpu_settings() -> dict[str, Any]:
+    import psutil
+
+    available_gib = psutil.virtual_memory().available // 2**30
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(min(8, max(1, available_gib // 8))))
+    # Pinning threads to cores helps only when nothing else runs on them, and a container may not own what it sees.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    return {"enforce_eager": True, "dtype": "float32"}

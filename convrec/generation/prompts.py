@@ -1,0 +1,60 @@
+"""Conversations -> the tokens of a model's prompts, cut where they are too long."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convrec.data.chat import without_control_tokens
+from convrec.data.schema import truncate_prompt
+from convrec.errors import UserError
+
+Messages = list[dict[str, str]]
+
+
+def load_tokenizer(model: str) -> tuple[Any, int]:
+    """A model's tokenizer, and its context in tokens (2**20 where its config says none).
+
+    Raises UserError for an id that cannot be loaded from here, and for a tokenizer without a chat template.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model)
+    except OSError as error:  # a Hugging Face id that does not exist, may not be read, or cannot be reached from here
+        raise UserError(
+            f"model {model}: {str(error).splitlines()[0]} Give a folder, or an id that can be loaded here."
+        ) from None
+    if not tokenizer.chat_template:
+        raise UserError(f"model {model}: its tokenizer has no chat template; use an instruction-tuned model.")
+    return tokenizer, int(getattr(config, "max_position_embeddings", 0) or 2**20)
+
+
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[Messages], limit: int, template_kwargs: Mapping[str, Any]
+) -> tuple[list[list[int]], list[bool]]:
+    """Token ids of each prompt, and whether its conversation had to be cut to fit `limit`. Control tokens in the text
+    of a message stay text."""
+
+    def ids(conversations: list[Messages]) -> list[list[int]]:
+        encoded = tokenizer.apply_chat_template(
+            conversations, add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
+        )
+        return [list(tokens) for tokens in encoded["input_ids"]]
+
+    def cut(messages: Messages) -> list[int]:
+        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+
+        def with_text(text: str) -> list[int]:
+            (tokens,) = ids([[*messages[:last], {"role": "user", "content": text}, *messages[last + 1 :]]])
+            return tokens
+
+        return with_text(truncate_prompt(messages[last]["content"], lambda text: len(with_text(text)) <= limit))
+
+    conversations = [without_control_tokens(messages, tokenizer) for messages in prompts]
+    encoded = ids(conversations)  # in one call, which is faster than one at a time
+    too_long = [len(tokens) > limit for tokens in encoded]
+    encoded = [
+        cut(messages) if cut_it else tokens
+        for messages, tokens, cut_it in zip(conversations, encoded, too_long, strict=True)
+    ]
+    return encoded, too_long

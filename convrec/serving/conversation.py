@@ -1,0 +1,48 @@
+"""What a user and a recommender said -> the conversation of a prompt. It is data: nothing in it begins a turn."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from convrec.data.schema import SPEAKERS, TURN
+from convrec.errors import UserError
+
+Conversation: TypeAlias = str | Sequence[Mapping[str, Any]]
+_TURN_INSIDE = re.compile(rf"(?<=\n)(?={TURN.pattern.removeprefix('^')})")
+
+
+def conversation_text(conversation: Conversation) -> str:
+    """ "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n" of messages {"role": "user" | "assistant", "content": text}, of such a
+    text, or of a text without speakers, which is the user's.
+
+    A line within a message that begins as a turn does gets a space in front. Raises UserError, which names
+    `conversation`, for an empty one, for another role and where the last turn is not the user's.
+    """
+    if isinstance(conversation, str):
+        text = conversation.replace("\r\n", "\n").strip()
+        if not text:
+            raise UserError("conversation: it is empty; give what the user said")
+        text = text if TURN.match(text) else f"USER: {_TURN_INSIDE.sub(' ', text)}"
+        speakers = [turn[1] for turn in TURN.finditer(text)]
+        text += "\n"
+    else:
+        turns = list(conversation) if isinstance(conversation, Sequence) else []
+        if not turns:
+            raise UserError('conversation: write a text, or messages [{"role": "user", "content": "..."}, ...]')
+        read = [_turn(turn, place) for place, turn in enumerate(turns)]
+        speakers = [speaker for speaker, _ in read]
+        text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
+    if speakers[-1] != "USER":
+        raise UserError("conversation: the last turn is not the user's, but a list answers one; end with the user's")
+    return text
+
+
+def _turn(turn: Any, place: int) -> tuple[str, str]:
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+        raise UserError(f'conversation: turn {place} is not {{"role": ..., "content": ...}}')
+    role, content = turn["role"], turn["content"]
+    if not isinstance(role, str) or role not in SPEAKERS:
+        raise UserError(f"conversation: turn {place} has the role {role!r:.40}; write user or assistant")
+    if not isinstance(content, str) or not content.strip():
+        raise UserError(f"conversation: turn {place} has no text; leave it out, or write its content as a text")
+    return SPEAKERS[role], _TURN_INSIDE.sub(" ", content.replace("\r\n", "\n").strip())

@@ -1,0 +1,388 @@
+"""`Recommender`: a trained model and a catalog, asked for lists of items.
+
+    with Recommender.load("checkpoints/books", "data/books/catalog.parquet") as recommender:
+        for item in recommender.recommend("Something short and funny, please.", k=5):
+            print(item.rank, item.title, item.item_id)
+
+Lists hold items of the catalog only, none twice and none that was seen or excluded (convrec.constrained). They are
+written greedily: the same request has the same list.
+"""
+
+import asyncio
+import tempfile
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from convrec.constrained.walk import Walk
+from convrec.data.schema import prompt_text
+from convrec.errors import UserError
+from convrec.generation.prompts import encode_prompts, load_tokenizer
+from convrec.serving.conversation import Conversation, conversation_text
+from convrec.serving.items import CatalogItem, ServedCatalog, Snapshot
+from convrec.serving.served_model import ServedModel, find_model
+from convrec.serving.tries import TrieFile
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from convrec.serving.engine import Engine
+
+ItemNames: TypeAlias = Sequence[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
+
+
+@dataclass(frozen=True)
+class RecommendedItem:
+    """rank counts from 1. score: the mean log-prob of the item's tokens under the constrained model, over those at
+    which it had a choice; 0 where it had none. Scores of one list compare; they need not fall with the rank."""
+
+    item_id: str
+    title: str
+    year: int | None
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Recommendations(Sequence[RecommendedItem]):
+    """A list, best first. reason: why it has fewer than k items, None where it has k. prompt_truncated: whether the
+    beginning of the conversation was left out, which was too long for the model."""
+
+    items: tuple[RecommendedItem, ...]
+    reason: str | None
+    model_version: str
+    prompt_truncated: bool
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.items[place]
+
+    def __iter__(self) -> Iterator[RecommendedItem]:
+        return iter(self.items)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that is ready for the engine, of one snapshot of the catalog."""
+
+    prompt_ids: list[int]
+    prompt_truncated: bool
+    items: Mapping[int, CatalogItem]
+    trie: TrieFile
+    excluded: list[int]
+    num_items: int
+    reason: str | None
+
+
+class Recommender:
+    """Safe to use from several threads and event loops. Make one with `load`."""
+
+    def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine", limits: "_Limits"):
+        self.model, self.catalog, self.engine = model, catalog, engine
+        self._tokenizer, self._limits = tokenizer, limits
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        catalog: str | Path,
+        *,
+        state: str | Path | None = None,
+        item: str | None = None,
+        num_items: int | None = None,
+        max_items: int = 100,
+        max_prompt_length: int = 2048,
+        tensor_parallel: int = 1,
+        dtype: str = "auto",
+        gpu_memory_utilization: float = 0.85,
+        **engine_settings: Any,
+    ) -> Self:
+        """Start the engine; some 10 s and more.
+
+        model: a run folder (its best checkpoint), RUN/global_step_N, a Hugging Face folder or id. catalog: .parquet or
+        .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
+        may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
+        where the run or the catalog says so, else "movie" and 20. max_items: the largest k. max_prompt_length: tokens;
+        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine.
+
+        Raises UserError for a model, catalog or state that cannot be used.
+        """
+        found = find_model(model, Path(catalog), item, num_items)
+        if max_items < 1:
+            raise UserError(f"max_items {max_items}: at least 1")
+        tokenizer, context = load_tokenizer(found.path)
+        folder = tempfile.TemporaryDirectory(prefix="convrec-serving-")
+        try:
+            served = ServedCatalog(Path(catalog), tokenizer, found.lists, Path(folder.name), state and Path(state))
+            trie = served.snapshot.trie
+            limits = _Limits(
+                max_items, max_prompt_length, min(context, max_prompt_length + trie.trie.longest_list(max_items))
+            )
+            from convrec.serving.engine import Engine  # imports vLLM
+
+            engine = Engine(
+                found.path,
+                str(trie.path),
+                max_model_len=limits.context,
+                tensor_parallel=tensor_parallel,
+                dtype=dtype,
+                gpu_memory_utilization=gpu_memory_utilization,
+                **engine_settings,
+            )
+        except BaseException:
+            folder.cleanup()
+            raise
+        recommender = cls(found, served, tokenizer, engine, limits)
+        recommender._end = weakref.finalize(recommender, _end, engine, folder)
+        return recommender
+
+    _end: Any = None
+
+    @property
+    def model_version(self) -> str:
+        """The checkpoint's name and the beginning of the hash of its contents."""
+        return self.model.version
+
+    # ---- lists
+
+    def recommend(
+        self,
+        conversation: Conversation,
+        k: int = 20,
+        *,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> Recommendations:
+        """The list of k items for a conversation; fewer, with a reason, where fewer are left.
+
+        conversation: a text, which is the user's; messages {"role": "user" | "assistant", "content": text}, the user's
+        last; or "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n", as in the data. seen, exclude: items that must not be in the
+        list; what the catalog lacks is passed over. allow: the only items that may be; None: all of the catalog.
+
+        Raises UserError, which names the argument, for what cannot be read.
+        """
+        asked = self._ask(conversation, k, seen, allow, exclude)
+        return self.engine.run(self._write(asked))
+
+    async def arecommend(
+        self,
+        conversation: Conversation,
+        k: int = 20,
+        *,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> Recommendations:
+        """`recommend` for asynchronous code; cancelled, the engine stops writing."""
+        asked = self._ask(conversation, k, seen, allow, exclude)
+        return await self.engine.arun(self._write(asked))
+
+    def recommend_batch(
+        self,
+        conversations: Sequence[Conversation],
+        k: int = 20,
+        *,
+        seen: Sequence[ItemNames] | None = None,
+        allow: Sequence[ItemNames | None] | None = None,
+        exclude: Sequence[ItemNames] | None = None,
+    ) -> list[Recommendations]:
+        """A list for each conversation, written together. seen, allow, exclude: one entry a conversation, or None.
+
+        Raises UserError, which names the conversation by its number from 0, before any list is written.
+        """
+        count = len(conversations)
+        for name, given in (("seen", seen), ("allow", allow), ("exclude", exclude)):
+            if given is not None and len(given) != count:
+                raise UserError(f"{name}: {len(given)} entries for {count} conversations; give one each")
+        asked = []
+        for place, conversation in enumerate(conversations):
+            try:
+                of_one = (
+                    seen[place] if seen else (),
+                    allow[place] if allow else None,
+                    exclude[place] if exclude else (),
+                )
+                asked.append(self._ask(conversation, k, *of_one))
+            except UserError as error:
+                raise UserError(f"conversation {place}: {error}") from None
+
+        async def write_all() -> list[Recommendations]:
+            async with asyncio.TaskGroup() as group:  # one that fails ends all
+                tasks = [group.create_task(self._write(one)) for one in asked]
+            return [task.result() for task in tasks]
+
+        return self.engine.run(write_all())
+
+    async def astream(
+        self,
+        conversation: Conversation,
+        k: int = 20,
+        *,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> AsyncIterator[RecommendedItem]:
+        """The items of `recommend` one by one, each as soon as its line is finished. Closed early, the engine stops."""
+        asked = self._ask(conversation, k, seen, allow, exclude)
+        async for item in self.engine.iterate(self._items(asked)):
+            yield item
+
+    def open_stream(
+        self,
+        conversation: Conversation,
+        k: int = 20,
+        *,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> tuple[Recommendations, AsyncIterator[RecommendedItem]]:
+        """(what is known of the list before its first item, with no items; the items, as `astream` gives them)."""
+        asked = self._ask(conversation, k, seen, allow, exclude)
+        facts = Recommendations((), asked.reason, self.model_version, asked.prompt_truncated)
+        return facts, self.engine.iterate(self._items(asked))
+
+    def explain_short(
+        self,
+        k: int = 20,
+        *,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> str | None:
+        """The `reason` that a list for these arguments has: for `astream`, which gives items alone."""
+        return self._choose(self.catalog.snapshot, k, seen, allow, exclude)[-1]
+
+    # ---- the catalog
+
+    def add_items(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Add items, or replace those with the same item_id: {"item_id", "title", "year" where items have years}.
+
+        The next request can have them; lists that are being written do not change. Raises UserError, and adds none.
+        """
+        self.catalog.put(items)
+
+    def remove_items(self, ids: Sequence[str | int]) -> None:
+        """Remove items by their ids. Raises UserError for one that is not there, and removes none."""
+        self.catalog.delete(ids)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """End the engine; lists that are being written fail. Also at the end of the process, and of a `with`."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- parts
+
+    def _ask(
+        self, conversation: Conversation, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
+    ) -> _Asked:
+        text = conversation_text(conversation)
+        snapshot = self.catalog.snapshot
+        trie, excluded, num_items, reason = self._choose(snapshot, k, seen, allow, exclude)
+        # Shorter lists are the beginning of the list that the model was trained to write.
+        prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
+        limit = min(self._limits.max_prompt_length, self._limits.context - trie.trie.longest_list(num_items))
+        if limit < 1:
+            raise UserError(
+                f"k: {k} items can fill the model's context of {self._limits.context} tokens; give a smaller k"
+            )
+        messages = [[{"role": "user", "content": prompt}]]
+        (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
+        return _Asked(ids, cut, snapshot.items, trie, excluded, num_items, reason)
+
+    def _choose(
+        self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
+    ) -> tuple[TrieFile, list[int], int, str | None]:
+        """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self._limits.max_items:
+            raise UserError(f"k is {k!r:.20}; give a whole number from 1 to {self._limits.max_items}")
+        excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
+        trie, allowed = snapshot.trie, set(snapshot.items)
+        if allow is not None:
+            allowed = self._find("allow", allow, snapshot)
+            if allowed:
+                trie = self.catalog.trie_with(frozenset(allowed))
+        excluded &= allowed
+        left = len(allowed) - len(excluded)
+        reason = None
+        if left < k:
+            of = f"the catalog's {len(allowed)} items" if allow is None else f"the {len(allowed)} items allowed"
+            reason = f"of {of} {len(excluded)} are seen or excluded, which leaves {left} for a list of {k}"
+        return trie, sorted(excluded), min(k, left), reason
+
+    def _find(self, name: str, entries: ItemNames, snapshot: Snapshot) -> set[int]:
+        if isinstance(entries, str) or not isinstance(entries, Sequence):
+            raise UserError(f"{name}: write a list of item ids or of `Title (Year)`")
+        found: set[int] = set()
+        for place, entry in enumerate(entries):
+            if isinstance(entry, bool) or not isinstance(entry, str | int):
+                raise UserError(f"{name}[{place}] is {entry!r:.40}; write an item id or `Title (Year)`")
+            found.update(self.catalog.find(entry, snapshot))
+        return found
+
+    async def _write(self, asked: _Asked) -> Recommendations:
+        items = [item async for item in self._items(asked, streamed=False)]
+        return Recommendations(tuple(items), asked.reason, self.model_version, asked.prompt_truncated)
+
+    async def _items(self, asked: _Asked, streamed: bool = True) -> AsyncIterator[RecommendedItem]:
+        """On the engine's loop."""
+        if asked.num_items == 0:
+            return
+        walk = Walk(asked.trie.trie, asked.num_items, asked.excluded)
+        total, choices = 0.0, 0  # of the item that is being written
+        async for output in self.engine.outputs(asked.prompt_ids, _sampling(asked, streamed)):
+            answer = output.outputs[0]
+            for token, of_token in zip(answer.token_ids, answer.logprobs or (), strict=True):
+                if walk.num_choices() > 1:
+                    total, choices = total + of_token[token].logprob, choices + 1
+                written = len(walk.items)
+                walk.advance(token)
+                if len(walk.items) > written:
+                    item = asked.items[walk.items[-1]]
+                    score = total / choices if choices else 0.0
+                    total, choices = 0.0, 0
+                    yield RecommendedItem(item.item_id, item.title, item.year, written + 1, score)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """context: tokens of a prompt and its list."""
+
+    max_items: int
+    max_prompt_length: int
+    context: int
+
+
+def _sampling(asked: _Asked, streamed: bool) -> "SamplingParams":
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS, VERSION
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=asked.trie.trie.longest_list(asked.num_items),
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
+        extra_args={ITEMS: asked.num_items, EXCLUDE: asked.excluded, VERSION: asked.trie.path.name},
+    )
+
+
+def _end(engine: "Engine", folder: "tempfile.TemporaryDirectory[str]") -> None:
+    engine.close()
+    folder.cleanup()

@@ -1,0 +1,81 @@
+"""The model that is served: its best checkpoint, its version, and what it was trained to be asked."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from convrec.checkpoints.files import check_hugging_face, fingerprint
+from convrec.checkpoints.models import resolve_model, run_folder
+from convrec.checkpoints.saving import best_step
+from convrec.errors import UserError
+from convrec.lists.settings import ListSettings
+from convrec.runs.folder import LATEST, read_config, setting
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """path: a Hugging Face folder or id. lists: as the model was trained; their num_items is what the prompt asks for.
+    item: what the prompt calls an item."""
+
+    path: str
+    version: str
+    lists: ListSettings
+    item: str
+    chat_template_kwargs: dict[str, Any]
+
+
+def find_model(model: str | Path, catalog: Path, item: str | None, num_items: int | None) -> ServedModel:
+    """Of a run folder its best checkpoint, the newest where none was validated. Raises UserError for no model.
+
+    catalog, item, num_items: as Recommender.load has them.
+    """
+    folder = Path(model).expanduser()
+    if (folder / LATEST).exists() and (step := best_step(folder)) is not None:
+        model = folder / f"global_step_{step}"
+    path = resolve_model(model, "model ")
+    run = run_folder(model)
+    trained_with = read_config(run) if run else {}
+    noted = _noted_by_conversion(catalog)
+    lists = ListSettings.of(setting(trained_with, "convrec") or {})
+    if setting(trained_with, "convrec.num_items") is None and noted.get("num_items"):
+        lists = replace(lists, num_items=int(noted["num_items"]))
+    if num_items is not None:
+        if num_items < 1:
+            raise UserError(f"num_items {num_items}: at least 1")
+        lists = replace(lists, num_items=num_items)
+    kwargs = setting(trained_with, "data.apply_chat_template_kwargs")
+    return ServedModel(
+        path,
+        _version(path),
+        lists,
+        item or noted.get("item") or "movie",
+        {"enable_thinking": False} if kwargs is None else dict(kwargs),
+    )
+
+
+def _version(path: str) -> str:
+    """RUN/global_step_N and the contents; of a Hugging Face id the id."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return path
+    check_hugging_face(folder)
+    parts = folder.absolute().parts
+    step = next((place for place, part in enumerate(parts) if part.startswith("global_step_")), None)
+    name = "/".join(parts[max(0, step - 1) : step + 1]) if step is not None else folder.absolute().name
+    return f"{name}-{fingerprint(folder)[:12]}"
+
+
+def _noted_by_conversion(catalog: Path) -> dict[str, str]:
+    """What convrec.data.own has noted in the catalog's file: "item", "num_items"; {} where it did not."""
+    if catalog.suffix != ".parquet" or not catalog.is_file():
+        return {}
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(catalog).metadata or {}
+    except (OSError, ValueError):
+        return {}  # load_catalog says what is wrong
+    prefix = b"convrec."
+    return {
+        key.removeprefix(prefix).decode(): value.decode() for key, value in metadata.items() if key.startswith(prefix)
+    }
