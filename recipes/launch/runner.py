@@ -79,6 +79,7 @@ def _run(
         return 0
     if config.trainer.resume_mode == "auto":
         saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not (recipe.uses_ray and os.environ.get("RAY_ADDRESS")):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if recipe.requirements.keeps_best:
@@ -132,6 +133,19 @@ def _stopped(console: Console, text: str) -> int:
     supervisor.note(said="yes")
     console.say(text)
     return supervisor.STOPPED
+
+
+def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: list[str]) -> None:
+    """Raise UserError where the default of SAVE_KEEP would remove what an earlier start was told to keep."""
+    is_asked = os.environ.get("SAVE_KEEP", "").strip() or any("max_actor_ckpt_to_keep" in text for text in arguments)
+    if keep is None or is_asked:
+        return
+    steps = saving.complete_steps(run_folder)
+    if len(steps) > keep + 2:  # the best one, and one that was written when the run was killed
+        raise UserError(
+            f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
+            f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
+        )
 
 
 def _frequency_warnings(config: DictConfig) -> list[str]:

@@ -230,6 +230,22 @@ def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: 
     assert said is None or said in warnings[0]
 
 
+def test_checkpoints_that_an_earlier_start_kept_are_not_removed_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six are there; of three to keep there are five at most, with the best and one of a run that was killed."""
+    monkeypatch.delenv("SAVE_KEEP", raising=False)
+    for step in range(1, 7):
+        saved(tmp_path, step)
+    with pytest.raises(UserError, match=r"holds 6 checkpoints.*SAVE_KEEP=all keeps them"):
+        runner._refuse_to_remove_unasked(tmp_path, 3, [])
+    runner._refuse_to_remove_unasked(tmp_path, 4, [])
+    runner._refuse_to_remove_unasked(tmp_path, None, [])
+    runner._refuse_to_remove_unasked(tmp_path, 3, ["trainer.max_actor_ckpt_to_keep=3"])
+    monkeypatch.setenv("SAVE_KEEP", "3")
+    runner._refuse_to_remove_unasked(tmp_path, 3, [])
+
+
 def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     code = (
