@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.checkpoints import saving
+from convrec.checkpoints import hub, saving
 from convrec.errors import UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
@@ -107,7 +107,10 @@ def _run(
     try:
         with guard.guarded(gone) as temporary:
             supervisor.note(temporary=str(temporary))
-            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
+            with (
+                output_to(log_file),
+                progress(console, run_folder, steps, title, recipe.shown, hub.download_note(model)),
+            ):
                 recipe.train(recipe, config, arguments)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
