@@ -19,7 +19,6 @@ if __name__ == "__main__":  # before imports that take seconds
     supervisor.begin()
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,7 +28,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from convrec.data.damage import REPORT, add_skip_damaged, counted, write_report
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
@@ -39,6 +37,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
+from convrec.progress import Progress
 from data_prep.own_data.catalog import read_catalog
 from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
@@ -134,9 +133,7 @@ def _first_reading(
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
     for path in paths:
-        for line, record in tqdm(
-            reading(path, damage), f"reading {path.name}", disable=None if progress else True, unit=" rows"
-        ):
+        for line, record in Progress(reading(path, damage), f"reading {path.name}", disable=not progress, unit=" rows"):
             here = f"{path}, line {line}"
             try:
                 row = read_row(record, matcher.catalog.dated)
@@ -164,7 +161,7 @@ def _rows(
     paths: Sequence[Path], reading: Reading, left_out: set[tuple[Path, int]], dated: bool, total: int | None
 ) -> Iterator[Row]:
     """The second reading, of what the first found sound."""
-    with tqdm(total=total, desc="writing", unit=" rows", disable=None if total else True) as bar:
+    with Progress(total=total, desc="writing", unit=" rows", disable=not total) as bar:
         for path in paths:
             for line, record in reading(path, Damage()):
                 if (path, line) not in left_out:
@@ -285,7 +282,7 @@ def main(argv: list[str] | None = None) -> None:
             overwrite=given.overwrite,
             skip_damaged=given.skip_damaged,
             longest_line=given.longest_line,
-            progress=sys.stderr.isatty(),
+            progress=True,
         )
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

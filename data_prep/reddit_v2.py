@@ -29,7 +29,6 @@ if __name__ == "__main__":  # before imports that take seconds
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -263,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
             given.out,
             overwrite=given.overwrite,
             skip_damaged=given.skip_damaged,
-            progress=sys.stderr.isatty(),
+            progress=True,
         )
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair
 from convrec.data.utf8 import rows_without_utf8
 from convrec.errors import UserError
 from convrec.lists.catalog import parse_year
+from convrec.progress import Progress
 from data_prep.tables import message
 
 NO_PROMPT = "the prompt is not exactly one user message with text"
@@ -125,7 +125,7 @@ def read_split(
     Raises UserError naming the shard for a column that is missing or of another type, and for a damaged shard.
     """
     size = sum(shard.stat().st_size for shard in split.shards)
-    with tqdm(total=size, desc=progress, unit="B", unit_scale=True, disable=None if progress else True) as bar:
+    with Progress(total=size, desc=progress, unit="B", unit_scale=True, disable=not progress) as bar:
         for shard in split.shards:
             # not memory-mapped: the pages of a map count as ours until the kernel wants them back
             with pa.OSFile(str(shard)) as file:
@@ -136,7 +136,7 @@ def read_split(
 
 
 def _read_shard(
-    file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: tqdm
+    file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: Progress
 ) -> Iterator[list[dict[str, Any] | Unreadable]]:
     before = 0
     with pa.ipc.open_stream(file) as reader:

@@ -4,17 +4,16 @@ answers. `Cooccurrence`, its second part, is also what `data_prep.build --judge 
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from scipy import sparse
-from tqdm import tqdm
 
 from convrec.data.schema import Pair, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
+from convrec.progress import Progress
 from data_prep.tables import conversation_of
 
 NEIGHBOURS = 50
@@ -155,7 +154,7 @@ class RetrievalTeacher:
         """
         rng = np.random.default_rng(seed)
         result = []
-        with tqdm(total=len(rows), desc=label, unit="row", file=sys.stderr, disable=None) as bar:
+        with Progress(total=len(rows), desc=label, unit="row") as bar:
             for start in range(0, len(rows), 256):
                 batch = rows[start : start + 256]
                 scores_BM = np.repeat(self.scores(batch), copies, axis=0)

@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_text, prompt_text, truth_of
 from convrec.errors import UserError
@@ -31,6 +30,7 @@ from convrec.files import folder_written_whole
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
 from convrec.lists.ranks import format_item
 from convrec.lists.settings import ListSettings
+from convrec.progress import Progress
 from data_prep.sample_data.conversations import read_taste, write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 
@@ -87,7 +87,7 @@ def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int
 def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int) -> list[dict]:
     """`count` rows with completions; row i of a split depends on the seed and on nothing else."""
     rows = []
-    for index in tqdm(range(count), desc=split, unit="row", disable=None):  # None: drawn on a terminal only
+    for index in Progress(range(count), desc=split, unit="row"):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
         taste = draw_taste(table, rng)
         conversation = write_conversation(table, taste, rng)

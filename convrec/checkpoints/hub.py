@@ -1,8 +1,11 @@
 """Whether a model's Hugging Face id can be had on this machine, said within seconds."""
 
+import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 from convrec.errors import UserError, one_line
 
@@ -23,6 +26,30 @@ def is_cached(model: str) -> bool:
         return isinstance(try_to_load_from_cache(model, name), str)
 
     return lies_here("config.json") and any(map(lies_here, WEIGHTS))
+
+
+def download_note(model: str) -> Callable[[], str]:
+    """What a line of progress adds while the model of this id is downloaded by whatever process: how much is here.
+
+    "" always for a folder and for a model that was here before.
+    """
+    if is_folder(model) or is_cached(model):
+        return lambda: ""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
+
+    def note() -> str:
+        if is_cached(model):
+            return ""
+        size = 0
+        for file in blobs.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # renamed when it is whole
+                size += file.stat().st_size
+        return f"downloading {model}: {size / 2**30:.2f} GiB so far"
+
+    return note
 
 
 def problem(model: str) -> str:

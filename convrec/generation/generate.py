@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from convrec.checkpoints import hub
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
 from convrec.generation.prompts import Messages
+from convrec.progress import Progress
 from convrec.runs import guard, supervisor
 
 BATCH = "batch"  # what the child says when a line of results is written
@@ -169,12 +169,13 @@ def _run_child(
     try:
         with (
             os.fdopen(read_end) as events,
-            tqdm(
+            Progress(
                 total=len(request.prompts) * request.n,
                 desc="generating (starting vLLM)",
                 unit="list",
                 mininterval=0.5,
-                disable=None if progress else True,  # None: drawn on a terminal only
+                disable=not progress,
+                note=hub.download_note(request.model),
             ) as bar,
         ):
             for line in events:  # answers finished since the last line, or that a batch is written; ends with the child

@@ -14,16 +14,14 @@ from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from convrec.data.chat import without_control_tokens
 from convrec.errors import UserError
 from convrec.llm.answers import Answer, AnswerCache, BadReply, Messages, NoAnswer, Usage, read_reply
 from convrec.llm.endpoint import Endpoint
+from convrec.progress import Progress
 
 LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: such a request is given up
 UNANSWERED_IN_A_ROW = 10  # requests that are refused or fail before the server is asked whether it takes any
-PROGRESS_SECONDS = 30.0  # between lines of progress, where there is no terminal for a bar
 PLAIN_QUESTION = [{"role": "user", "content": "Say hello."}]
 
 
@@ -120,7 +118,7 @@ class LLM:
         self._questions += total or 0
         queue = enumerate(prompts)
 
-        async def work(client: AsyncOpenAI, bar: tqdm) -> None:
+        async def work(client: AsyncOpenAI, bar: Progress) -> None:
             for index, prompt in queue:  # one iterator for all workers
                 self._questions += total is None
                 answers[index] = await self._answer(client, prompt, sampling, in_flight)
@@ -134,29 +132,21 @@ class LLM:
             timeout=self.timeout,
         )
         async with client:
-            with tqdm(total=total, desc=label, unit="answer", disable=None) as bar:
-                teller = asyncio.create_task(self._tell(bar, label, answers)) if bar.disable else None
+            with Progress(total=total, desc=label, unit="answer", note=self._note) as bar:
                 try:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(self.concurrency):
                             group.create_task(work(client, bar))
                 except ExceptionGroup as errors:
                     raise errors.exceptions[0] from None
-                finally:
-                    if teller:
-                        teller.cancel()
             if self._unanswered:
                 await self._check_server(client, sampling)
         return [answers[index] for index in range(len(answers))]
 
-    async def _tell(self, bar: tqdm, label: str, answers: Mapping[int, Answer]) -> None:
-        """What a bar would show, as a line now and then."""
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            wait = self._not_before - time.monotonic()
-            pause = f"; waits {wait:.0f} s, as the server asked" if wait > 1 else ""
-            of_total = f" of {bar.total:,}" if bar.total else ""
-            print(f"{label}: {len(answers):,}{of_total} answers; {self.usage}{pause}", file=sys.stderr, flush=True)
+    def _note(self) -> str:
+        """What a line of progress adds: what was paid, and a pause that the server asked for."""
+        wait = self._not_before - time.monotonic()
+        return f"{self.usage}" + (f"; waits {wait:.0f} s, as the server asked" if wait > 1 else "")
 
     async def _answer(
         self,

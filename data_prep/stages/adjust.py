@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tqdm import tqdm
 
 from convrec.data.schema import TRUTH, truth_of
 from convrec.errors import UserError
 from convrec.lists.matching import Matcher
+from convrec.progress import Progress
 from data_prep.stages import reflect, remap
 from data_prep.stages.record import Summary, read_blocks, read_record
 from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
@@ -98,7 +98,7 @@ def fit(
 
     best = w_M.detach().clone(), b_M.detach().clone()
     history, best_epoch = [on_held_out()], 0
-    for epoch in tqdm(range(1, max_epochs + 1), desc="adjust", unit="epoch", disable=None):
+    for epoch in Progress(range(1, max_epochs + 1), desc="adjust", unit="epoch"):
         for batch in torch.randperm(size, generator=generator).split(batch_size):
             loss = -log_likelihood(train.rows(batch), w_M, b_M) + len(batch) / size * penalty_of(w_M, b_M, penalty)
             optimizer.zero_grad()

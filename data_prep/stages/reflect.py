@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from convrec.data.schema import RL_SCHEMA, conversation_text
 from convrec.judges.criteria import SCORES, Criteria, Scores, parse_criteria
@@ -29,6 +28,7 @@ from convrec.judges.verdict import preference_verdict, score_verdict
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, parse_item, split_lines
 from convrec.lists.titles import fold
+from convrec.progress import Progress
 from data_prep.retrieval_teacher import Cooccurrence
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, Asker
@@ -249,7 +249,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     size = max(1, BLOCK // settings["judged"]) if settings["judge"] == "pointwise" else BLOCK
     with (
         parquet_writer(folder / FILE, SCHEMA) as writer,
-        tqdm(total=count_rows(folder / ROWS), desc="reflect", unit="row", disable=None) as bar,
+        Progress(total=count_rows(folder / ROWS), desc="reflect", unit="row") as bar,
     ):
         for rows, kept in _blocks(folder, size):
             block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import sparse
-from tqdm import tqdm
 
 from convrec.data.schema import conversation_text
 from convrec.errors import UserError
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
+from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
@@ -115,7 +115,7 @@ def run(folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: b
     total, kept, short = count_rows(folder / ROWS), 0, 0
     with (
         parquet_writer(folder / FILE, SCHEMA) as writer,
-        tqdm(total=total, desc="remap", unit="row", disable=None) as bar,
+        Progress(total=total, desc="remap", unit="row") as bar,
     ):
         for rows, teacher in zip(
             read_blocks(folder / ROWS, BLOCK), read_blocks(folder / TEACHER, BLOCK, ["items", "answer"]), strict=True

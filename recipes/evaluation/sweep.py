@@ -78,7 +78,8 @@ def sweep_run(
     metrics_of_step: dict[int, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     warned: set[str] = set()
-    for step, model in steps.items():
+    for place, (step, model) in enumerate(steps.items(), 1):
+        tqdm.write(f"step {step}, {place} of {len(steps)} checkpoints", file=sys.stderr)
         metrics = evaluate(model=model, out=folder / f"step_{step:06d}", run=run, **options)
         of_run = {name: metrics["settings"].get(name) for name, value in settings.items() if value is None}
         write_json(folder / SWEEP_SETTINGS, settings | of_run)  # not before a step has shown that they can be used

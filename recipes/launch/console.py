@@ -5,13 +5,15 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
 
-from convrec.runs.folder import NewMetrics
+from convrec.progress import Progress
+from convrec.runs.folder import NewMetrics, latest_step
 
 
 class Console:
@@ -71,25 +73,36 @@ def repeating(function: Callable[[], None], seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(
-    console: Console, run_folder: Path, total: int | None, describe: str, show: Mapping[str, str]
+    console: Console,
+    run_folder: Path,
+    total: int | None,
+    describe: str,
+    show: Mapping[str, str],
+    note: Callable[[], str],
 ) -> Iterator[None]:
-    """A bar that follows the run's metrics files.
+    """Progress that follows the run's metrics files: a bar, or lines.
 
-    total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar.
+    total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar. note: what is
+    waited for before the first step; "" for what a start always takes.
     """
-    bar = tqdm(
+    bar = Progress(
         total=total,
         desc=describe,
         file=console.stream,
         unit="step",
         dynamic_ncols=True,
-        mininterval=0.5 if console.stream.isatty() else 20,
+        mininterval=0.5,
+        initial=latest_step(run_folder),
+        note=lambda: "" if latest else note() or "starting",
     )
     latest: dict[str, float] = {}
     metrics = NewMetrics(run_folder)
+    metrics.read()  # of earlier starts
 
     def follow() -> None:
         rows = metrics.read()
+        if rows and not latest:  # the rate is that of steps, without the start and the first step, which warms up
+            bar.initial, bar.start_t = rows[0]["step"], time.time()
         for row in rows:
             latest.update({short: row[name] for name, short in show.items() if name in row})
         if rows and rows[-1]["step"] != bar.n:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.checkpoints import saving
+from convrec.checkpoints import hub, saving
 from convrec.errors import UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
@@ -79,6 +79,7 @@ def _run(
         return 0
     if config.trainer.resume_mode == "auto":
         saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not (recipe.uses_ray and os.environ.get("RAY_ADDRESS")):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     if recipe.requirements.keeps_best:
@@ -106,7 +107,10 @@ def _run(
     try:
         with guard.guarded(gone) as temporary:
             supervisor.note(temporary=str(temporary))
-            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
+            with (
+                output_to(log_file),
+                progress(console, run_folder, steps, title, recipe.shown, hub.download_note(model)),
+            ):
                 recipe.train(recipe, config, arguments)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
@@ -132,6 +136,19 @@ def _stopped(console: Console, text: str) -> int:
     supervisor.note(said="yes")
     console.say(text)
     return supervisor.STOPPED
+
+
+def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: list[str]) -> None:
+    """Raise UserError where the default of SAVE_KEEP would remove what an earlier start was told to keep."""
+    is_asked = os.environ.get("SAVE_KEEP", "").strip() or any("max_actor_ckpt_to_keep" in text for text in arguments)
+    if keep is None or is_asked:
+        return
+    steps = saving.complete_steps(run_folder)
+    if len(steps) > keep + 2:  # the best one, and one that was written when the run was killed
+        raise UserError(
+            f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
+            f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
+        )
 
 
 def _frequency_warnings(config: DictConfig) -> list[str]:

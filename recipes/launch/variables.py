@@ -35,6 +35,15 @@ _non_negative_float = _number(float, lambda value: value >= 0, "a number of at l
 _fraction = _number(float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 
 
+def _count_or_all(text: str) -> str:
+    if text == "all":
+        return "null"  # verl's word for no bound
+    try:
+        return _positive_int(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or all") from None
+
+
 def _path(text: str) -> str:
     """Quoted for Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
@@ -142,9 +151,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SAVE_KEEP",
         _both("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
-        _positive_int,
-        "all",
-        "newest checkpoints to keep",
+        _count_or_all,
+        "all / 3",
+        "newest checkpoints to keep, or all; RL keeps the best by validation besides",
     ),
     Variable(
         "N_GPUS_PER_NODE",
@@ -234,6 +243,7 @@ JUDGE_DEFAULTS = {
     "VAL_FILE": "data/judge/<mode>/validation.parquet",
     "SAVE_PATH": "checkpoints/judge_<mode>/<model>",
     "SAVE_FREQ": "20",
+    "SAVE_KEEP": "3",
     "TEST_FREQ": "10 / 4",
     "TENSOR_PARALLEL": "N_GPUS_PER_NODE",
     "GPU_MEMORY_UTILIZATION": "0.6",

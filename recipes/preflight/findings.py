@@ -123,7 +123,7 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     if disk["disk_free"] < checkpoint:
         findings.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
     elif disk["disk_free"] < kept * checkpoint:
-        fix = "set SAVE_KEEP, raise SAVE_FREQ, or make room"
+        fix = "lower SAVE_KEEP, raise SAVE_FREQ, or make room"
         findings.append(Finding("disk", "warning", disk["where"], text, fix))
     else:
         findings.append(Finding("disk", "ok", disk["where"], text))

@@ -44,10 +44,13 @@ def test_a_dry_run_says_how_much_would_be_done_and_writes_nothing(variables, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_the_number_of_checkpoints_is_bounded_by_what_is_kept(variables, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("SAVE_KEEP", "1")
+@pytest.mark.parametrize(("keep", "kept"), [("", 5), ("1", 3), ("all", 15)])
+def test_the_number_of_checkpoints_is_bounded_by_what_is_kept(keep, kept, variables, monkeypatch, capsys) -> None:
+    """Beside the newest, 3 where nothing is said: the best, and the one being written."""
+    monkeypatch.setenv("SAVE_FREQ", "2")
+    monkeypatch.setenv("SAVE_KEEP", keep)
     assert runner.run(RECIPES["rank_grpo"], ["--dry-run"]) == 0
-    assert "checkpoints: 4, 3 of them kept" in capsys.readouterr().out  # beside the newest: the best, one being written
+    assert f"checkpoints: 15, {kept} of them kept" in capsys.readouterr().out
 
 
 def test_a_dry_run_refuses_what_a_run_refuses(variables, monkeypatch, tmp_path: Path, capsys) -> None:

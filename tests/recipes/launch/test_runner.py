@@ -1,8 +1,10 @@
 """What the user sees of a run, and the exit status a script gets: trained, failed, interrupted, resumed."""
 
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +79,23 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tupl
     log = (tmp_path / "run" / "run.log").read_text()
     assert {"a word of verl", "and of Ray", "and of a child"} <= set(log.splitlines())
     assert (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_without_a_terminal_lines_say_how_far_a_run_is(
+    run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stderr of this test is a file."""
+    monkeypatch.setattr("convrec.progress.SECONDS", 0.5)
+
+    def train(config: DictConfig) -> None:
+        time.sleep(0.8)
+        Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 3, "data": {"train/loss": 2.5}}\n')
+        time.sleep(1.8)
+
+    status, err = run(train)
+    assert status == 0
+    assert "Training:   0% 0/9 [00:00<?, ?step/s, starting]\n" in err
+    assert re.search(r"^Training:  33% 3/9 \[00:0.*, loss 2\.5\]$", err, re.MULTILINE)
 
 
 def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
@@ -228,6 +247,22 @@ def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: 
     warnings = runner._frequency_warnings(OmegaConf.create({"trainer": trainer}))
     assert len(warnings) == (said is not None)
     assert said is None or said in warnings[0]
+
+
+def test_checkpoints_that_an_earlier_start_kept_are_not_removed_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six are there; of three to keep there are five at most, with the best and one of a run that was killed."""
+    monkeypatch.delenv("SAVE_KEEP", raising=False)
+    for step in range(1, 7):
+        saved(tmp_path, step)
+    with pytest.raises(UserError, match=r"holds 6 checkpoints.*SAVE_KEEP=all keeps them"):
+        runner._refuse_to_remove_unasked(tmp_path, 3, [])
+    runner._refuse_to_remove_unasked(tmp_path, 4, [])
+    runner._refuse_to_remove_unasked(tmp_path, None, [])
+    runner._refuse_to_remove_unasked(tmp_path, 3, ["trainer.max_actor_ckpt_to_keep=3"])
+    monkeypatch.setenv("SAVE_KEEP", "3")
+    runner._refuse_to_remove_unasked(tmp_path, 3, [])
 
 
 def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp_path: Path) -> None:

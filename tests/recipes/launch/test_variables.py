@@ -126,6 +126,7 @@ def test_command_line_wins_over_the_variable(
         ("KL_LOSS_COEF", "-1e-3", "at least 0"),
         ("GPU_MEMORY_UTILIZATION", "80", "at most 1"),
         ("SAVE_FREQ", "often", "an integer"),
+        ("SAVE_KEEP", "0", "a positive integer, or all"),
     ],
 )
 def test_wrong_value_names_variable_value_and_mend(name: str, text: str, told: str) -> None:
@@ -133,6 +134,10 @@ def test_wrong_value_names_variable_value_and_mend(name: str, text: str, told: s
         overrides_from_environment(RANK_GRPO, {name: text})
     assert str(error.value).startswith(f"{name}={text}: expected ")
     assert told in str(error.value)
+
+
+def test_all_checkpoints_can_be_kept() -> None:
+    assert overrides_from_environment(RANK_GRPO, {"SAVE_KEEP": "all"}) == ["trainer.max_actor_ckpt_to_keep=null"]
 
 
 def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> None:
@@ -289,6 +294,7 @@ def test_full_scale_rl_is_the_papers(defaults: dict[str, DictConfig]) -> None:
     assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, 48)  # mu = 1
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
     assert (config.trainer.total_epochs, config.data.seed) == (2, 3407)
+    assert (config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep) == (200, 3)  # of 79
     assert config.convrec.num_items == 20
     assert (config.convrec.reward, config.convrec.preset) == ("exp_inf", "paper")
     assert (config.convrec.overflow_penalty, config.convrec.underflow_penalty) == (-0.1, -0.1)
@@ -303,6 +309,7 @@ def test_full_scale_sft_is_the_papers(defaults: dict[str, DictConfig]) -> None:
     optim = config.optim
     assert (optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps_ratio) == (5e-5, "cosine", 0.05)
     assert (config.trainer.total_epochs, config.trainer.save_freq) == (10, 100)
+    assert config.trainer.max_ckpt_to_keep is None  # the paper goes on from step 1500, not from the last
     assert (config.trainer.seed, config.data.seed) == (3407, 3407)
     assert "hf_model" in config.checkpoint.save_contents
 
