@@ -48,9 +48,11 @@ class ChatCompletions:
 
     async def _create(self, request: dict[str, Any]) -> Any:
         messages = [{"role": message["role"], "content": _text(message["content"])} for message in request["messages"]]
-        asked = ChatCompletionRequest(**request | {"messages": without_control_tokens(messages, self.tokenizer)})
+        messages = without_control_tokens(messages, self.tokenizer)
         try:
-            answer = await self.serving.create_chat_completion(asked)
+            answer = await self.serving.create_chat_completion(
+                ChatCompletionRequest(**request | {"messages": messages})
+            )
         except Exception as error:
             answer = create_error_response(error)  # as vLLM's own server does: what is the request's fault is a 4xx
             if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -18,6 +18,7 @@ STATUS_SECONDS = 1.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 lets everything else on the machine go first
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",  # a count over log-probs: seconds at every start
@@ -52,13 +53,16 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
         import ray
         from ray import serve
         from ray.serve.config import HTTPOptions
+        from ray.serve.schema import LoggingConfig
 
         from recipes.serving.app import build
 
         try:
-            serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=host, port=port))
+            logs = LoggingConfig(enable_access_log=False)
+            options = HTTPOptions(host=host, port=port)
+            serve.start(proxy_location="HeadOnly", http_options=options, logging_config=logs)
             try:
-                serve.run(build(settings, replicas))
+                serve.run(build(settings, replicas), logging_config=logs)
             except RuntimeError as error:
                 raise UserError(_why(str(error))) from None
             ready()

@@ -54,15 +54,13 @@ class ModelServer:
         return {"version": self.model.version, "catalog_items": items}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        conversation, k = request.pop("conversation"), request.pop("k")
         with self._refusals():
-            found = await self._with_catalog().arecommend(conversation, k, **request)
+            found = await self._with_catalog().arecommend(**request)
         return asdict(found)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        conversation, k = request.pop("conversation"), request.pop("k")
         with self._refusals():
-            end, items = self._with_catalog().open_stream(conversation, k, **request)
+            end, items = self._with_catalog().open_stream(**request)
             async for item in items:
                 yield "item", asdict(item)
         yield "end", {key: value for key, value in asdict(end).items() if key != "items"}
