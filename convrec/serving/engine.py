@@ -30,7 +30,7 @@ class Engine:
     def __init__(
         self,
         model: str,
-        trie_file: str,
+        trie_file: str | None,
         *,
         max_model_len: int,
         tensor_parallel: int = 1,
@@ -38,7 +38,10 @@ class Engine:
         gpu_memory_utilization: float = 0.85,
         **settings: Any,
     ):
-        """settings: further arguments of vLLM's engine. Blocks until it is ready; raises what vLLM does."""
+        """trie_file: of the catalog; None: for free text alone. settings: further arguments of vLLM's engine.
+
+        Blocks until it is ready; raises what vLLM does.
+        """
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
         _, of_machine = engine_settings(dtype, gpu_memory_utilization)
@@ -48,12 +51,12 @@ class Engine:
             "model": model,
             "tensor_parallel_size": tensor_parallel,
             "max_model_len": max_model_len,
-            "logits_processors": [PROCESSOR],
-            "additional_config": {TRIE: trie_file},
-            "logprobs_mode": "processed_logprobs",  # of the constrained policy: scores
             "worker_extension_cls": FOLLOWER,
             **settings,
         }
+        if trie_file:
+            self._settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: trie_file}}
+            self._settings["logprobs_mode"] = "processed_logprobs"  # of the constrained policy: scores
         self._numbers = itertools.count()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="convrec-engine", daemon=True)
