@@ -20,6 +20,7 @@ COMMANDS = {  # what is typed -> (module, help)
     "gpu-check": ("recipes.gpu_check", "does all that a run needs of GPUs work on this machine?"),
     "recommend": ("recipes.recommend", "lists for the conversations of a file"),
     "evaluate": ("recipes.evaluate", "metrics of a model, or of every checkpoint"),
+    "serve": ("recipes.serve", "a model over HTTP, with a chat page"),
     "plot": ("recipes.plot", "curves of one run or several"),
     "report": ("recipes.report", "one HTML file about a run, or several side by side"),
     "matrix": ("recipes.matrix", "many trainings, evaluated alike"),

@@ -50,6 +50,7 @@ from recipes.report import report as write_report
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
 HERE = Path(__file__).resolve().parent.parent
+OUT = Path("outputs/demo")  # `make serve` serves what is there
 KS = (5, 10, 20)
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
 
@@ -236,9 +237,15 @@ def _summarise(scored: dict[str, dict[str, Any]], settings: dict[str, Any], prog
     }
 
 
+def how_to_talk(out: Path) -> str:
+    """The demo's last words, on stderr."""
+    serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
+    return f"talk to the model in a browser: {'make serve' if out == OUT else serve}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--sft-steps", type=int, default=SFT_STEPS)
     parser.add_argument("--rl-steps", type=int, default=RL_STEPS)
     options = parser.parse_args()
@@ -246,14 +253,16 @@ def main() -> int:
     summary = out / "summary.json"
     if summary.exists():
         say(f"{out} holds a finished demo, which is not overwritten. To start anew: rm -r {out} && make demo")
-        print(summary)
+        print(summary, flush=True)
+        say(how_to_talk(out))
         return 0
     free = shutil.disk_usage(out.parent if out.parent.exists() else Path.cwd()).free
     if free < 2 * 2**30:
         say(f"error: {out}: the demo needs 2 GiB of disk, {free / 2**30:.1f} GiB are free")
         return 2
     try:
-        print(run(out.resolve(), options.sft_steps, options.rl_steps))
+        print(run(out.resolve(), options.sft_steps, options.rl_steps), flush=True)
+        say(how_to_talk(out))
     except UserError as error:
         say(f"error: {error}")
         return 1

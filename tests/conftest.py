@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -141,3 +142,18 @@ def line_tokenizer() -> Any:
     texts = ["Toy Story (1995)\nToy Story 2 (1999)\nAmélie (2001)\nHeat (1995)\n"] * 4
     trained.train_from_iterator(texts, vocab_size=330, min_frequency=1, special_tokens=["<end>"])
     return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """An installed Chromium, driven by Playwright; it loads nothing from elsewhere."""
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not found:
+        pytest.skip("the chat page is tested in a browser: install one (apt-get install chromium)")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=[*quiet, "--disable-sync"])
+        yield started
+        started.close()

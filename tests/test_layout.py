@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.evaluation": LIBRARY,
     "recipes.batch": LIBRARY | {"data_prep.own_data"},
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
+    "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},
 }
 MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.commands"}

@@ -1,8 +1,12 @@
 """What verl, Ray and vLLM must be told about this machine, in environment variables."""
 
 import os
+import sys
+from typing import Any
 
 from recipes.preflight.host import usable_cores
+
+RAY_STARTS = 3
 
 
 def set_thread_policy() -> None:
@@ -49,3 +53,21 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
             "TORCH_COMPILE_DISABLE": "1",
         }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def init_ray(**options: Any) -> None:
+    """ray.init, more than once where the machine is busy.
+
+    Ray gives its agent 15 s to start, which is little on busy cores; the next time its imports are cached.
+    """
+    import ray
+
+    for attempt in range(1, RAY_STARTS + 1):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:
+            if attempt == RAY_STARTS or "timed out during startup" not in str(error):
+                raise
+            print(f"Ray did not start ({error}); once more", file=sys.stderr)
+            ray.shutdown()

@@ -12,16 +12,14 @@ from convrec.checkpoints.plain_load import use_plain_load
 from convrec.lists import user_rewards
 from convrec.runs import guard
 from convrec.training import registration, tracking
-from recipes.launch.environment import process_environment
+from recipes.launch.environment import init_ray, process_environment
 from recipes.launch.recipe import Recipe
 from recipes.preflight import finding, findings
 
-RAY_STARTS = 3
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
 
 def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
-    import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
@@ -39,16 +37,7 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
     # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
-    for attempt in range(1, RAY_STARTS + 1):
-        try:
-            ray.init(runtime_env=runtime_env, **options)
-            return
-        except Exception as error:
-            # Ray gives its agent 15 s to start, which is little on busy cores; the next time its imports are cached
-            if attempt == RAY_STARTS or "timed out during startup" not in str(error):
-                raise
-            print(f"Ray did not start ({error}); once more", file=sys.stderr)
-            ray.shutdown()
+    init_ray(runtime_env=runtime_env, **options)
 
 
 def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:

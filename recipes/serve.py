@@ -1,0 +1,132 @@
+"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serving.md
+
+    convrec serve --model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
+    convrec serve --judge checkpoints/judge
+
+MODEL is a run folder, RUN/global_step_N, a LoRA adapter, a Hugging Face folder or id; NAME=MODEL gives it a name, and
+several --model are several models behind one service, with one --catalog for all or one for each, in their order.
+--judge serves a model for chat completions alone. Where others than this machine can reach it (--host), the variable
+SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY`. Ctrl-C stops it.
+"""
+
+if __name__ == "__main__":  # before imports that take seconds
+    from convrec.runs import supervisor
+
+    supervisor.begin()
+
+import argparse
+import ipaddress
+import os
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from convrec.checkpoints.models import check_model_path
+from convrec.errors import UserError
+from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key
+
+STATE = Path("outputs/serve")
+PORT = 8000
+
+
+def service_of(options: argparse.Namespace) -> ServiceSettings:
+    """The settings of the command line. Raises UserError for what can be seen to be wrong before anything starts."""
+    given, catalogs = options.model or [], options.catalog or []
+    if not given and not options.judge:
+        raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
+    if given and len(catalogs) not in (1, len(given)):
+        raise UserError(f"--catalog: {len(catalogs)} for {len(given)} --model; give one for all, or one for each")
+    for catalog in catalogs:
+        if not Path(catalog).is_file():
+            raise UserError(f"--catalog {catalog}: no such file")
+    catalogs = catalogs * len(given) if len(catalogs) == 1 else catalogs
+    pairs = [*zip(given, catalogs, strict=True), *((judge, None) for judge in options.judge or [])]
+    models = [_model(text, catalog, options) for text, catalog in pairs]
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
+    try:
+        limits = Limits(**{name: getattr(options, name) for name in Limits.model_fields})
+    except ValidationError as error:
+        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
+    loopback = is_loopback(options.host)
+    check_key(os.environ.get(KEY_VARIABLE), loopback)
+    return ServiceSettings(models=models, limits=limits, loopback=loopback)
+
+
+def _model(text: str, catalog: str | None, options: argparse.Namespace) -> ModelSettings:
+    name, is_named, path = text.partition("=")
+    if not is_named or "/" in name:
+        name, path = "", text
+    option = "--model " if catalog else "--judge "
+    path = check_model_path(path, option)
+    folder = Path(path)
+    try:
+        return ModelSettings(
+            name=name or (folder.resolve().name if folder.is_dir() else folder.name),
+            path=str(folder.resolve()) if folder.is_dir() else path,
+            catalog=str(Path(catalog).resolve()) if catalog else None,
+            state=str((options.state / (name or folder.resolve().name)).resolve()) if catalog else None,
+            tensor_parallel=options.tensor_parallel,
+        )
+    except ValidationError:
+        raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def parser() -> argparse.ArgumentParser:
+    summary, _, rest = (__doc__ or "").partition("\n")
+    formatter = argparse.RawDescriptionHelpFormatter
+    found = argparse.ArgumentParser(
+        prog="python -m recipes.serve", description=summary, epilog=rest, formatter_class=formatter
+    )
+    add, limits = found.add_argument, Limits()
+    add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
+    add("--catalog", action="append", metavar="FILE", help="its items: parquet of data_prep, JSONL or CSV")
+    add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
+    add("--host", default="127.0.0.1", help="the address to bind to")
+    add("--port", type=int, default=PORT)
+    add("--replicas", type=int, default=1, help="engines of every model")
+    add("--tensor-parallel", type=int, default=1, help="GPUs of an engine")
+    add("--state", type=Path, default=STATE, help="folder that keeps changes of the catalogs, in a folder a model")
+    add("--max-concurrent", type=int, default=limits.max_concurrent, help="requests at once; more get 429")
+    add("--max-body-bytes", type=int, default=limits.max_body_bytes, help="of a request; more gets 413")
+    add("--max-turns", type=int, default=limits.max_turns, help="of a conversation; more gets 400")
+    add("--max-items", type=int, default=limits.max_items, help="of a list (k); more gets 400")
+    add("--timeout-seconds", type=float, default=limits.timeout_seconds, help="for an answer; then it gets 504")
+    return found
+
+
+def main() -> int:
+    options = parser().parse_args()
+    address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
+    try:
+        settings = service_of(options)
+        from recipes.serving.local import serve_here
+
+        names = ", ".join(model.name for model in settings.models)
+        print(f"starting {names}", file=sys.stderr, flush=True)
+
+        def ready() -> None:
+            page = f"; the chat page: {address}/" if settings.models[0].catalog else f"; {address}/v1/chat/completions"
+            print(f"serving {names}{page} (Ctrl-C stops)", flush=True)
+
+        serve_here(settings, options.host, options.port, options.replicas, ready)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

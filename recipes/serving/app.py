@@ -1,0 +1,47 @@
+"""The application for Ray Serve: `import_path: recipes.serving.app:build` in a file of `serve deploy`.
+
+`args` are ServiceSettings (recipes/serving/schema.py). Replicas, autoscaling and resources are Ray Serve's own settings
+of the deployments: the one called `front`, and one for each model under its name.
+"""
+
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from recipes.serving.front import Front
+from recipes.serving.model import ModelServer
+from recipes.serving.schema import ModelSettings, ServiceSettings
+
+FRONT = "front"
+HEALTH_SECONDS = 2.0
+
+
+def build(args: ServiceSettings, replicas: int = 1) -> Application:
+    """One deployment a model with so many replicas, and the front. GPUs are asked for where Ray has them."""
+    names = [model.name for model in args.models]
+    if len({*names, FRONT}) <= len(names):
+        raise ValueError(f"models: every name once, and none of them {FRONT!r}: {', '.join(names)}")
+    most = args.limits.max_concurrent
+    models = {
+        model.name: _deployment(model, most, replicas).bind(model, args.limits.max_items) for model in args.models
+    }
+    # more than the limit, so that it is the front that refuses, with a reason
+    front = Front.options(name=FRONT, max_ongoing_requests=2 * most + 64, ray_actor_options={"num_cpus": 0})
+    return front.bind(args, models)
+
+
+def _deployment(model: ModelSettings, max_concurrent: int, replicas: int) -> Any:
+    return serve.deployment(
+        ModelServer,
+        name=model.name,
+        num_replicas=replicas,
+        max_ongoing_requests=max_concurrent,  # vLLM has a queue of its own
+        health_check_period_s=HEALTH_SECONDS,
+        ray_actor_options={"num_cpus": 0, "num_gpus": model.tensor_parallel if _has_gpus() else 0},
+    )
+
+
+def _has_gpus() -> bool:
+    return ray.is_initialized() and bool(ray.cluster_resources().get("GPU"))

@@ -1,0 +1,64 @@
+"""Chat completions by vLLM's own serving classes, on an engine that runs already."""
+
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.engine.protocol import ErrorResponse
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.render.serving import OpenAIServingRender
+from vllm.entrypoints.serve.utils.error_response import create_error_response
+
+from convrec.data.chat import without_control_tokens
+from recipes.serving.errors import Refused
+
+
+class ChatCompletions:
+    """What the model's tokenizer reads as a special token stays text in a message."""
+
+    def __init__(self, engine: Any, name: str, path: str) -> None:
+        """
+        Args:
+            engine: vLLM's AsyncLLM. The methods must run in its event loop.
+            name: under which the model is asked.
+            path: the model's folder.
+        """
+        models = OpenAIServingModels(engine, [BaseModelPath(name=name, model_path=path)])
+        common: dict[str, Any] = {
+            "request_logger": None,
+            "chat_template": None,  # the model's own; a request can bring none
+            "chat_template_content_format": "string",
+        }
+        self.tokenizer = engine.renderer.tokenizer
+        render = OpenAIServingRender(engine.model_config, engine.renderer, models.registry, **common)
+        self.serving = OpenAIServingChat(engine, models, "assistant", openai_serving_render=render, **common)
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a ChatRequest -> OpenAI's chat.completion. Raises Refused."""
+        completion = await self._create(request)
+        return completion.model_dump(mode="json", exclude_none=True)
+
+    async def stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
+        """OpenAI's server-sent events, as text."""
+        async for chunk in await self._create(request | {"stream": True}):
+            yield chunk
+
+    async def _create(self, request: dict[str, Any]) -> Any:
+        messages = [{"role": message["role"], "content": _text(message["content"])} for message in request["messages"]]
+        asked = ChatCompletionRequest(**request | {"messages": without_control_tokens(messages, self.tokenizer)})
+        try:
+            answer = await self.serving.create_chat_completion(asked)
+        except Exception as error:
+            answer = create_error_response(error)  # as vLLM's own server does: what is the request's fault is a 4xx
+            if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+        if isinstance(answer, ErrorResponse):
+            raise Refused(answer.error.code, answer.error.message, answer.error.param)
+        return answer
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -1,0 +1,48 @@
+"""What a request is refused with: a status, a sentence, and the field it is about, in the form of OpenAI's errors."""
+
+from typing import Any
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed_error",
+    408: "timeout_error",
+    413: "request_too_large_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Refused(Exception):
+    """A request that gets no answer. All of it is in `args`, so that it survives the way between processes."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry_after: int | None = None) -> None:
+        """
+        Args:
+            status: of HTTP.
+            message: what is wrong and what to do.
+            param: the field of the body, or the parameter, that it is about.
+            retry_after: seconds after which the same request may be answered.
+        """
+        super().__init__(status, message, param, retry_after)
+        self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return error_body(self.status, self.message, self.param)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}

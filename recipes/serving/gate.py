@@ -1,0 +1,146 @@
+"""What every request passes before it reaches a route: host, key, size, how many at once. Pure ASGI, no Ray."""
+
+import asyncio
+import hmac
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from recipes.serving.errors import Refused
+from recipes.serving.metrics import Metrics
+from recipes.serving.schema import KEY_VARIABLE, Limits
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OWN_NAMES = {"127.0.0.1", "localhost", "[::1]"}  # of this machine, in the header Host
+WITH_KEY = ("/v1/", "/metrics")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
+
+
+class ClientGone(Exception):
+    """The client has closed the connection before its request was whole."""
+
+
+class Gate:
+    """ASGI middleware around the whole application.
+
+    On a loopback service another name in `Host` is refused: a page of a stranger whose name points at 127.0.0.1 would
+    pass the browser's check of origins. A body is read here, whole and bounded, before the request takes one of the
+    places, so that slow senders hold none.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, key: str | None, loopback: bool, metrics: Metrics) -> None:
+        self.app, self.limits, self.key, self.loopback, self.metrics = app, limits, key, loopback, metrics
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # there is none
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.monotonic(), CLIENT_CLOSED
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, watched)
+        except Refused as refused:
+            response = JSONResponse(refused.body, refused.status, refused.headers)
+            await response(scope, receive, watched)  # type: ignore[arg-type]
+        except ClientGone:
+            pass
+        finally:
+            self.metrics.count(scope["path"], scope["method"], status, time.monotonic() - start)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if self.loopback and headers.get("host", "localhost").rsplit(":", 1)[0].lower() not in OWN_NAMES:
+            names = ", ".join(sorted(OWN_NAMES))
+            raise Refused(403, f"this service is for this machine alone, under the names {names}")
+        if self.key and scope["path"].startswith(WITH_KEY) and not self._has_key(headers):
+            raise Refused(401, f"give the service's key ({KEY_VARIABLE}) as `Authorization: Bearer KEY`")
+        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self.app(scope, receive, send)
+            return
+        body = await self._body(headers, receive)
+        _check_text(body)
+        if self.running >= self.limits.max_concurrent:
+            raise Refused(
+                429, f"{self.running} requests are being answered, the most of this service; ask again", retry_after=1
+            )
+        self.running += 1
+        self.metrics.running.set(self.running)
+        try:
+            await self.app(scope, _replayed(body, receive), send)
+        finally:
+            self.running -= 1
+            self.metrics.running.set(self.running)
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        assert self.key
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key.encode())
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        most = self.limits.max_body_bytes
+        too_large = Refused(413, f"the body is larger than {most:,} bytes, the most of this service")
+        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.timeout_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise too_large
+                    if not message.get("more_body"):
+                        return bytes(body)
+        except TimeoutError:
+            seconds = self.limits.timeout_seconds
+            raise Refused(408, f"the body was not there after {seconds:g} s, the most of this service") from None
+
+
+def _check_text(body: bytes) -> None:
+    """Raise Refused for a JSON text with half of a surrogate pair: Python reads it, and cannot write it again."""
+    if not _SURROGATE.search(body):
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refused(400, "the body has half of a surrogate pair (\\ud800 to \\udfff): no character") from None
+    except (ValueError, RecursionError):
+        pass  # no JSON, as the route will say
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, then what else the server says (that the client has gone)."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,291 @@
+"""The routes: recommendations, chat completions, the catalog, the chat page, health and metrics. No Ray, no engine."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from recipes.serving.errors import Refused, error_body
+from recipes.serving.gate import Gate
+from recipes.serving.metrics import CONTENT_TYPE, Metrics
+from recipes.serving.schema import (
+    CatalogChange,
+    CatalogItems,
+    ChatRequest,
+    ItemName,
+    ModelCard,
+    ModelList,
+    RecommendationRequest,
+    Recommendations,
+    ServiceSettings,
+)
+
+PAGE = Path(__file__).with_name("page")
+HEALTH_SECONDS = 5.0
+MOST_IDS = 10_000
+PAGE_HEADERS = {
+    # nothing from elsewhere, nothing inline: a title can be no script
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "what is wrong with the request, and the field"},
+    401: {"description": "the key is missing or another"},
+    404: {"description": "no such model"},
+    413: {"description": "the body is too large"},
+    429: {"description": "too many requests at once; Retry-After says when to ask again"},
+    503: {"description": "the model's process has ended and starts again; Retry-After says when to ask again"},
+    504: {"description": "no answer within the service's limit of time"},
+}
+SENTENCES = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}
+_ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
+T = TypeVar("T")
+
+
+class Model(Protocol):
+    """One model behind the service. Every method may raise Refused."""
+
+    async def describe(self) -> dict[str, Any]:
+        """{"version", "catalog_items"}."""
+
+    async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A RecommendationRequest's fields -> those of Recommendations, but `model`."""
+
+    def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """("item", fields of Item) for each, then ("end", the rest)."""
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A ChatRequest's fields -> OpenAI's chat.completion."""
+
+    def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
+        """OpenAI's server-sent events, as text."""
+
+    async def put_items(self, items: list[dict[str, Any]]) -> int:
+        """How many items the catalog has then."""
+
+    async def delete_items(self, ids: list[str | int]) -> int:
+        """How many items the catalog has then."""
+
+    async def metrics(self) -> dict[str, str]:
+        """Replica -> its figures in Prometheus' form."""
+
+
+def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
+    """The application. key: what /v1 and /metrics ask for; None asks for nothing."""
+    app = FastAPI(
+        title="convrec",
+        version=version("convrec"),
+        description="Recommendations for a conversation, chat completions of the same models, and their catalogs.",
+        docs_url=None,  # those pages load scripts from a CDN
+        redoc_url=None,
+    )
+    routes = Routes(settings, models)
+    routes.add_to(app)
+    routes.metrics = Metrics(route.path for route in app.routes)  # type: ignore[attr-defined]
+    app.add_middleware(
+        Gate,  # type: ignore[arg-type]
+        limits=settings.limits,
+        key=key,
+        loopback=settings.loopback,
+        metrics=routes.metrics,
+    )
+    app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+class Routes:
+    def __init__(self, settings: ServiceSettings, models: Mapping[str, Model]) -> None:
+        self.limits, self.models = settings.limits, models
+        self.created = int(time.time())
+        self.metrics: Metrics
+
+    def add_to(self, app: FastAPI) -> None:
+        errors: dict[str, Any] = {"responses": REFUSALS}
+        post, get = app.post, app.get
+        post("/v1/recommendations", response_model=Recommendations, **errors)(self.recommend)
+        post("/v1/chat/completions", **errors)(self.chat)
+        get("/v1/models", response_model=ModelList)(self.list_models)
+        get("/v1/models/{name}", response_model=ModelCard)(self.get_model)
+        app.put("/v1/catalog/items", response_model=CatalogChange, **errors)(self.put_items)
+        app.delete("/v1/catalog/items", response_model=CatalogChange, **errors)(self.delete_items)
+        get("/health")(self.health)
+        get("/metrics", response_class=PlainTextResponse)(self.get_metrics)
+        for path, file in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
+            app.add_api_route(path, _page(file), include_in_schema=False)
+
+    async def recommend(self, request: RecommendationRequest) -> Response:
+        """A ranked list of the catalog's items for a conversation."""
+        name, model = self._model(request.model)
+        if request.k > self.limits.max_items:
+            raise Refused(400, f"k: {request.k} is more than {self.limits.max_items}, the most of this service", "k")
+        if not isinstance(request.conversation, str):
+            self._check_turns(len(request.conversation), "conversation")
+        asked = request.model_dump(exclude={"stream", "model"})
+        if not request.stream:
+            return JSONResponse({"model": name, **await self._in_time(model.recommend(asked))})
+        events = self._each_in_time(model.recommend_stream(asked))
+        texts = (_event(kind, data if kind == "item" else {"model": name, **data}) async for kind, data in events)
+        return await _stream(texts, lambda refused: _event("error", refused.body))
+
+    async def chat(self, request: ChatRequest) -> Response:
+        """OpenAI's chat completions, of the model as it is: free text, no catalog."""
+        name, model = self._model(request.model)
+        self._check_turns(len(request.messages), "messages")
+        asked = request.model_dump(exclude_none=True, exclude={"user"}) | {"model": name}
+        if not request.stream:
+            return JSONResponse(await self._in_time(model.chat(asked)))
+        chunks = self._each_in_time(model.chat_stream(asked))
+        return await _stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
+
+    async def list_models(self) -> ModelList:
+        return ModelList(data=[await self.get_model(name) for name in self.models])
+
+    async def get_model(self, name: str) -> ModelCard:
+        name, model = self._model(name)
+        return ModelCard(id=name, created=self.created, **await self._in_time(model.describe()))
+
+    async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
+        """Add items to the catalog, or write them anew. The next request can be recommended them."""
+        name, chosen = self._model(model)
+        items = [item.model_dump() for item in body.items]
+        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.put_items(items)))
+
+    async def delete_items(
+        self,
+        item_id: Annotated[list[ItemName], Query(min_length=1, max_length=MOST_IDS)],
+        model: Annotated[str | None, Query()] = None,
+    ) -> CatalogChange:
+        """Remove items from the catalog. No request that comes later is recommended them."""
+        name, chosen = self._model(model)
+        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.delete_items(list(item_id))))
+
+    async def health(self) -> JSONResponse:
+        """200 when every model answers, else 503; what is wrong with each."""
+        states = await asyncio.gather(*map(_state, self.models.values()))
+        is_well = all(state == "ok" for state in states)
+        body = {"status": "ok" if is_well else "unavailable", "models": dict(zip(self.models, states, strict=True))}
+        return JSONResponse(body, 200 if is_well else 503)
+
+    async def get_metrics(self) -> Response:
+        of_replicas: dict[str, str] = {}
+        for model in self.models.values():
+            of_replicas |= await self._in_time(model.metrics())
+        return Response(self.metrics.text(of_replicas), media_type=CONTENT_TYPE)
+
+    def _model(self, name: str | None) -> tuple[str, Model]:
+        name = name or next(iter(self.models))
+        if name not in self.models:
+            raise Refused(404, f"model: there is no {name[:80]!r}; there is {', '.join(self.models)}", "model")
+        return name, self.models[name]
+
+    def _check_turns(self, turns: int, field: str) -> None:
+        if turns > self.limits.max_turns:
+            most = self.limits.max_turns
+            raise Refused(400, f"{field}: {turns:,} turns, more than {most}, the most of this service", field)
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self.limits.timeout_seconds):
+                return await answer
+        except TimeoutError:
+            raise self._too_late() from None
+
+    async def _each_in_time(self, events: AsyncIterator[T]) -> AsyncIterator[T]:
+        while True:
+            try:
+                async with asyncio.timeout(self.limits.timeout_seconds):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise self._too_late() from None
+            yield event
+
+    def _too_late(self) -> Refused:
+        seconds = self.limits.timeout_seconds
+        return Refused(504, f"no answer within {seconds:g} s, the most of this service; ask again", retry_after=5)
+
+
+def _page(file: str) -> Any:
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / file, headers=PAGE_HEADERS)
+
+    return page
+
+
+async def _state(model: Model) -> str:
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            await model.describe()
+    except Refused as refused:
+        return refused.message
+    except TimeoutError:
+        return f"no answer within {HEALTH_SECONDS:g} s: the model's process starts, or is busy"
+    return "ok"
+
+
+def _event(kind: str, data: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+
+async def _stream(events: AsyncIterator[str], as_event: Any) -> StreamingResponse:
+    """Server-sent events. What is refused before the first has a status of its own; later it is an event."""
+    first = await anext(events, "")
+
+    async def all_events() -> AsyncIterator[str]:
+        yield first
+        try:
+            async for event in events:
+                yield event
+        except Refused as refused:
+            yield as_event(refused)
+
+    return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _refused(request: Request, refused: Refused) -> JSONResponse:
+    return JSONResponse(refused.body, refused.status, refused.headers)
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    """The first field that is wrong; of its alternatives what was found deepest. What was sent is not repeated."""
+    errors = [(*_place(one["loc"]), one) for one in error.errors()]
+    field = errors[0][0]
+    _, place, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
+    message = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}.get(
+        wrong["type"], wrong["msg"]
+    )
+    return JSONResponse(error_body(400, f"{place or 'body'}: {message}", field), 400)
+
+
+def _place(loc: Sequence[str | int]) -> tuple[str | None, str]:
+    """Of an error of pydantic: (the field of the body, the field and what is wrong in it: conversation.0.role)."""
+    names = [str(part)[:100] for part in loc if part != "body" and not _ALTERNATIVE.match(str(part))]
+    if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # the place of a JSON error
+        return None, ""
+    return names[0], ".".join(names)
+
+
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """No such path, another method, a body that cannot be read."""
+    return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    """A bug of ours: its details are in the log alone."""
+    return JSONResponse(error_body(500, "the service failed at this request; its log says why"), 500)

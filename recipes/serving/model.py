@@ -1,0 +1,123 @@
+"""One model with its engine: what a Ray Serve replica of it does. The front calls these methods by their names."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from convrec.errors import UserError
+from convrec.generation.prompts import load_tokenizer
+from convrec.serving.served_model import find_model
+from recipes.serving.errors import Refused
+from recipes.serving.schema import ModelSettings, RecommendationRequest
+
+FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
+MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
+NO_CATALOG = Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
+
+
+class ModelServer:
+    """Blocks until the engine is ready. Raises UserError for a model or a catalog that cannot be served.
+
+    When the engine is gone, the process ends: Ray Serve starts another, and what was being answered is asked again.
+    """
+
+    def __init__(self, settings: ModelSettings, max_items: int) -> None:
+        from convrec.serving.engine import Engine
+        from convrec.serving.recommender import Recommender
+        from recipes.serving.chat import ChatCompletions
+
+        self.name = settings.name
+        self.recommender: Recommender | None = None
+        if settings.catalog:
+            self.recommender = Recommender.load(
+                settings.path,
+                settings.catalog,
+                state=settings.state,
+                max_items=max_items,
+                tensor_parallel=settings.tensor_parallel,
+            )
+            self.engine, self.model = self.recommender.engine, self.recommender.model
+        else:
+            self.model = find_model(settings.path, Path(), None, None)
+            _, context = load_tokenizer(self.model.path)
+            length = min(context, MOST_TOKENS)
+            self.engine = Engine(self.model.path, None, max_model_len=length, tensor_parallel=settings.tensor_parallel)
+        self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
+
+    async def describe(self) -> dict[str, Any]:
+        items = None if self.recommender is None else len(self.recommender.catalog)
+        return {"version": self.model.version, "catalog_items": items}
+
+    async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        conversation, k = request.pop("conversation"), request.pop("k")
+        with self._refusals():
+            found = await self._with_catalog().arecommend(conversation, k, **request)
+        return asdict(found)
+
+    async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        conversation, k = request.pop("conversation"), request.pop("k")
+        with self._refusals():
+            end, items = self._with_catalog().open_stream(conversation, k, **request)
+            async for item in items:
+                yield "item", asdict(item)
+        yield "end", {key: value for key, value in asdict(end).items() if key != "items"}
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._refusals():
+            return await self.engine.arun(self.completions.answer(request))
+
+    async def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
+        with self._refusals():
+            async for chunk in self.engine.iterate(self.completions.stream(request)):
+                yield chunk
+
+    async def put_items(self, items: list[dict[str, Any]]) -> int:
+        return await self._change("add_items", items)
+
+    async def delete_items(self, ids: list[str]) -> int:
+        return await self._change("remove_items", ids)
+
+    async def metrics(self) -> tuple[str, str]:
+        """(name of this replica, its figures in Prometheus' form)."""
+        from prometheus_client import generate_latest
+        from ray import serve
+
+        return serve.get_replica_context().replica_id.unique_id, generate_latest().decode()
+
+    def check_health(self) -> None:
+        """Ray Serve calls it every few seconds."""
+        self._end_without_engine()
+
+    async def _change(self, method: str, what: list[Any]) -> int:
+        with self._refusals():
+            recommender = self._with_catalog()
+            await asyncio.to_thread(getattr(recommender, method), what)
+            return len(recommender.catalog)
+
+    def _with_catalog(self) -> Any:
+        if self.recommender is None:
+            raise NO_CATALOG
+        return self.recommender
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """A UserError is the request's fault: 400, with the field that its message begins with."""
+        try:
+            yield
+        except UserError as error:
+            field = str(error).partition(":")[0]
+            raise Refused(400, str(error), field if field in FIELDS else None) from None
+        except Exception:
+            self._end_without_engine()
+            raise
+
+    def _end_without_engine(self) -> None:
+        if not self.engine.is_alive:
+            print(f"{self.name}: its engine is gone (killed, or out of memory); this process ends", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)

@@ -1,0 +1,162 @@
+"""The bodies that the HTTP interface takes and gives, and the settings of a service."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from convrec.errors import UserError
+
+KEY_VARIABLE = "SERVE_API_KEY"
+ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | int  # an id, or `Title (Year)`
+
+
+class Strict(BaseModel):
+    """Unknown fields are refused: a misspelt `exclude` must not be ignored."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class Turn(Strict):
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class RecommendationRequest(Strict):
+    conversation: str | list[Turn] = Field(description="what the user said, or the turns; the last is the user's")
+    k: int = Field(20, ge=1, description="items wanted")
+    seen: list[ItemName] = Field([], description="what the user knows already, as ids or `Title (Year)`: left out")
+    allow: list[ItemName] | None = Field(None, description="only these; null: the whole catalog")
+    exclude: list[ItemName] = Field([], description="not these")
+    stream: bool = Field(False, description="item by item, as server-sent events `item`, then one `end`")
+    model: str | None = Field(None, description="a name of /v1/models; null: the first")
+
+
+class Item(Strict):
+    item_id: str
+    title: str
+    year: int | None
+    rank: int
+    score: float = Field(description="mean log-probability of the item's tokens")
+
+
+class Recommendations(Strict):
+    """The last event of a stream, `end`, is the same without `items`."""
+
+    model: str
+    model_version: str
+    items: list[Item]
+    reason: str | None = Field(description="why there are fewer items than were asked for; null where there are not")
+    prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class TemplateSettings(Strict):
+    enable_thinking: bool
+
+
+class ChatRequest(Strict):
+    """OpenAI's fields that mean something here. Others are refused by name, vLLM's own among them: a template, tools,
+    images, processor arguments and regular expressions are not a stranger's to choose."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    n: int | None = Field(None, ge=1, le=16)
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    chat_template_kwargs: TemplateSettings | None = None
+    user: str | None = None
+
+
+class CatalogItem(BaseModel):
+    model_config = ConfigDict(extra="allow")  # the catalog's further columns
+
+    item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | int
+    title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
+    year: int | None = Field(None, ge=-9999, le=9999)
+
+
+class CatalogItems(Strict):
+    items: list[CatalogItem] = Field(min_length=1, max_length=10_000)
+
+
+class CatalogChange(Strict):
+    model: str
+    catalog_items: int = Field(description="items of the catalog now")
+
+
+class ModelCard(Strict):
+    """`id` to `owned_by` are OpenAI's."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "convrec"
+    version: str
+    catalog_items: int | None = Field(description="null for a judge, which has no catalog")
+
+
+class ModelList(Strict):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Limits(Strict):
+    """What a request may be. More is refused with a 4xx that names the limit."""
+
+    max_body_bytes: int = Field(1 << 20, ge=1)
+    max_turns: int = Field(100, ge=1)
+    max_items: int = Field(100, ge=1)
+    max_concurrent: int = Field(256, ge=1)
+    timeout_seconds: float = Field(60.0, gt=0)
+
+
+class ModelSettings(Strict):
+    """One model of a service."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    path: str
+    catalog: str | None = None  # none: a judge, or another model that is only asked for chat completions
+    state: str | None = None  # folder of the catalog's changes
+    tensor_parallel: int = Field(1, ge=1)
+
+
+class ServiceSettings(Strict):
+    """What the application is built from: `args` of a Ray Serve file."""
+
+    models: list[ModelSettings] = Field(min_length=1)
+    limits: Limits = Limits()
+    loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused
+
+
+def check_key(key: str | None, loopback: bool) -> None:
+    """Raise UserError for a service that anybody could use."""
+    if not key and not loopback:
+        raise UserError(
+            f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text)"
+        )

@@ -1,0 +1,108 @@
+"""The service's application in this process, over a model that needs no engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.serving.errors import Refused
+from recipes.serving.http import build
+from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
+
+TITLES = ("Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie")
+
+
+class Films:
+    """Five films in their order. `refusal` is raised by whatever is asked; `wait` holds an answer back, and
+    a stream after its first item."""
+
+    def __init__(self) -> None:
+        self.items = {str(row): (title, 1980 + row) for row, title in enumerate(TITLES)}
+        self.refusal: Exception | None = None
+        self.wait: asyncio.Event | None = None
+        self.asked: list[dict[str, Any]] = []
+
+    async def describe(self) -> dict[str, Any]:
+        await self._answer({})
+        return {"version": "films-1", "catalog_items": len(self.items)}
+
+    async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self._answer(request)
+        return {"items": self._list(request), **self._rest()}
+
+    async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        if isinstance(self.refusal, Refused) and self.refusal.param:
+            raise self.refusal
+        for item in self._list(request):
+            yield "item", item
+            await self._answer(request)
+        yield "end", self._rest()
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self._answer(request)
+        message = {"role": "assistant", "content": "hello"}
+        return {"object": "chat.completion", "model": request["model"], "choices": [{"index": 0, "message": message}]}
+
+    async def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
+        yield 'data: {"choices": []}\n\n'
+        yield "data: [DONE]\n\n"
+
+    async def put_items(self, items: list[dict[str, Any]]) -> int:
+        await self._answer({"items": items})
+        self.items |= {str(item["item_id"]): (item["title"], item["year"]) for item in items}
+        return len(self.items)
+
+    async def delete_items(self, ids: list[str | int]) -> int:
+        for item_id in map(str, ids):
+            if item_id not in self.items:
+                raise Refused(400, f"item_id: {item_id} is not in the catalog", "item_id")
+            del self.items[item_id]
+        return len(self.items)
+
+    async def metrics(self) -> dict[str, str]:
+        return {"replica1": 'vllm:generation_tokens_total{model_name="films"} 7.0\npython_info 1.0\n'}
+
+    async def _answer(self, request: dict[str, Any]) -> None:
+        self.asked.append(request)
+        if self.wait:
+            await self.wait.wait()
+        if self.refusal:
+            raise self.refusal
+
+    def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        left = [(key, *film) for key, film in self.items.items() if key not in map(str, request["seen"])]
+        return [
+            {"item_id": key, "title": title, "year": year, "rank": rank, "score": -0.5}
+            for rank, (key, title, year) in enumerate(left[: request["k"]], 1)
+        ]
+
+    def _rest(self) -> dict[str, Any]:
+        return {"reason": None, "model_version": "films-1", "prompt_truncated": False}
+
+
+@pytest.fixture
+def films() -> Films:
+    return Films()
+
+
+@pytest.fixture
+def service(films: Films) -> Callable[..., Any]:
+    """The ASGI application; keyword arguments are limits, but `key` and `loopback`."""
+
+    def make(key: str | None = None, loopback: bool = True, **limits: float) -> Any:
+        names = ("films", "other")
+        settings = ServiceSettings(
+            models=[ModelSettings(name=name, path=name) for name in names],
+            limits=Limits(**limits),  # type: ignore[arg-type]
+            loopback=loopback,
+        )
+        return build(settings, dict.fromkeys(names, films), key)
+
+    return make
+
+
+@pytest.fixture
+def client(service: Callable[..., Any]) -> TestClient:
+    return TestClient(service(), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)

@@ -1,0 +1,86 @@
+"""Host, key, size and number of requests, before any route."""
+
+import asyncio
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+ASK = {"conversation": "a film, please"}
+KEY = "k" * 32
+
+
+def test_another_name_of_the_host_is_refused_on_the_loopback_alone(service):
+    assert TestClient(service(), base_url="http://rebound.example:8000").get("/health").status_code == 403
+    for name in ("http://127.0.0.1:8000", "http://localhost", "http://[::1]:8000"):
+        assert TestClient(service(), base_url=name).get("/health").status_code == 200
+    assert TestClient(service(KEY, loopback=False), base_url="http://films.example").get("/health").status_code == 200
+
+
+def test_a_key_is_asked_for_by_v1_and_metrics_and_not_by_page_and_health(service):
+    client = TestClient(service(KEY, loopback=False))
+    for path in ("/v1/models", "/metrics"):
+        refused = client.get(path)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        assert client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+        assert client.get(path, headers={"Authorization": f"Bearer {KEY}x"}).status_code == 401
+        assert client.get(path, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
+        assert client.get(path, headers=[(b"Authorization", b"Bearer \xff\xfe")]).status_code == 401
+    assert [client.get(path).status_code for path in ("/", "/page.js", "/health", "/openapi.json")] == [200] * 4
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_a_413_that_says_the_limit(service, films, chunked):
+    content = b'{"conversation": "' + b"x" * 1000 + b'"}'
+    client = TestClient(service(max_body_bytes=1000), base_url="http://localhost")
+    sent = iter([content[:500], content[500:]]) if chunked else content
+    refused = client.post("/v1/recommendations", content=sent, headers={"Content-Type": "application/json"})
+    assert (refused.status_code, films.asked) == (413, [])
+    assert "larger than 1,000 bytes" in refused.json()["error"]["message"]
+
+
+def test_a_request_too_many_is_a_429_and_places_come_back(service, films):
+    async def scenario():
+        films.wait = asyncio.Event()
+        transport = httpx.ASGITransport(service(max_concurrent=2))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            first = [asyncio.create_task(client.post("/v1/recommendations", json=ASK)) for _ in range(2)]
+            while len(films.asked) < 2:
+                await asyncio.sleep(0)
+            refused = await client.post("/v1/recommendations", json=ASK)
+            pages = await client.get("/")
+            gone = asyncio.create_task(client.post("/v1/recommendations", json=ASK))
+            first[0].cancel()
+            films.wait.set()
+            await asyncio.gather(*first, gone, return_exceptions=True)
+            after = [await client.post("/v1/recommendations", json=ASK) for _ in range(3)]
+            return refused, pages, after
+
+    refused, pages, after = asyncio.run(scenario())
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "2 requests are being answered" in refused.json()["error"]["message"]
+    assert pages.status_code == 200
+    assert [answer.status_code for answer in after] == [200] * 3
+
+
+def test_a_body_that_does_not_come_holds_no_place_and_ends(service):
+    async def scenario():
+        sent = []
+        app = service(max_concurrent=1, timeout_seconds=0.05)
+        scope = {"type": "http", "method": "POST", "path": "/v1/recommendations", "headers": [], "query_string": b""}
+        never = asyncio.Event()
+
+        async def receive():
+            await never.wait()
+
+        async def send(message):
+            sent.append(message)
+
+        slow = asyncio.create_task(app(scope, receive, send))
+        await asyncio.sleep(0)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            meanwhile = await client.post("/v1/recommendations", json=ASK)
+        await slow
+        return sent[0]["status"], meanwhile.status_code
+
+    assert asyncio.run(scenario()) == (408, 200)

@@ -1,0 +1,157 @@
+"""The chat page in a real browser, over a service in this process whose model needs no engine."""
+
+import asyncio
+import re
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from recipes.serving.errors import Refused
+
+KEY = "k" * 32
+
+
+@pytest.fixture
+def address(service, request):
+    """Where the page is served; the parameter, if any, is the service's key."""
+    key = getattr(request, "param", None)
+    server = uvicorn.Server(uvicorn.Config(service(key), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def page(browser, address):
+    """The page, opened; an error in its script, or a request to elsewhere, fails the test."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+    page.on(
+        "request", lambda request: None if request.url.startswith((address, "data:")) else wrong.append(request.url)
+    )
+    page.goto(address)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def titles(page):
+    return page.locator(".answer").last.locator(".title > span:first-child").all_inner_texts()
+
+
+def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films):
+    assert "films, version films-1; 5 items" in page.locator("#about").inner_text()
+    page.keyboard.type("something tense")  # the field has the focus
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    assert titles(page) == ["Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie"]
+    assert page.locator(".answer img").count() == 0  # a title is text
+    assert page.locator(".answer .year").first.inner_text() == "(1980)"
+
+    page.get_by_role("button", name="Seen: Alien (1980)").focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # Like: Heat
+    assert page.locator("[aria-pressed=true]").count() == 2
+    page.locator("#text").focus()
+    page.keyboard.press("Enter")  # likes alone are something to say
+    page.locator(".answer").nth(1).locator("li").nth(2).wait_for()
+    assert titles(page) == ["Ran", "<img src=x onerror=alert(1)>", "Amélie"]
+    asked = films.asked[-1]
+    assert sorted(asked["seen"]) == ["0", "1"]
+    assert asked["conversation"] == [
+        {"role": "user", "content": "something tense"},
+        {
+            "role": "assistant",
+            "content": "Alien (1980)\nHeat (1981)\nRan (1982)\n<img src=x onerror=alert(1)> (1983)\nAmélie (1984)",
+        },
+        {"role": "user", "content": "I liked Heat (1981)."},
+    ]
+
+    page.get_by_role("button", name="Undo: Alien (1980) is seen").click()
+    page.keyboard.type("and older ones")
+    page.keyboard.press("Enter")
+    page.locator(".answer").nth(2).locator("li").nth(3).wait_for()
+    assert titles(page)[0] == "Alien"
+    assert films.asked[-1]["conversation"][-1]["content"] == "and older ones"  # the like was told before
+
+    page.get_by_role("button", name="New conversation").click()
+    assert page.locator(".answer, #marks li").count() == 0
+
+
+def test_items_appear_one_by_one_and_escape_stops(page, films):
+    films.wait = asyncio.Event()
+    page.keyboard.type("slow")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").first.wait_for()
+    assert page.get_by_role("button", name="Stop").is_visible()
+    assert titles(page) == ["Alien"]
+    page.keyboard.press("Escape")
+    page.get_by_role("alert").wait_for()
+    assert page.get_by_role("alert").inner_text() == "Stopped."
+    assert page.locator("#text").input_value() == "slow"
+
+
+def test_a_refusal_is_shown_and_the_message_is_there_to_send_again(page, films):
+    films.refusal = Refused(429, "3 requests are being answered <b>", retry_after=1)
+    page.keyboard.type("now")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    assert page.get_by_role("alert").inner_text() == "3 requests are being answered <b>"
+    films.refusal = None
+    page.keyboard.press("Enter")
+    page.locator(".answer").nth(1).locator("li").nth(4).wait_for()
+
+
+@pytest.mark.parametrize("address", [KEY], indirect=True)
+def test_a_service_with_a_key_asks_for_it(page):
+    page.get_by_label("This service asks for a key").fill(KEY)
+    page.keyboard.press("Enter")
+    page.get_by_text("films, version films-1; 5 items").wait_for()
+    assert page.get_by_label("This service asks for a key").is_hidden()
+
+
+def brightness(colour):
+    """Relative luminance of WCAG 2, from rgb(r, g, b)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_fits_and_can_be_read(page, tmp_path, width, scheme):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    page.keyboard.type("a film with a very long description " * 5)
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    page.get_by_role("button", name="Like: Heat (1981)").click()
+    page.get_by_role("button", name="Seen: Ran (1982)").click()
+    page.screenshot(path=tmp_path / f"{width}-{scheme}.png")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for selector in ("#send", "#text", "#restart", "#marks li >> nth=0"):
+        box = page.locator(selector).bounding_box()
+        assert box, selector
+        assert box["x"] >= 0, selector
+        assert box["x"] + box["width"] <= width, selector
+        assert box["y"] + box["height"] <= 800, selector
+    colour = "e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (brightness(paper) > 0.5) == (scheme == "light")
+    for selector in (".title", ".year", ".note", "#send", ".liked[aria-pressed=true]", ".seen[aria-pressed=true]"):
+        if not (found := page.locator(selector).first).count():
+            continue
+        text, ground = found.evaluate(colour)
+        light = sorted((brightness(text), brightness(paper if ground == "rgba(0, 0, 0, 0)" else ground)))
+        assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (selector, text, ground)  # WCAG 2's AA

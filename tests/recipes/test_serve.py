@@ -1,0 +1,68 @@
+"""`convrec serve`: what its command line means, and what it refuses before anything starts."""
+
+import socket
+
+import pytest
+
+from convrec.errors import UserError
+from recipes.serve import parser, service_of
+from recipes.serving.local import check_port
+from recipes.serving.schema import KEY_VARIABLE
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Two model folders and a catalog, as far as they are looked at here."""
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("films", "books model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / "catalog.parquet").touch()
+    return tmp_path
+
+
+def settings(*arguments):
+    return service_of(parser().parse_args(arguments))
+
+
+def test_models_have_names_catalogs_and_folders_for_changes(files):
+    both = ["--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet"]
+    service = settings(*both, "--judge", "j=films")
+    assert [(model.name, model.path) for model in service.models] == [
+        ("films", str(files / "films")), ("b", str(files / "books model")), ("j", str(files / "films"))
+    ]  # fmt: skip
+    assert [model.catalog for model in service.models] == [str(files / "catalog.parquet")] * 2 + [None]
+    state = files / "outputs" / "serve"
+    assert [model.state for model in service.models] == [str(state / "films"), str(state / "b"), None]
+    assert service.loopback
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--model RUN --catalog FILE"),
+        (["--model", "films"], "--catalog: 0 for 1 --model"),
+        (["--model", "nothing", "--catalog", "catalog.parquet"], "--model nothing: no such folder"),
+        (["--model", "films", "--catalog", "no.parquet"], "--catalog no.parquet: no such file"),
+        (["--model", "books model", "--catalog", "catalog.parquet"], "give it a name of letters"),
+        (["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"], "two models of one name"),
+        (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
+        (["--judge", "films", "--max-items", "0"], "--max-items"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(files, arguments, words):
+    with pytest.raises(UserError, match=words):
+        settings(*arguments)
+
+
+def test_a_key_opens_the_service_to_other_machines(files, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "k")
+    assert not settings("--judge", "films", "--host", "0.0.0.0").loopback
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port}: .*in use; choose another"):
+            check_port("127.0.0.1", port)
