@@ -28,7 +28,9 @@ def build(args: ServiceSettings, replicas: int = 1) -> Application:
         model.name: _deployment(model, most, replicas).bind(model, args.limits.max_items) for model in args.models
     }
     # more than the limit, so that it is the front that refuses, with a reason
-    front = Front.options(name=FRONT, max_ongoing_requests=2 * most + 64, ray_actor_options={"num_cpus": 0})
+    front = Front.options(  # type: ignore[attr-defined]
+        name=FRONT, max_ongoing_requests=2 * most + 64, ray_actor_options={"num_cpus": 0}
+    )
     return front.bind(args, models)
 
 

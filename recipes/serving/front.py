@@ -43,7 +43,7 @@ class Replicas:
     async def put_items(self, items: list[dict[str, Any]]) -> int:
         return await self._ask("put_items", items)
 
-    async def delete_items(self, ids: list[str]) -> int:
+    async def delete_items(self, ids: list[str | int]) -> int:
         return await self._ask("delete_items", ids)
 
     async def metrics(self) -> dict[str, str]:

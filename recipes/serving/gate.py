@@ -63,7 +63,7 @@ class Gate:
             await self._pass(scope, receive, watched)
         except Refused as refused:
             response = JSONResponse(refused.body, refused.status, refused.headers)
-            await response(scope, receive, watched)  # type: ignore[arg-type]
+            await response(scope, receive, watched)
         except ClientGone:
             pass
         finally:

@@ -95,7 +95,7 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
     routes.add_to(app)
     routes.metrics = Metrics(route.path for route in app.routes)  # type: ignore[attr-defined]
     app.add_middleware(
-        Gate,  # type: ignore[arg-type]
+        Gate,
         limits=settings.limits,
         key=key,
         loopback=settings.loopback,

@@ -23,12 +23,14 @@ class Turn(Strict):
 
 class RecommendationRequest(Strict):
     conversation: str | list[Turn] = Field(description="what the user said, or the turns; the last is the user's")
-    k: int = Field(20, ge=1, description="items wanted")
-    seen: list[ItemName] = Field([], description="what the user knows already, as ids or `Title (Year)`: left out")
-    allow: list[ItemName] | None = Field(None, description="only these; null: the whole catalog")
-    exclude: list[ItemName] = Field([], description="not these")
-    stream: bool = Field(False, description="item by item, as server-sent events `item`, then one `end`")
-    model: str | None = Field(None, description="a name of /v1/models; null: the first")
+    k: int = Field(default=20, ge=1, description="items wanted")
+    seen: list[ItemName] = Field(
+        default=[], description="what the user knows already, as ids or `Title (Year)`: left out"
+    )
+    allow: list[ItemName] | None = Field(default=None, description="only these; null: the whole catalog")
+    exclude: list[ItemName] = Field(default=[], description="not these")
+    stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
+    model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
 
 class Item(Strict):
@@ -73,22 +75,22 @@ class ChatRequest(Strict):
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=1_000_000)
-    min_p: float | None = Field(None, ge=0, le=1)
-    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    n: int | None = Field(None, ge=1, le=16)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    n: int | None = Field(default=None, ge=1, le=16)
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     chat_template_kwargs: TemplateSettings | None = None
     user: str | None = None
 
@@ -98,7 +100,7 @@ class CatalogItem(BaseModel):
 
     item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | int
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
-    year: int | None = Field(None, ge=-9999, le=9999)
+    year: int | None = Field(default=None, ge=-9999, le=9999)
 
 
 class CatalogItems(Strict):
@@ -129,11 +131,11 @@ class ModelList(Strict):
 class Limits(Strict):
     """What a request may be. More is refused with a 4xx that names the limit."""
 
-    max_body_bytes: int = Field(1 << 20, ge=1)
-    max_turns: int = Field(100, ge=1)
-    max_items: int = Field(100, ge=1)
-    max_concurrent: int = Field(256, ge=1)
-    timeout_seconds: float = Field(60.0, gt=0)
+    max_body_bytes: int = Field(default=1 << 20, ge=1)
+    max_turns: int = Field(default=100, ge=1)
+    max_items: int = Field(default=100, ge=1)
+    max_concurrent: int = Field(default=256, ge=1)
+    timeout_seconds: float = Field(default=60.0, gt=0)
 
 
 class ModelSettings(Strict):
@@ -143,7 +145,7 @@ class ModelSettings(Strict):
     path: str
     catalog: str | None = None  # none: a judge, or another model that is only asked for chat completions
     state: str | None = None  # folder of the catalog's changes
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
 
 
 class ServiceSettings(Strict):
