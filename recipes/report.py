@@ -17,7 +17,7 @@ from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.report.charts import Chart, GainChart, charts_of
 from convrec.report.curves import PANELS, RunCurves, labels_of
-from convrec.report.page import beyond_accuracy_row, number_text, table_row
+from convrec.report.page import COUNTS, beyond_accuracy_row, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
@@ -47,9 +47,9 @@ def report(
     metrics = {name: _metrics(folder) for name, folder in chosen.items()}
     is_judge = any("judge" in evaluation["settings"] for evaluation in metrics.values())
     table, about = _judge_table(metrics) if is_judge else _table(metrics)
-    if len(chosen) == 2 and not is_judge:
-        table += _difference(chosen, next(iter(metrics.values()))["settings"])
     gains = _gains(chosen, metrics) if chosen and not is_judge else []
+    if len(chosen) == 2 and gains:
+        table.append(_difference(chosen, metrics, gains[0]))
     protocol = "" if is_judge or not metrics else next(iter(metrics.values()))["settings"]["protocol"]
     closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
     has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
@@ -147,14 +147,25 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     return rows, about
 
 
-def _difference(evaluations: Mapping[str, Path], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The table's column of the second evaluation minus the first, beyond accuracy: [] where it was not measured."""
+def _difference(
+    evaluations: Mapping[str, Path], metrics: Mapping[str, dict[str, Any]], gain: GainChart
+) -> dict[str, Any]:
+    """The table's column of the second evaluation minus the first: paired row by row, counts without an error."""
     (reference, before), (name, after) = ((name, rows_of(folder)) for name, folder in evaluations.items())
     samples = [sample for sample, row in before.items() if sample in after and row["num_truth"]]
     of_before, of_after = ([rows[sample] for sample in samples] for rows in (before, after))
     conversations = [before[sample]["prompt_id"] for sample in samples]
+    settings = next(iter(metrics.values()))["settings"]
     figures = beyond_difference([of_before], [of_after], conversations, settings.get("catalog_items", 0))
-    return [{"model": f"{name} minus {reference}", **beyond_accuracy_row(figures)}] if figures else []
+    first, second = (found["results"][settings["protocol"]]["model"] for found in metrics.values())
+    counts = {metric: _signed(second[key] - first[key]) for key, metric in COUNTS.items()}
+    paired = {metric: (one.mean, one.se) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)
+    signed = {metric: (_signed(mean), error) for metric, (mean, error) in paired.items()}
+    return {"model": f"{name} minus {reference}", **signed, **counts}
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{number_text(value)}"
 
 
 def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

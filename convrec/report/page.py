@@ -11,6 +11,12 @@ from convrec.lists.settings import ListSettings
 
 HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
+COUNTS = {  # what recipes.evaluate counts -> a table's row
+    "catalog_hit_ratio": "in catalog",
+    "distinct_items": "distinct items",
+    "list_length_errors": "wrong list length",
+    "repeats_per_list": "repeats in a list",
+}
 BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/evaluation.md has the definitions) -> a table's row
     "coverage": "catalog coverage",
     "gini": "Gini",
@@ -76,12 +82,8 @@ def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict
         for k in ks:
             value = summary[f"{metric}@{k}"]
             row[f"{name}@{k}"] = (value["mean"], value["se"])
-    return row | {
-        "in catalog": summary["catalog_hit_ratio"],
-        "distinct items": summary["distinct_items"],
-        "wrong list length": f"{summary['list_length_errors']} of {summary['n']}",
-        "repeats in a list": summary["repeats_per_list"],
-    }
+    counts = {name: summary[key] for key, name in COUNTS.items()}
+    return row | counts | {COUNTS["list_length_errors"]: f"{summary['list_length_errors']} of {summary['n']}"}
 
 
 def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:

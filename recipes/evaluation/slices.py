@@ -12,6 +12,7 @@ from convrec.data.schema import TRUTH, TURN, conversation_text
 from convrec.errors import UserError
 from convrec.statistics import error_of_mean
 from recipes.evaluation.beyond_accuracy import Context
+from recipes.evaluation.gains import title_of
 from recipes.evaluation.split import Split
 
 SLICES = ("turns", "wanted", "popularity")
@@ -113,7 +114,7 @@ def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
     """A row a part, for the report's tables: its name under "model", rows, metrics and gains with their errors."""
     return [
         {"model": f"{name} {label}", "rows": part["n"]}
-        | {metric: (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}
+        | {title_of(metric): (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}
         for name, parts in results.items()
         for label, part in parts.items()
     ]

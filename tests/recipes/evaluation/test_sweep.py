@@ -1,6 +1,7 @@
 """Every checkpoint of a run evaluated: which steps, what is written, and the report made of it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
         "Protocol paper takes items that the user has seen",
     ):
         assert text in html, text
+    assert "ndcg@" not in html  # one name everywhere: NDCG@2, in the parts of the split too
+    of_table = html.split("<h2>Evaluation</h2>")[1].split("</table>")[0]
+    rows = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', of_table, re.DOTALL)
+    difference = {name: cells.split("<td>")[-1] for name, cells in rows}  # the last column
+    assert difference["NDCG@2"].startswith("+0.")
+    assert difference["in catalog"].startswith("-0.5000")  # 1.0 and 0.5 above
+    assert difference["wrong list length"].startswith("0")
 
 
 def test_a_sweep_with_other_settings_does_not_overwrite_one(
