@@ -39,7 +39,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
-from data_prep.own_data.catalog import read_catalog
+from data_prep.own_data.catalog import ItemIds, read_catalog
 from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, complete
@@ -90,10 +90,11 @@ def convert_own(
     table, dated = read_catalog(Path(catalog), damage, longest_line)
     if not dated or skip_damaged is not None:
         damage.check([Path(catalog)], len(table))  # whether years are missed in the conversations depends on it
-    known = Catalog.from_items(zip(table["title"].to_pylist(), table["year"].to_pylist(), strict=True))
-    matcher = Matcher(known)
+    names = {"title", "year", "item_id", "display"}.intersection(table.column_names)
+    known = Catalog.from_columns(table.select(sorted(names)).to_pydict())
+    matcher, ids = Matcher(known), ItemIds(known)
     reading = partial(read_records, longest_line=longest_line)
-    facts = list(_first_reading(paths, reading, matcher, num_items, damage, progress))
+    facts = list(_first_reading(paths, reading, matcher, ids, num_items, damage, progress))
     facts = complete(facts, rule, damage)
     damage.check(paths, len(facts))
     if not facts:
@@ -101,8 +102,9 @@ def convert_own(
     split_of, described = assign(facts, rule, borders)
 
     with folder_written_whole(out) as folder:
-        pq.write_table(table, folder / "catalog.parquet")
-        rows = _rows(paths, reading, damage.lines(), dated, len(facts) if progress else None)
+        noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
+        pq.write_table(table.replace_schema_metadata(noted), folder / "catalog.parquet")
+        rows = _rows(paths, reading, damage.lines(), dated, ids, len(facts) if progress else None)
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
         summary = {
             "files": files,
@@ -128,7 +130,13 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _first_reading(
-    paths: Sequence[Path], reading: Reading, matcher: Matcher, num_items: int, damage: Damage, progress: bool
+    paths: Sequence[Path],
+    reading: Reading,
+    matcher: Matcher,
+    item_ids: ItemIds,
+    num_items: int,
+    damage: Damage,
+    progress: bool,
 ) -> Iterator[Facts]:
     """Facts of every sound row; everything else goes to `damage`."""
     ids: dict[str, str] = {}  # given id -> where
@@ -139,7 +147,7 @@ def _first_reading(
         ):
             here = f"{path}, line {line}"
             try:
-                row = read_row(record, matcher.catalog.dated)
+                row = read_row(record, matcher.catalog.dated, item_ids)
                 check_demonstration(row.demonstration, num_items, matcher)
                 if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
                     raise BadLine("id %r is that of %s too; give every row its own, or none", row.id, first)
@@ -161,14 +169,19 @@ def conversation_name(row: Row) -> int:
 
 
 def _rows(
-    paths: Sequence[Path], reading: Reading, left_out: set[tuple[Path, int]], dated: bool, total: int | None
+    paths: Sequence[Path],
+    reading: Reading,
+    left_out: set[tuple[Path, int]],
+    dated: bool,
+    ids: ItemIds,
+    total: int | None,
 ) -> Iterator[Row]:
     """The second reading, of what the first found sound."""
     with tqdm(total=total, desc="writing", unit=" rows", disable=None if total else True) as bar:
         for path in paths:
             for line, record in reading(path, Damage()):
                 if (path, line) not in left_out:
-                    yield read_row(record, dated)
+                    yield read_row(record, dated, ids)
                     bar.update()
 
 

@@ -18,6 +18,7 @@ COMMANDS = {  # what is typed -> (module, help)
     "demo": ("recipes.demo", "the whole method, small, on a CPU"),
     "doctor": ("recipes.doctor", "is a run possible here, or on that cluster?"),
     "gpu-check": ("recipes.gpu_check", "does all that a run needs of GPUs work on this machine?"),
+    "recommend": ("recipes.recommend", "lists for the conversations of a file"),
     "evaluate": ("recipes.evaluate", "metrics of a model, or of every checkpoint"),
     "serve": ("recipes.serve", "a model over HTTP, with a chat page"),
     "plot": ("recipes.plot", "curves of one run or several"),

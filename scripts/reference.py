@@ -180,7 +180,8 @@ def _files() -> str:
         parts += [f"## {title}", _columns(table)]
     parts += [
         "SFT also takes files with `prompt`, `completion` and `sample_id` alone.\n"
-        "A catalog may have an `item_id`: rows of one id are one item. Its further columns are left alone.\n"
+        "A catalog may have an `item_id`: rows of one id are one item. What it has as `display` stands behind the\n"
+        "title in lists, `Hello [Adele]`. Its further columns are left alone.\n"
         "A pickled list of (title, year) is read as well.",
         "## Judges",
         _code(judges.__doc__ or ""),

@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.launch": LIBRARY | {"recipes.preflight"},
     "recipes.cluster": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.evaluation": LIBRARY,
+    "recipes.batch": LIBRARY | {"data_prep.own_data"},
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},

@@ -1,8 +1,9 @@
 """The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from convrec.errors import UserError
 from convrec.lists.plain_pickle import read_pickle
@@ -10,7 +11,8 @@ from convrec.lists.ranks import NO_YEAR
 from convrec.lists.titles import fold, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
-COLUMNS = ("title", "year", "mentions", "item_id", "genres")  # read from parquet; the first two must be there
+# Read from parquet; the first two must be there.
+COLUMNS = ("title", "year", "mentions", "item_id", "genres", "display")
 
 
 def parse_year(value: object) -> int | None:
@@ -24,10 +26,16 @@ def parse_year(value: object) -> int | None:
     return int(number) if number.is_integer() else None
 
 
+def shown_title(title: str, display: object = None) -> str:
+    """The title as lists write it: `Hello [Adele]` with what the column `display` has, by which equal titles differ."""
+    return title if display is None or not str(display).strip() else f"{title} [{str(display).strip()}]"
+
+
 @dataclass(frozen=True)
 class Catalog:
     """Titles and years in the file's order; a year is None where the file had none that can be a year.
 
+    titles: as lists write them, with the column `display` (shown_title).
     dated: whether items have years at all. False when no entry has one: then every year is NO_YEAR, of what is compared
     with this catalog too, and titles alone decide.
     mentions: how often an item is a training target, where the file says so (else None).
@@ -47,6 +55,16 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self.titles)
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "Catalog":
+        """Of COLUMNS, the first two of which must be there."""
+        titles = columns["title"]
+        if "display" in columns:
+            shown = zip(titles, columns["display"], strict=True)
+            titles = [shown_title(title, display) if isinstance(title, str) else title for title, display in shown]
+        further = (columns.get(name) for name in ("mentions", "item_id", "genres"))
+        return cls.from_items(zip(titles, columns["year"], strict=True), *further)
 
     @classmethod
     def from_items(
@@ -112,8 +130,8 @@ def _genre_set(value: object) -> frozenset[str]:
 
 
 def load_catalog(path: str | Path) -> Catalog:
-    """Read .parquet (columns title and year; mentions, item_id and genres where it has them) or .pkl (a list, tuple or
-    set of (title, year))."""
+    """Read .parquet (columns title and year; mentions, item_id, genres and display where it has them) or .pkl (a list,
+    tuple or set of (title, year))."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")
@@ -146,9 +164,7 @@ def _load_parquet(path: Path) -> Catalog:
         columns = table.to_pydict()
     except UnicodeDecodeError as error:
         raise UserError(f"catalog {path}: a title that is no UTF-8 ({error}); write it again") from error
-    items = zip(columns["title"], columns["year"], strict=True)
-    further = (columns.get(name) for name in ("mentions", "item_id", "genres"))
-    return _nonempty(Catalog.from_items(items, *further), path)
+    return _nonempty(Catalog.from_columns(columns), path)
 
 
 def _nonempty(catalog: Catalog, path: Path) -> Catalog:

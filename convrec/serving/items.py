@@ -17,7 +17,7 @@ import numpy as np
 from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines
 from convrec.constrained.lines import encode_lines
 from convrec.errors import UserError
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, load_catalog, parse_year
+from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, load_catalog, parse_year, shown_title
 from convrec.lists.matching import make_matcher
 from convrec.lists.ranks import NO_YEAR, format_item, parse_item
 from convrec.lists.settings import ListSettings
@@ -112,12 +112,11 @@ class ServedCatalog:
         number = snapshot.number_of.get(item_id)
         return None if number is None else snapshot.items[number]
 
-    def find(self, text: str | int, snapshot: Snapshot) -> list[int]:
+    def find(self, text: str, snapshot: Snapshot) -> list[int]:
         """The numbers of the items that an id, `Title (Year)` or a title alone, of any year, stands for; [] for none.
 
         A text that is an item's id is that item, whatever titles there are.
         """
-        text = str(text)
         if (number := snapshot.number_of.get(text)) is not None:
             return [number]
         item = parse_item(text, self.dated)
@@ -176,12 +175,15 @@ class ServedCatalog:
             raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text or a number")
         if not isinstance(title, str) or not title.strip() or "\n" in title or self._delimiter in title:
             raise UserError(f"{here}: the title is {title!r:.80}; write a text of one line")
+        display = record.get("display")
+        if isinstance(display, bool) or not isinstance(display, str | int | None) or "\n" in str(display):
+            raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         number = parse_year(year)
         if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
             raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
         if not self.dated and year not in (None, ""):
             raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        item = CatalogItem(str(item_id).strip(), title.strip(), number if self.dated else None)
+        item = CatalogItem(str(item_id).strip(), shown_title(title.strip(), display), number if self.dated else None)
         again = parse_item(item.line, self.dated)
         if again is None or normalise(again.title) != normalise(item.title):
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")

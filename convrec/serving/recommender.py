@@ -11,8 +11,9 @@ written greedily: the same request has the same list.
 import asyncio
 import tempfile
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from convrec.serving.engine import Engine
 
-ItemNames: TypeAlias = Sequence[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
+ItemNames: TypeAlias = Collection[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,12 @@ class Recommender:
         tokenizer, context = load_tokenizer(found.path)
         folder = tempfile.TemporaryDirectory(prefix="convrec-serving-")
         try:
-            served = ServedCatalog(Path(catalog), tokenizer, found.lists, Path(folder.name), state and Path(state))
+            served = ServedCatalog(
+                Path(catalog), tokenizer, found.lists, Path(folder.name), Path(state) if state else None
+            )
             trie = served.snapshot.trie
             limits = _Limits(
-                max_items, max_prompt_length, min(context, max_prompt_length + trie.trie.longest_list(max_items))
+                max_items, max_prompt_length, min(context, max_prompt_length + trie.longest_list(max_items))
             )
             from convrec.serving.engine import Engine  # imports vLLM
 
@@ -213,8 +216,11 @@ class Recommender:
                 raise UserError(f"conversation {place}: {error}") from None
 
         async def write_all() -> list[Recommendations]:
-            async with asyncio.TaskGroup() as group:  # one that fails ends all
-                tasks = [group.create_task(self._write(one)) for one in asked]
+            try:
+                async with asyncio.TaskGroup() as group:  # one that fails ends all
+                    tasks = [group.create_task(self._write(one)) for one in asked]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
 
         return self.engine.run(write_all())
@@ -229,8 +235,8 @@ class Recommender:
         exclude: ItemNames = (),
     ) -> AsyncIterator[RecommendedItem]:
         """The items of `recommend` one by one, each as soon as its line is finished. Closed early, the engine stops."""
-        asked = self._ask(conversation, k, seen, allow, exclude)
-        async for item in self.engine.iterate(self._items(asked)):
+        _, items = self.open_stream(conversation, k, seen=seen, allow=allow, exclude=exclude)
+        async for item in items:
             yield item
 
     def open_stream(
@@ -246,17 +252,6 @@ class Recommender:
         asked = self._ask(conversation, k, seen, allow, exclude)
         facts = Recommendations((), asked.reason, self.model_version, asked.prompt_truncated)
         return facts, self.engine.iterate(self._items(asked))
-
-    def explain_short(
-        self,
-        k: int = 20,
-        *,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
-    ) -> str | None:
-        """The `reason` that a list for these arguments has: for `astream`, which gives items alone."""
-        return self._choose(self.catalog.snapshot, k, seen, allow, exclude)[-1]
 
     # ---- the catalog
 
@@ -292,17 +287,17 @@ class Recommender:
     ) -> _Asked:
         text = conversation_text(conversation)
         snapshot = self.catalog.snapshot
-        trie, excluded, num_items, reason = self._choose(snapshot, k, seen, allow, exclude)
+        trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude)
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
-        limit = min(self._limits.max_prompt_length, self._limits.context - trie.trie.longest_list(num_items))
+        limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
         if limit < 1:
             raise UserError(
                 f"k: {k} items can fill the model's context of {self._limits.context} tokens; give a smaller k"
             )
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
-        return _Asked(ids, cut, snapshot.items, trie, excluded, num_items, reason)
+        return _Asked(ids, cut, snapshot.items, trie, excluded, length, reason)
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
@@ -311,12 +306,12 @@ class Recommender:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self._limits.max_items:
             raise UserError(f"k is {k!r:.20}; give a whole number from 1 to {self._limits.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
-        trie, allowed = snapshot.trie, set(snapshot.items)
+        trie, allowed = snapshot.trie, snapshot.items.keys()
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
             if allowed:
                 trie = self.catalog.trie_with(frozenset(allowed))
-        excluded &= allowed
+        excluded = {number for number in excluded if number in allowed}
         left = len(allowed) - len(excluded)
         reason = None
         if left < k:
@@ -325,13 +320,13 @@ class Recommender:
         return trie, sorted(excluded), min(k, left), reason
 
     def _find(self, name: str, entries: ItemNames, snapshot: Snapshot) -> set[int]:
-        if isinstance(entries, str) or not isinstance(entries, Sequence):
+        if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Collection):
             raise UserError(f"{name}: write a list of item ids or of `Title (Year)`")
         found: set[int] = set()
         for place, entry in enumerate(entries):
-            if isinstance(entry, bool) or not isinstance(entry, str | int):
+            if isinstance(entry, bool) or not isinstance(entry, str | Integral):
                 raise UserError(f"{name}[{place}] is {entry!r:.40}; write an item id or `Title (Year)`")
-            found.update(self.catalog.find(entry, snapshot))
+            found.update(self.catalog.find(str(entry), snapshot))
         return found
 
     async def _write(self, asked: _Asked) -> Recommendations:
@@ -375,7 +370,7 @@ def _sampling(asked: _Asked, streamed: bool) -> "SamplingParams":
 
     return SamplingParams(
         temperature=0.0,
-        max_tokens=asked.trie.trie.longest_list(asked.num_items),
+        max_tokens=asked.trie.longest_list(asked.num_items),
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,

@@ -2,6 +2,7 @@
 
 import itertools
 import weakref
+from functools import lru_cache
 from pathlib import Path
 
 from convrec.constrained.catalog_trie import CatalogTrie, save_catalog_trie
@@ -15,5 +16,6 @@ class TrieFile:
     def __init__(self, trie: CatalogTrie, folder: Path):
         self.trie = trie
         self.path = folder / f"trie-{next(self._numbers)}.npz"
+        self.longest_list = lru_cache(trie.longest_list)  # milliseconds, for each request
         save_catalog_trie(self.path, trie)
         weakref.finalize(self, self.path.unlink, missing_ok=True)

@@ -1,6 +1,11 @@
 """A catalog of one's own, of any item type: JSONL, CSV or parquet with title, year where items have one, and further
-columns, which are kept."""
+columns, which are kept.
 
+item_id tells items apart, also two of one title and year: their lines show what `display` has (`Hello [Adele]`), and
+where that is the same or missing, the id too.
+"""
+
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
+from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
 from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 
@@ -22,13 +28,15 @@ def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE)
     """
     parquet = path.suffix == ".parquet"
     records = {}
-    first: dict[tuple[str, int | None], int] = {}
+    first: dict[tuple[str, int | None, str | None], int] = {}
     entries: dict[int, tuple[str, int | None]] = {}  # line -> title and year
     for line, record in _read_parquet(path) if parquet else read_records(path, damage, longest_line):
         try:
             title, year = _read_entry(record)
-            if (earlier := first.setdefault((normalise(title), year), line)) != line:
-                raise BadLine("%r is on line %s already; leave one out", title, earlier)
+            item_id = _read_id(record)
+            name = normalise(shown_title(title, record.get("display")))
+            if (earlier := first.setdefault((name, year, item_id), line)) != line:
+                raise BadLine("%r is on line %s already; leave one out, or give each an item_id", title, earlier)
         except BadLine as problem:
             damage.add(path, line, problem)
             continue
@@ -43,6 +51,7 @@ def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE)
             damage.add(path, line, no_year)
             del records[line], entries[line]
         undated = []
+    _tell_apart(records, entries)
     titles, years = [title for title, _ in entries.values()], [year for _, year in entries.values()]
     columns = {"title": pa.array(titles, pa.string()), "year": pa.array(years, pa.int32())}
     return pa.table(columns | _further_columns(path, records, damage)), not undated
@@ -60,6 +69,74 @@ def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
     if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
         raise BadLine(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
     return title.strip(), number
+
+
+class ItemIds:
+    """The catalog's ids, and what a text stands for that can be one.
+
+    An id is its item's title and year as lists write them. Without a column item_id no text is an id.
+    """
+
+    def __init__(self, catalog: Catalog):
+        self._item_of: dict[str, Item] = {}
+        for item_id, title, year in zip(
+            catalog.item_ids or (), catalog.titles, catalog.years, strict=bool(catalog.item_ids)
+        ):
+            if item_id is not None and year is not None:
+                self._item_of.setdefault(str(item_id), Item(title, year))
+        self._forms = {form for item_id in self._item_of if "0" in (form := _form(item_id))}
+        self._titles = {normalise(title) for title in catalog.titles} if self._item_of else set()
+
+    def __bool__(self) -> bool:
+        return bool(self._item_of)
+
+    def find(self, item_id: object, key: str) -> Item:
+        """The item of an id. Raises BadLine for one that the catalog lacks."""
+        item = self._item_of.get(str(item_id)) if isinstance(item_id, str | int) else None
+        if item is None:
+            raise BadLine(f"{key} holds the item_id %r, which the catalog lacks; write one of its own", item_id)
+        return item
+
+    def read(self, text: str, key: str) -> Item | None:
+        """The item of a text that is an id; None for one that is no id. Raises BadLine where it can be either."""
+        item, is_title = self._item_of.get(text), normalise(text) in self._titles
+        if item and is_title and normalise(item.title) != normalise(text):
+            raise BadLine(f'{key} holds %r, an item_id and a title; write {{"item_id": ...}} or {{"title": ...}}', text)
+        if item is None and not is_title and _form(text) in self._forms:
+            raise BadLine(
+                f"{key} holds %r, which looks like an item_id and is none of the catalog's; write it right, or "
+                '{"title": ...} where it is a title', text
+            )  # fmt: skip
+        return item
+
+
+def _form(text: str) -> str:
+    """What ids have in common: tt0113277 -> a0."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", text))
+
+
+def _read_id(record: Mapping[str, Any]) -> str | None:
+    """The item's id as text, None for none; what lists show beside the title is checked, too."""
+    item_id, display = record.get("item_id"), record.get("display")
+    if isinstance(item_id, bool) or not isinstance(item_id, str | int | None):
+        raise BadLine("item_id is %r; write a text or a whole number", item_id)
+    if isinstance(display, bool) or not isinstance(display, str | int | float | None) or "\n" in str(display):
+        raise BadLine("display is %r; write a text of one line", display)
+    return None if item_id is None else str(item_id)
+
+
+def _tell_apart(records: dict[int, Any], entries: Mapping[int, tuple[str, int | None]]) -> None:
+    """Put the id into `display` of items whose lines would be the same."""
+    same: dict[tuple[str, int | None], list[int]] = {}
+    for line, (title, year) in entries.items():
+        same.setdefault((normalise(shown_title(title, records[line].get("display"))), year), []).append(line)
+    for line in (line for lines in same.values() if len(lines) > 1 for line in lines):
+        shown = [str(part) for name in ("display", "item_id") if (part := records[line].get(name)) not in (None, "")]
+        records[line] = {**records[line], "display": ", ".join(shown)}
+    if any(isinstance(record.get("display"), str) for record in records.values()):  # numbers beside texts
+        for line, record in records.items():
+            if (display := record.get("display")) is not None:
+                records[line] = {**record, "display": str(display)}
 
 
 def _read_parquet(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:

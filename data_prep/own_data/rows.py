@@ -16,7 +16,8 @@ JSONL (an object a line) or CSV (a header, then the same keys as columns):
     extra            anything; it is not read
 
 An item is "Title (1999)", ["Title", 1999] or {"title": "Title", "year": 1999}; where the catalog has no years "Title",
-["Title"] or {"title": "Title"}. In CSV items are `Title (1999)` with `|` between them.
+["Title"] or {"title": "Title"}. In CSV items are `Title (1999)` with `|` between them. Where the catalog has a column
+item_id an item is also its id, alone or as {"item_id": ...}.
 """
 
 import re
@@ -26,9 +27,10 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from convrec.data.schema import SPEAKERS, TURN, Pair
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
+from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.files import BadLine
 
 KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")
@@ -44,6 +46,7 @@ SPLITS = ("train", "validation", "test")
 INSTRUCTIONS = ("system", "developer")  # roles of a chat that are no speaker
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
 _TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")
+NO_IDS = ItemIds(Catalog([], []))
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
 
@@ -61,8 +64,8 @@ class Row(NamedTuple):
     repeated_truths: int
 
 
-def read_row(record: Mapping[str, Any], dated: bool) -> Row:
-    """A record of the conversations. Raises BadLine. `dated`: whether the catalog has years."""
+def read_row(record: Mapping[str, Any], dated: bool, ids: ItemIds = NO_IDS) -> Row:
+    """A record of the conversations. Raises BadLine. `dated`: whether the catalog has years. ids: the catalog's."""
     if "messages" in record:
         if "conversation" in record:
             raise BadLine("both conversation and messages, which are the same; keep one")
@@ -73,10 +76,10 @@ def read_row(record: Mapping[str, Any], dated: bool) -> Row:
             hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
             raise BadLine(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
     truth: dict[Pair, None] = {}
-    read = _read_items(record, "ground_truth", dated)
+    read = _read_items(record, "ground_truth", dated, ids)
     for item in read:
         truth[item.title, str(item.year) if dated else ""] = None
-    demonstration = _read_items(record, "demonstration", dated)
+    demonstration = _read_items(record, "demonstration", dated, ids)
     if not truth and not demonstration:
         raise BadLine("neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out")
     split = record.get("split")
@@ -85,7 +88,7 @@ def read_row(record: Mapping[str, Any], dated: bool) -> Row:
     return Row(
         read_conversation(record.get("conversation")),
         list(truth),
-        [_seen_title(entry, dated) for entry in _entries(record, "seen")],
+        [_seen_title(entry, dated, ids) for entry in _entries(record, "seen")],
         demonstration,
         None if record.get("time") is None else read_time(record["time"]),
         _read_name(record, "conversation_id"),
@@ -176,12 +179,14 @@ def _entries(record: Mapping[str, Any], key: str) -> list[Any]:
     return value
 
 
-def _read_items(record: Mapping[str, Any], key: str, dated: bool) -> list[Item]:
-    return [read_item(entry, key, dated) for entry in _entries(record, key)]
+def _read_items(record: Mapping[str, Any], key: str, dated: bool, ids: ItemIds) -> list[Item]:
+    return [read_item(entry, key, dated, ids) for entry in _entries(record, key)]
 
 
-def read_item(entry: Any, key: str, dated: bool) -> Item:
+def read_item(entry: Any, key: str, dated: bool, ids: ItemIds = NO_IDS) -> Item:
     """An item in any of its forms. Raises BadLine."""
+    if item := _by_id(entry, key, ids):
+        return item
     title, year = _title_and_year(entry, key)
     if not dated:
         if year not in (None, ""):
@@ -200,6 +205,17 @@ def read_item(entry: Any, key: str, dated: bool) -> Item:
     return Item(title, number)
 
 
+def _by_id(entry: Any, key: str, ids: ItemIds) -> Item | None:
+    """The item of an entry that is an id. Raises BadLine for an id that the catalog lacks."""
+    if not ids:
+        return None
+    if isinstance(entry, dict) and set(entry) == {"item_id"}:
+        return ids.find(entry["item_id"], key)
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return ids.find(entry, key)
+    return ids.read(entry.strip(), key) if isinstance(entry, str) else None
+
+
 def _title_and_year(entry: Any, key: str) -> tuple[str, Any]:
     title: Any = None
     year: Any = None
@@ -214,8 +230,10 @@ def _title_and_year(entry: Any, key: str) -> tuple[str, Any]:
     return " ".join(title.split()), year
 
 
-def _seen_title(entry: Any, dated: bool) -> str:
+def _seen_title(entry: Any, dated: bool, ids: ItemIds) -> str:
     """A seen title has no year; one that is written all the same is taken off."""
+    if by_id := _by_id(entry, "seen", ids):
+        return by_id.title
     title, _ = _title_and_year(entry, "seen")
     item = parse_item(title) if dated and isinstance(entry, str) else None
     return item.title if item else title

@@ -221,8 +221,10 @@ def beyond_difference(
 
 
 def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:
-    """rows.parquet: metrics of the first protocol under their names, of further ones with theirs in front."""
+    """rows.parquet: metrics of the first protocol under their names, of further ones with theirs in front; where the
+    catalog has ids, `recommended_ids`, those of `recommended`."""
     first, *others = scored
+    ids = split.catalog.item_ids
     table = []
     for place, row in enumerate(split.rows):
         answer = answers[split.prompt_ids[place]]
@@ -233,6 +235,8 @@ def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: 
             "finish_reason": answer["finish_reason"],
         }
         record |= {name: value for name, value in scored[first][place].items() if name != "catalog_rows"}
+        if ids:
+            record["recommended_ids"] = [None if ids[row] is None else str(ids[row]) for row in record["recommended"]]
         for protocol in others:
             values = scored[protocol][place].items()
             record |= {f"{protocol}/{name}": value for name, value in values if "@" in name}

@@ -8,7 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.constrained import catalog_trie as module
-from convrec.constrained.catalog_trie import CatalogTrie, build_catalog_trie, catalog_trie, excluded_items
+from convrec.constrained.catalog_trie import (
+    CatalogTrie,
+    build_catalog_trie,
+    catalog_trie,
+    excluded_items,
+    join_lines,
+    select_lines,
+)
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
@@ -101,3 +108,17 @@ def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie) -> None:
     inner = sorted(lengths[:lines].tolist())
     assert catalog.longest_list(3) == sum(inner[-2:]) + max(lengths[lines:])
     assert catalog.longest_line() == catalog.row_W[lengths[:lines].argmax()]
+
+
+def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:
+    def lines(trie: CatalogTrie) -> set[tuple]:
+        """(row, item, tokens inside of a list, tokens at its end)"""
+        parts = [tuple(part.tolist()) for part in np.split(trie.tokens, trie.ends_S[:-1])]
+        count = len(trie.row_W)
+        return set(zip(trie.row_W.tolist(), trie.item_W.tolist(), parts[:count], parts[count:], strict=True))
+
+    keep_W = np.arange(len(catalog.row_W)) % 2 == 0
+    even, odd = select_lines(catalog, keep_W), select_lines(catalog, ~keep_W)
+    assert lines(even) | lines(odd) == lines(join_lines(even, odd)) == lines(catalog)
+    assert {row for row, *_ in lines(even)} == set(catalog.row_W[keep_W].tolist())
+    assert join_lines(select_lines(catalog, keep_W & False), odd).trie.token_L.tolist() == odd.trie.token_L.tolist()

@@ -87,7 +87,7 @@ def test_lists_and_log_probs_are_those_of_the_constrained_policy(
         for number, items in enumerate(excluded)
     ]
     refused = [{"constrained_items": 0}, {"constrained_items": 5, "constrained_exclude": ["Heat"]}]
-    refused.append({"constrained_exclude": [1]})
+    refused += [{"constrained_exclude": [1]}, {"constrained_items": 5, "constrained_version": "../other.npz"}]
     request = {
         "model": str(model),
         "trie": str(trie_file),
@@ -127,4 +127,5 @@ def test_lists_and_log_probs_are_those_of_the_constrained_policy(
         "constrained_items",
         "constrained_exclude",
         "constrained_items",
+        "constrained_version",
     ]

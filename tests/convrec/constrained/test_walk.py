@@ -40,6 +40,7 @@ def test_exactly_the_tokens_of_some_right_list_are_allowed(
         walk, tokens, going_on = Walk(catalog, 3, excluded), [], lists
         while len(walk.items) < 3:
             assert walk.allowed() == sorted({whole[len(tokens)] for whole in going_on})
+            assert walk.num_choices() == len(walk.allowed())
             tokens.append(rng.choice(walk.allowed()))
             walk.advance(tokens[-1])
             going_on = [whole for whole in going_on if whole[len(tokens) - 1] == tokens[-1]]

@@ -1,0 +1,110 @@
+"""Conversations to recommend for, from JSONL, CSV or parquet; no ground truth is needed."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.schema import CONVERSATION_MARKER, split_prompt
+from convrec.errors import UserError
+from convrec.lists.ranks import split_lines
+from convrec.serving.conversation import conversation_text
+from data_prep.own_data.files import BadLine, Damage, read_records
+
+# Of one meaning each; the second ones are the names in the parquet of training and evaluation.
+CONVERSATION, NAME, SEEN = ("conversation", "messages", "prompt"), ("id", "sample_id"), ("seen", "seen_titles")
+KEYS = (*CONVERSATION, *NAME, *SEEN, "allow", "exclude")
+
+
+class Chat(NamedTuple):
+    """row: its number in the file, from 0. conversation: "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n"."""
+
+    row: int
+    id: str | None
+    conversation: str
+    seen: list[str]
+    allow: list[str] | None
+    exclude: list[str]
+
+
+def read_chats(path: Path, unread: set[str] | None = None) -> Iterator[Chat]:
+    """The file's rows. unread: gets the names of columns that are not read.
+
+    Raises UserError for the file, and at its end for all of its damaged rows, up to 20 of them named.
+    """
+    damage, sound = Damage(), 0
+    for row, (line, record) in enumerate(_records(path, damage)):
+        if unread is not None:
+            unread.update(name for name in record if name not in KEYS)
+        try:
+            yield _read(row, record)
+            sound += 1
+        except BadLine as problem:
+            damage.add(path, line, problem)
+    damage.check([path], sound)
+    if not sound:
+        raise UserError(f"{path}: no conversations; check how the file was written")
+
+
+def _records(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line or row from 1, record)."""
+    if path.suffix != ".parquet":
+        yield from read_records(path, damage)
+        return
+    try:
+        file = pq.ParquetFile(path)
+        records = (record for batch in file.iter_batches(batch_size=4096) for record in batch.to_pylist())
+        yield from enumerate(records, start=1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from None
+
+
+def _read(row: int, record: Mapping[str, Any]) -> Chat:
+    """Raises BadLine."""
+    conversation = _one_of(record, CONVERSATION)
+    if conversation is None:
+        raise BadLine("no conversation; write it under conversation or messages (docs/how-to/serving.md)")
+    try:
+        text = conversation_text(_without_instruction(conversation))
+    except UserError as error:
+        raise BadLine(str(error)) from None
+    name = _one_of(record, NAME)
+    allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
+    return Chat(
+        row,
+        None if name is None else str(name),
+        text,
+        _names(_one_of(record, SEEN), "seen"),
+        allow,
+        _names(record.get("exclude"), "exclude"),
+    )
+
+
+def _without_instruction(conversation: Any) -> Any:
+    """Of a training table's prompt, one message with an instruction, its conversation."""
+    if isinstance(conversation, list) and len(conversation) == 1 and isinstance(conversation[0], dict):
+        content = conversation[0].get("content")
+        if isinstance(content, str) and CONVERSATION_MARKER in content:
+            return split_prompt(content)[1]
+    return conversation
+
+
+def _one_of(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    given = [key for key in keys if record.get(key) is not None]
+    if len(given) > 1:
+        raise BadLine(f"both {given[0]} and {given[1]}, which are the same; keep one")
+    return record[given[0]] if given else None
+
+
+def _names(value: Any, key: str) -> list[str]:
+    """Items as ids or `Title (Year)`; in CSV with `|` between them."""
+    if value is None:
+        return []
+    entries = split_lines(value, "|") if isinstance(value, str) else value
+    if not isinstance(entries, list) or any(isinstance(e, bool) or not isinstance(e, str | int) for e in entries):
+        raise BadLine(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
+    return [str(entry) for entry in entries]

@@ -1,0 +1,124 @@
+"""Lists as they come, in parts beside the output; a command that was stopped goes on behind the last of them."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.errors import UserError
+from convrec.files import read_json, write_json, write_table, written_whole
+from convrec.serving.recommender import Recommendations, Recommender
+from recipes.batch.chats import Chat
+
+ITEM = pa.struct(
+    [
+        ("item_id", pa.string()),
+        ("title", pa.string()),
+        ("year", pa.int32()),
+        ("rank", pa.int32()),
+        ("score", pa.float32()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("id", pa.string()),
+        ("items", pa.list_(ITEM)),
+        ("reason", pa.string()),
+        ("prompt_truncated", pa.bool_()),
+    ]
+)
+KEY = b"convrec.recommendations"
+
+
+def recommend_part(recommender: Recommender, chats: list[Chat], k: int) -> pa.Table:
+    """A row of SCHEMA for each chat."""
+    lists = recommender.recommend_batch(
+        [chat.conversation for chat in chats],
+        k,
+        seen=[chat.seen for chat in chats],
+        allow=[chat.allow for chat in chats],
+        exclude=[chat.exclude for chat in chats],
+    )
+    return pa.Table.from_pylist([_row(chat, found) for chat, found in zip(chats, lists, strict=True)], SCHEMA)
+
+
+def _row(chat: Chat, found: Recommendations) -> dict[str, Any]:
+    return {
+        "row": chat.row,
+        "id": chat.id,
+        "items": [vars(item) for item in found.items],
+        "reason": found.reason,
+        "prompt_truncated": found.prompt_truncated,
+    }
+
+
+class Parts:
+    """The folder OUT.parts, of one request: what it was asked, and a file for every `size` rows.
+
+    what: everything that determines the lists, as JSON can write it.
+    """
+
+    def __init__(self, out: Path, what: Mapping[str, Any], size: int):
+        self.out, self.folder, self.size = out, out.with_name(f"{out.name}.parts"), size
+        self.what = {**what, "rows_a_part": size}
+        self.key = hashlib.sha256(json.dumps(self.what, sort_keys=True).encode()).hexdigest()
+
+    def is_done(self) -> bool:
+        """Whether the output has the lists of this very request. Raises UserError for a file that is another's."""
+        if not self.out.exists():
+            return False
+        with suppress(pa.ArrowInvalid, OSError):
+            if (pq.read_schema(self.out).metadata or {}).get(KEY) == self.key.encode():
+                return True
+        raise UserError(f"--out {self.out}: already there, of another request; give --overwrite, or another --out")
+
+    def begin(self) -> bool:
+        """Make the folder; parts of another request are removed. Returns whether there were any."""
+        note, other = self.folder / "request.json", False
+        if self.folder.exists():
+            try:
+                other = read_json(note) != self.what
+            except (FileNotFoundError, UserError):
+                other = True
+            if other:
+                shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(note, self.what)
+        return other
+
+    def missing(self, chats: Iterator[Chat]) -> Iterator[tuple[int, list[Chat]]]:
+        """(number, chats) of the parts that are still to be written."""
+        number = 0
+        while part := list(islice(chats, self.size)):
+            if not self._path(number).exists():
+                yield number, part
+            number += 1
+
+    def rows_done(self) -> int:
+        return sum(pq.read_metadata(path).num_rows for path in self.folder.glob("*.parquet"))
+
+    def keep(self, number: int, table: pa.Table) -> None:
+        write_table(self._path(number), table)
+
+    def finish(self) -> int:
+        """Write the output of all parts, in order, and remove them. Returns the number of short lists."""
+        short = 0
+        schema = SCHEMA.with_metadata({KEY: self.key.encode()})
+        with written_whole(self.out) as partial, pq.ParquetWriter(partial, schema) as writer:
+            for path in sorted(self.folder.glob("*.parquet")):
+                table = pq.read_table(path)
+                short += table.num_rows - table["reason"].null_count
+                writer.write_table(table.replace_schema_metadata(schema.metadata))
+        shutil.rmtree(self.folder)
+        return short
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.parquet"

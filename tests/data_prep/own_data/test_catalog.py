@@ -1,0 +1,96 @@
+"""Items with ids: kept through conversion, told apart in lists, and named in conversations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.metrics import evaluate_row
+from convrec.lists.ranks import parse_items
+from data_prep.own import convert_own
+
+SONGS = [
+    {"item_id": "s1", "title": "Hello", "display": "Adele"},
+    {"item_id": "s2", "title": "Hello", "display": "Lionel Richie"},
+    {"item_id": "s3", "title": "Intro"},
+    {"item_id": "s4", "title": "Intro"},
+    {"item_id": "s5", "title": "Yellow", "display": "Coldplay"},
+]
+REMAKES = [{"item_id": 7, "title": "Heat", "year": 1995}, {"item_id": 8, "title": "Heat", "year": 1986}]
+
+
+def converted(folder: Path, catalog: list[dict[str, Any]], **row: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(rows of the catalog, the one row of train) as written."""
+    for name, records in (("rows", [{"conversation": "USER: hi", **row}]), ("items", catalog)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    convert_own([folder / "rows.jsonl"], folder / "items.jsonl", folder / "out", item="song", num_items=3)
+    rows = (pq.read_table(folder / "out" / f"{name}.parquet").to_pylist() for name in ("catalog", "train"))
+    return next(rows), next(rows)[0]
+
+
+def refused(folder: Path, catalog: list[dict[str, Any]], **row: Any) -> str:
+    with pytest.raises(UserError) as error:
+        converted(folder, catalog, **row)
+    return str(error.value)
+
+
+def test_two_items_of_one_title_are_told_apart_by_display_or_id(tmp_path: Path) -> None:
+    items, row = converted(tmp_path, SONGS, ground_truth=["s2", {"item_id": "s4"}], seen=["s5", "Hello [Adele]"])
+    assert [item["item_id"] for item in items] == ["s1", "s2", "s3", "s4", "s5"]
+    catalog = load_catalog(tmp_path / "out" / "catalog.parquet")
+    shown = ["Hello [Adele]", "Hello [Lionel Richie]", "Intro [s3]", "Intro [s4]", "Yellow [Coldplay]"]
+    assert list(catalog.titles) == shown
+    assert row["groundtruth_with_release_year"] == [["Hello [Lionel Richie]", ""], ["Intro [s4]", ""]]
+    assert row["seen_titles"] == ["Yellow [Coldplay]", "Hello [Adele]"]
+    listed = parse_items("Hello [Adele]\nIntro [s4]\nIntro [s3]\nHello [Lionel Richie]", dated=False)
+    truth = row["groundtruth_with_release_year"]
+    scored = evaluate_row(listed, truth, row["seen_titles"], Matcher(catalog), "paper", [4])
+    assert scored["catalog_index"] == [0, 3, 2, 1]
+    assert scored["recall@4"] == 1
+
+
+def test_whole_numbers_are_ids_and_titles_stay_titles(tmp_path: Path) -> None:
+    _, row = converted(tmp_path, REMAKES, ground_truth=[8, "Heat (1995)"], seen=[7])
+    assert row["groundtruth_with_release_year"] == [["Heat", "1986"], ["Heat", "1995"]]
+    assert row["seen_titles"] == ["Heat"]
+
+
+@pytest.mark.parametrize(
+    ("catalog", "truth", "problem"),
+    [
+        (SONGS, "s9", "line 1: ground_truth holds 's9', which looks like an item_id and is none of the catalog's"),
+        (SONGS, {"item_id": "x"}, "ground_truth holds the item_id 'x', which the catalog lacks"),
+        (REMAKES, 9, "ground_truth holds the item_id 9, which the catalog lacks"),
+        (REMAKES, "9", "ground_truth holds '9', which looks like an item_id and is none of the catalog's"),
+        ([{"title": "Heat"}], 9, "ground_truth holds 9, which is no item"),
+        ([{"item_id": "300", "title": "Up"}, {"item_id": "301", "title": "300"}], "300", "an item_id and a title"),
+    ],
+)
+def test_a_ground_truth_that_is_no_id_is_named(tmp_path: Path, catalog: list, truth: Any, problem: str) -> None:
+    assert problem in refused(tmp_path, catalog, ground_truth=[truth])
+
+
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        (
+            {"item_id": "s1", "title": "Hello", "display": "Adele"},
+            "line 6: 'Hello' is on line 1 already; leave one out",
+        ),
+        ({"item_id": 1.5, "title": "Hey"}, "line 6: item_id is 1.5; write a text or a whole number"),
+        ({"item_id": "s6", "title": "Hey", "display": "a\nb"}, "line 6: display is 'a\\nb'; write a text of one line"),
+    ],
+)
+def test_an_item_whose_id_says_nothing_is_named(tmp_path: Path, item: dict, problem: str) -> None:
+    assert problem in refused(tmp_path, [*SONGS, item], ground_truth=["s1"])
+
+
+def test_the_catalog_notes_what_the_prompt_asks_for(tmp_path: Path) -> None:
+    converted(tmp_path, SONGS, ground_truth=["s1"])
+    noted = pq.read_schema(tmp_path / "out" / "catalog.parquet").metadata
+    assert (noted[b"convrec.item"], noted[b"convrec.num_items"]) == (b"song", b"3")

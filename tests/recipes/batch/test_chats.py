@@ -1,0 +1,72 @@
+"""Conversations from files: what is read, and what is said of damage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.data.schema import prompt_text
+from convrec.errors import UserError
+from recipes.batch.chats import Chat, read_chats
+
+TURNS = [{"role": "user", "content": "Something funny."}]
+TEXT = "USER: Something funny.\n"
+
+
+def chats(path: Path, *records: Any) -> list[Chat]:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return list(read_chats(path))
+
+
+def test_all_forms_of_a_conversation_are_read_alike(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": prompt_text(TEXT)}]
+    forms = ({"conversation": TURNS}, {"messages": TURNS}, {"conversation": TEXT}, {"conversation": "Something funny."})
+    of_lines = chats(tmp_path / "chats.jsonl", *forms, {"prompt": prompt, "sample_id": "s", "seen_titles": ["Up"]})
+    assert [chat.conversation for chat in of_lines] == [TEXT] * 5
+    assert [chat.row for chat in of_lines] == [0, 1, 2, 3, 4]
+    assert (of_lines[4].id, of_lines[4].seen) == ("s", ["Up"])
+    rows = [{"conversation": TURNS, "id": 7, "seen": ["a"], "allow": None, "exclude": [], "day": 1}] * 2
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    assert list(read_chats(tmp_path / "chats.parquet")) == [Chat(n, "7", TEXT, ["a"], None, []) for n in (0, 1)]
+    (tmp_path / "chats.csv").write_text("conversation,id,seen,allow\nSomething funny.,7,a | b,c\n")
+    assert list(read_chats(tmp_path / "chats.csv")) == [Chat(0, "7", TEXT, ["a", "b"], ["c"], [])]
+
+
+def test_other_columns_are_named(tmp_path: Path) -> None:
+    unread: set[str] = set()
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"conversation": "hi", "sean": ["Up"], "time": 3}))
+    assert len(list(read_chats(tmp_path / "chats.jsonl", unread))) == 1
+    assert unread == {"sean", "time"}
+    pq.write_table(pa.Table.from_pylist([{"conversation": "hi", "day": 1}]), tmp_path / "chats.parquet")
+    assert len(list(read_chats(tmp_path / "chats.parquet", unread))) == 1
+    assert unread == {"sean", "time", "day"}
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"id": 1}, "no conversation; write it under conversation or messages"),
+        ({"conversation": "hi", "messages": TURNS}, "both conversation and messages, which are the same"),
+        ({"conversation": [{"role": "system", "content": "50% off"}]}, "turn 0 has the role 'system'"),
+        ({"conversation": "hi", "seen": [1.5]}, "seen is [1.5]; write a list of item ids"),
+        ({"conversation": "hi", "allow": {"a": 1}}, "allow is {'a': 1}; write a list"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path: Path, record: dict, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        chats(tmp_path / "chats.jsonl", {"conversation": "hi"}, record)
+    assert f"{tmp_path / 'chats.jsonl'}, line 2: " in str(error.value)
+    assert problem in str(error.value)
+
+
+def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no conversations"):
+        chats(tmp_path / "chats.jsonl")
+    with pytest.raises(UserError, match="no such file"):
+        list(read_chats(tmp_path / "none.parquet"))
+    (tmp_path / "chats.parquet").write_text("none")
+    with pytest.raises(UserError, match="not readable as parquet"):
+        list(read_chats(tmp_path / "chats.parquet"))

@@ -1,0 +1,61 @@
+"""What is kept of a request, and what another request finds."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from recipes.batch.chats import Chat
+from recipes.batch.parts import SCHEMA, Parts
+
+CHATS = [Chat(row, None, "USER: hi\n", [], None, []) for row in range(5)]
+
+
+def table(chats: list[Chat]) -> pa.Table:
+    reason = {True: "too few", False: None}
+    return pa.Table.from_pylist([{"row": chat.row, "reason": reason[chat.row == 3]} for chat in chats], SCHEMA)
+
+
+def missing(parts: Parts) -> dict[int, list[Chat]]:
+    return dict(parts.missing(iter(CHATS)))
+
+
+def test_a_stopped_request_goes_on_and_ends_in_order(tmp_path: Path) -> None:
+    out = tmp_path / "lists.parquet"
+    parts = Parts(out, {"k": 5}, size=2)
+    assert not parts.is_done()
+    assert parts.begin() is False
+    waiting = missing(parts)
+    assert [len(chats) for chats in waiting.values()] == [2, 2, 1]
+    parts.keep(2, table(waiting[2]))
+    again = Parts(out, {"k": 5}, size=2)
+    assert again.begin() is False
+    assert (again.rows_done(), list(missing(again))) == (1, [0, 1])
+    for number, chats in missing(again).items():
+        again.keep(number, table(chats))
+    assert again.finish() == 1
+    assert pq.read_table(out)["row"].to_pylist() == [0, 1, 2, 3, 4]
+    assert again.is_done()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_another_request_is_not_mixed_with_it(tmp_path: Path) -> None:
+    out = tmp_path / "lists.parquet"
+    parts = Parts(out, {"k": 5}, size=5)
+    parts.begin()
+    parts.keep(0, table(CHATS))
+    other = Parts(out, {"k": 6}, size=5)
+    assert other.begin() is True
+    assert other.rows_done() == 0
+    other.keep(0, table(CHATS))
+    other.finish()
+    with pytest.raises(UserError, match=r"lists.parquet: already there, of another request; give --overwrite"):
+        parts.is_done()
+
+
+def test_a_file_that_is_no_table_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "lists.parquet").write_text("mine")
+    with pytest.raises(UserError, match="already there"):
+        Parts(tmp_path / "lists.parquet", {}, size=1).is_done()
