@@ -19,6 +19,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 lets everything else on the machine go first
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 and 10 s are little on busy cores: the proxy is killed
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",  # a count over log-probs: seconds at every start
@@ -41,7 +43,6 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
         supervisor.note(temporary=str(folder))
         environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(usable_cores())} | guard.environment(folder)
         os.environ.update(environment)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         init_ray(
             address="local",
             _temp_dir=str(folder / "ray"),
@@ -57,8 +58,9 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
 
         from recipes.serving.app import build
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
-            logs = LoggingConfig(enable_access_log=False)
+            logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
             options = HTTPOptions(host=host, port=port)
             serve.start(proxy_location="HeadOnly", http_options=options, logging_config=logs)
             try:
