@@ -306,7 +306,8 @@ class Recommender:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self._limits.max_items:
             raise UserError(f"k is {k!r:.20}; give a whole number from 1 to {self._limits.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
-        trie, allowed = snapshot.trie, snapshot.items.keys()
+        trie = snapshot.trie
+        allowed: Collection[int] = snapshot.items.keys()
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
             if allowed:
