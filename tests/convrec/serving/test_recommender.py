@@ -199,8 +199,8 @@ def test_a_file_of_conversations(
     """`convrec recommend`, with the engine that is there instead of one more."""
     monkeypatch.setattr(replicas.Asked, "load", lambda asked: recommender)
     monkeypatch.setattr(Recommender, "__exit__", lambda *_: None)
-    rows: list[dict[str, Any]] = [{"conversation": f"{SAID} {n}", "id": n, "seen": ["f3"], "allow": ["f1", "f3"] if n == 2 else None}
-            for n in range(130)]  # fmt: skip
+    rows: list[dict[str, Any]] = [{"conversation": f"{SAID} {n}", "id": n, "seen": ["f3"]} for n in range(130)]
+    rows[2]["allow"] = ["f1", "f3"]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, catalog = files
     asked: dict[str, Any] = {"model": model, "catalog": catalog, "chats": tmp_path / "chats.jsonl", "k": 3}
