@@ -11,7 +11,7 @@ written greedily: the same request has the same list.
 import asyncio
 import tempfile
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -307,7 +307,7 @@ class Recommender:
             raise UserError(f"k is {k!r:.20}; give a whole number from 1 to {self._limits.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
         trie = snapshot.trie
-        allowed: Set[int] = snapshot.items.keys()
+        allowed: Collection[int] = snapshot.items.keys()
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
             if allowed:

@@ -125,7 +125,8 @@ def test_seen_allow_and_exclude(recommender: Recommender) -> None:
     assert allowed.reason == "of the 3 items allowed 1 are seen or excluded, which leaves 2 for a list of 3"
     facts, _ = recommender.open_stream(SAID, 3, allow=best[:3], seen=best[:1])
     assert (facts.reason, facts.items) == (allowed.reason, ())
-    for nothing in ({"allow": []}, {"allow": ["no item"]}, {"exclude": best}):
+    nothing_left: list[dict[str, Any]] = [{"allow": []}, {"allow": ["no item"]}, {"exclude": best}]
+    for nothing in nothing_left:
         empty = recommender.recommend(SAID, k=2, **nothing)
         assert (empty.items, empty.reason is None) == ((), False)
     all_of_it = recommender.recommend(SAID, k=20)
@@ -159,10 +160,10 @@ def test_text_that_looks_like_control_tokens_stays_text(recommender: Recommender
     ],
 )
 def test_what_cannot_be_asked_is_named(recommender: Recommender, arguments: dict[str, Any], problem: str) -> None:
+    given: dict[str, Any] = {"conversation": SAID, "k": 3} | arguments
     with pytest.raises(UserError) as error:
-        recommender.recommend(**{"conversation": SAID, "k": 3} | arguments)
+        recommender.recommend(**given)
     assert problem in str(error.value)
-    given = {"conversation": SAID, **arguments}
     if "conversation" in arguments:
         with pytest.raises(UserError, match="conversation 1: "):
             recommender.recommend_batch([SAID, given["conversation"]])
@@ -198,8 +199,8 @@ def test_a_file_of_conversations(
     """`convrec recommend`, with the engine that is there instead of one more."""
     monkeypatch.setattr(replicas.Asked, "load", lambda asked: recommender)
     monkeypatch.setattr(Recommender, "__exit__", lambda *_: None)
-    rows = [{"conversation": f"{SAID} {n}", "id": n, "seen": ["f3"], "allow": ["f1", "f3"] if n == 2 else None}
-            for n in range(130)]  # fmt: skip
+    rows: list[dict[str, Any]] = [{"conversation": f"{SAID} {n}", "id": n, "seen": ["f3"]} for n in range(130)]
+    rows[2]["allow"] = ["f1", "f3"]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, catalog = files
     asked: dict[str, Any] = {"model": model, "catalog": catalog, "chats": tmp_path / "chats.jsonl", "k": 3}
