@@ -1,4 +1,4 @@
-"""The one exception that means: the user can fix this; and what other errors are called on the screen."""
+"""Exceptions that say what a user can do: fix the input, or resume; and what other errors are called on the screen."""
 
 import re
 import signal
@@ -11,6 +11,14 @@ class UserError(ValueError):
 
     Entry points print it without a traceback and exit with status 2.
     """
+
+
+class ProcessLost(RuntimeError):
+    """A process or a node of the run is gone: the same command resumes."""
+
+
+class NoProgress(ProcessLost):
+    """A phase of the run has taken far longer than it does: the same command resumes."""
 
 
 def need_packages(*names: str) -> None:
@@ -33,6 +41,12 @@ def end_with_the_reader_of_help() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
+def is_of_lost_process(error: BaseException) -> bool:
+    """Whether Ray or vLLM raised it because a process is gone; by name: both are seconds to import."""
+    cause = getattr(error, "cause", None) or error
+    return bool({"RayActorError", "EngineDeadError"} & {base.__name__ for base in type(cause).__mro__})
+
+
 def one_line(error: BaseException) -> str:
     """The innermost cause of an error: Ray wraps a worker's error in its own, with its traceback as the message."""
     cause = getattr(error, "cause", None) or error
@@ -47,4 +61,4 @@ def one_line(error: BaseException) -> str:
     line = lines and (lines[0] if "OutOfMemoryError" in names else lines[-1])
     if not line:
         return type(cause).__name__
-    return line if type(cause) is RuntimeError else f"{type(cause).__name__}: {line}"
+    return line if type(cause) in (RuntimeError, ProcessLost, NoProgress) else f"{type(cause).__name__}: {line}"

@@ -35,7 +35,9 @@ def _train_as_torchrun_process(recipe: Recipe, arguments: list[str]) -> int:
         recipe.check(config)
         os.environ.update(process_environment(config.trainer.device != "cpu"))
         run_folder = Path(config.trainer.default_local_dir)
-        saving.check_world_size(run_folder, int(os.environ["WORLD_SIZE"]))
+        warnings = saving.check_world_size(run_folder, int(os.environ["WORLD_SIZE"]))
+        if is_first and by_user:
+            sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
         with hold(run_folder) if is_first and by_user else contextlib.nullcontext():
             if is_first:
                 os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(next_metrics_file(run_folder)))

@@ -121,7 +121,7 @@ def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: su
 def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
     text = (ROOT / "docs" / "examples" / "kuberay.yaml").read_text()
     assert "kubectl replace --force -f docs/examples/kuberay.yaml" in text  # applying it again does nothing
-    job = yaml.safe_load(text)
+    job, policy = yaml.safe_load_all(text)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["rayVersion"] == metadata.version("ray")
@@ -135,7 +135,15 @@ def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
 
     (workers,) = cluster["workerGroupSpecs"]
     assert int(variables["N_NODES"]) == 1 + workers["replicas"]
+    (selected,) = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"][0] == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}  # every port
+    (submitter, operator), (dashboard,) = policy["spec"]["ingress"][1]["from"], policy["spec"]["ingress"][1]["ports"]
+    assert submitter == {"podSelector": {"matchLabels": {"job-name": job["metadata"]["name"]}}}
+    assert "namespaceSelector" in operator
+    assert dashboard["port"] == 8265
     for group in (cluster["headGroupSpec"], workers):
+        assert selected in group["template"]["metadata"]["labels"].items()
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == variables["N_GPUS_PER_NODE"]
@@ -144,3 +152,14 @@ def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
         assert "/dev/shm" in mounted.values()
         paths = [value for name, value in variables.items() if name.endswith(("_FILE", "_PATH"))]
         assert all(path.startswith(mounted["training"] + "/") for path in paths)
+
+
+@pytest.mark.parametrize(("status", "seen"), [(0, 0), (1, 1), (2, 0), (75, 75), (130, 0), (137, 137)])
+def test_kuberay_tries_again_what_another_try_can_mend(tmp_path: Path, status: int, seen: int) -> None:
+    """Its controller looks at whether the Ray job has failed, which any exit status but 0 is."""
+    job = next(yaml.safe_load_all((ROOT / "docs" / "examples" / "kuberay.yaml").read_text()))
+    (tmp_path / "run_rank_grpo.sh").write_text(f"exit {status}")
+    entrypoint = job["spec"]["entrypoint"].replace("/opt/convrec", str(tmp_path))
+    done = subprocess.run(entrypoint, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == seen
+    assert (done.stdout == f"exit status {status}: not tried again\n") == (status in (2, 130))

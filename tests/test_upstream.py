@@ -301,7 +301,7 @@ PINS = (
         "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint",
         "6f75218097c563a0",
         (
-            "convrec.checkpoints.saving:check_world_size",
+            "convrec.checkpoints.reshard:load_resharded",
             "convrec.training.worker:set_learning_rate",
         ),
         "names of the shards; optimizer and schedule come back",

@@ -26,11 +26,15 @@ _MERGED = re.compile(r"\.?merged(\..*)?")
 def write(folder: Path) -> None:
     """Bring every file below the folder to the disk, then note them.
 
-    After a loss of power a checkpoint with a manifest is therefore whole.
+    After a loss of power a checkpoint with a manifest is therefore whole. Checksums are computed while the disk writes:
+    what was just written is still in memory.
     """
     names = sorted(sizes(folder))
-    with ThreadPoolExecutor(THREADS) as threads:
-        entries = list(threads.map(lambda name: _entry(folder / name), names))
+    with ThreadPoolExecutor(THREADS) as waiting, ThreadPoolExecutor(THREADS) as computing:
+        synced = [waiting.submit(_sync, folder / name) for name in names]
+        entries = list(computing.map(lambda name: _entry(folder / name), names))
+        for file in synced:
+            file.result()  # raises what the disk has to say
     for below in {part for name in names for part in (folder / name).parents if part.is_relative_to(folder)}:
         _sync(below)
     write_json(folder / MANIFEST, dict(zip(names, entries, strict=True)))
@@ -77,7 +81,6 @@ def _bytes(entry: Any) -> int:
 
 
 def _entry(file: Path) -> dict[str, Any]:
-    _sync(file)
     return {"bytes": file.stat().st_size, CHECKSUM: _checksum(file)}
 
 

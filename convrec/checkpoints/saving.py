@@ -188,16 +188,22 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     return warnings
 
 
-def check_world_size(run_folder: Path, processes: int) -> None:
-    """Raise UserError when the run cannot be resumed by so many processes: verl's shards are one a process."""
+def check_world_size(run_folder: Path, processes: int) -> list[str]:
+    """What is said of a run that is resumed by another number of processes (convrec.checkpoints.reshard).
+
+    Raises UserError for FSDP1's shards, which only as many processes as saved them can load.
+    """
     done = latest_step(run_folder)
-    saved = world_size(_shards(step_folder(run_folder, done))) if done else None
-    if saved and saved != processes:
+    folder = _shards(step_folder(run_folder, done))
+    saved = world_size(folder) if done else None
+    if saved in (None, processes):
+        return []
+    if _read_json(folder / "fsdp_config.json").get("FSDP_version") == 1:
         raise UserError(
-            f"{step_folder(run_folder, done)} was saved by {saved} processes, N_NODES x N_GPUS_PER_NODE are "
-            f"{processes} now: resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and "
-            "another SAVE_PATH"
+            f"{folder} was saved by {saved} processes with FSDP1, N_NODES x N_GPUS_PER_NODE are {processes} now: "
+            f"resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and another SAVE_PATH"
         )
+    return [f"{folder} was saved by {saved} processes and is resumed by {processes}: its shards are cut anew"]
 
 
 def write_tracker(run_folder: Path, step: int) -> None:

@@ -6,6 +6,7 @@ a session of its own, and one folder, /tmp/convrec-<id>, where the run's process
 
     members/<pid>   a process that called `join`: the driver, and every Ray worker of the run
     guard.pid       the guard's
+    stacks/<pid>    where a member writes its stacks when it is asked to (convrec.runs.stacks)
     ...             TMPDIR of the run, and Ray's own folder where Ray was started by the driver
 
 Twice a second the guard looks at /proc. It remembers the descendants of the members, and the shared memory they map.
@@ -17,6 +18,7 @@ Linux only. Imports the standard library alone: every process of a run reads it,
 """
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import os
@@ -39,6 +41,8 @@ STARTING_SECONDS = 60.0  # what a worker may take until it joins: its imports, o
 LOOKS_AT_SHM = 60
 TRACKER_SECONDS = 3.0  # Python's resource trackers remove shared memory by themselves: let them
 SHM = Path("/dev/shm")
+STACKS = "stacks"
+STACKS_SIGNAL = signal.SIGRTMIN + 3  # nothing else of a run uses it
 
 Key = tuple[int, int]  # (pid, start time in clock ticks): a pid alone may be another process by now
 
@@ -91,6 +95,7 @@ def join(is_driver: bool = False, message: str = "") -> None:
     partial = folder / f".{pid}"
     partial.write_text(json.dumps(entry))
     partial.replace(folder / "members" / str(pid))
+    write_stacks_on_signal(folder)
     if not _has_guard(folder):
         # by path and isolated: it must not depend on a working directory that goes away
         subprocess.Popen(
@@ -100,6 +105,12 @@ def join(is_driver: bool = False, message: str = "") -> None:
             start_new_session=True,
             cwd="/",
         )
+
+
+def write_stacks_on_signal(folder: Path) -> None:
+    """Have this process write the stacks of its threads to STACKS/<pid> in the folder when it gets STACKS_SIGNAL."""
+    (folder / STACKS).mkdir(exist_ok=True)
+    faulthandler.register(STACKS_SIGNAL, file=(folder / STACKS / str(os.getpid())).open("w"), all_threads=True)
 
 
 def _make_private(folder: Path) -> None:
@@ -164,6 +175,25 @@ def explain(message: str) -> None:
 
 def _shared_memory() -> list[str]:
     return os.listdir(SHM) if SHM.is_dir() else []
+
+
+def processes_of(folder: Path) -> set[int]:
+    """Ids of this node's processes that have joined the run of this folder, or have it in their environment."""
+    members = {int(path.name) for path in (folder / "members").glob("[0-9]*")}
+    return {pid for pid in _processes() if pid in members or _has_environment(pid, folder)}
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for a process: R, S, D, T, Z. Raises OSError when it has ended."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2]
+
+
+def _has_environment(pid: int, folder: Path) -> bool:
+    try:
+        return f"{FOLDER_VARIABLE}={folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 def _has_guard(folder: Path) -> bool:
@@ -279,7 +309,7 @@ class Guard:
             start > ticks
             and pid not in self.not_ours
             and (pid, start) not in self.owner_of
-            and self.has_environment(pid)
+            and _has_environment(pid, self.folder)
             for pid, (_, start) in processes.items()
         )
 
@@ -306,12 +336,6 @@ class Guard:
                 number += 1
         return number
 
-    def has_environment(self, pid: int) -> bool:
-        try:
-            return f"{FOLDER_VARIABLE}={self.folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
-
     def finish(self) -> None:
         """End and remove all there is. A process may start another before it is ended: look until none is left."""
         begin = time.monotonic()
@@ -319,7 +343,7 @@ class Guard:
         while (waited := time.monotonic() - begin) < 2 * TRACKER_SECONDS:
             self.poll()
             ours = set(self.owner_of) | self.members()  # without their driver, workers have nothing to do
-            ours |= {(pid, start) for pid, (_, start) in _processes().items() if self.has_environment(pid)}
+            ours |= {(pid, start) for pid, (_, start) in _processes().items() if _has_environment(pid, self.folder)}
             ours = {key for key in ours if key != self.driver and key[0] not in self.not_ours}
             if not self.kill(ours, trackers_too=waited > TRACKER_SECONDS) and not self._waits_for_trackers(ours):
                 break

@@ -33,6 +33,8 @@ SAVE_SECONDS = 900.0  # that the end of a step and its checkpoint may take
 SAME_SIGNAL_SECONDS = 1.0  # `timeout` and some schedulers send a signal to the process and to its group
 GUARD_SECONDS = 15.0
 STOPPED = 130  # exit status
+NO_PROGRESS = 75  # exit status of a run that hung: EX_TEMPFAIL of sysexits.h, try again
+RESUMED_AFTER = "CONVREC_RESUMED_AFTER"  # the step after which WATCHDOG=resume has started this run
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 WATCHED = ENDING | {signal.SIGUSR1, signal.SIGTSTP}
 SAVE_VARIABLE = "SAVE_ON_TERM"
@@ -50,6 +52,7 @@ def note(**what: str) -> None:
 
     run: the run folder, locked. temporary: the folder that the run's guard removes at the end. stop: the file that asks
     for a checkpoint and an end. metrics: the file that grows with each step. said: the fork has said that it stopped.
+    resumes: the command is to be started again when it was `lost`: hung, or a process of it has died.
     """
     if _notes is not None:
         os.write(_notes, json.dumps(what).encode() + b"\n")
@@ -104,7 +107,12 @@ def begin(seconds: float = SECONDS) -> None:
         return
     os.close(write_end)
     os.set_blocking(read_end, False)
-    os._exit(Supervisor(child, read_end, watched, seconds).wait())
+    supervisor = Supervisor(child, read_end, watched, seconds)
+    status = supervisor.wait()
+    if supervisor.is_to_resume():
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os._exit(status)
 
 
 class Supervisor:
@@ -212,6 +220,23 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.write(2, f"{clear}{stop_line(run_folder)}\n".encode())
         return STOPPED
+
+    def is_to_resume(self) -> bool:
+        """Whether the run is started again: it was lost, and has got further than when that was done before."""
+        notes = self.notes()
+        if self.deadline is not None or not {"lost", "resumes", "run"} <= set(notes):
+            return False
+        from convrec.runs.folder import latest_step
+
+        step, before = latest_step(Path(notes["run"])), int(os.environ.get(RESUMED_AFTER, "-1"))
+        if step <= before:
+            text = f"lost again after step {before}, without a checkpoint in between: not started again"
+        else:
+            text = f"WATCHDOG=resume: starting again after step {step}"
+            os.environ[RESUMED_AFTER] = str(step)
+        with contextlib.suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+        return step > before
 
 
 def saves_on_term(environment: Mapping[str, str]) -> bool:

@@ -1,7 +1,9 @@
-"""A thread of the driver that notices when a process of the run is gone, and ends the wait for it.
+"""A thread of the driver that notices when a process of the run is gone or hangs, and ends the wait for it.
 
 verl waits without limit in several places for a process that may be dead: its queue for rollouts that will never come,
 and its weight transfer for a vLLM worker that will never read. Ray knows of the death at once, but tells those who ask.
+Of a process that is there and does nothing, a stopped vLLM engine say, nobody knows: that shows in phases of a step
+that do not end (convrec.runs.phases).
 """
 
 import logging
@@ -16,7 +18,10 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from convrec.runs import guard
+from convrec.errors import NoProgress, ProcessLost
+from convrec.runs import guard, supervisor
+from convrec.runs.phases import Phases
+from convrec.training.nodes import Nodes, hanging_processes
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +30,22 @@ UNREACHABLE_SECONDS = 60.0  # Ray's connections break and are made again; a node
 SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for ended processes as well
 
 
-class ProcessLost(RuntimeError):
-    """A process of the run is gone; raised in the driver's main thread, wherever it waits."""
-
-
 class Watch:
     """Asks each actor for an answer without waiting for it: a busy one answers later, and Ray says at once when one has
     ended.
 
     Args:
         actors: gives name -> handle of those that are there by now.
+        phases: of the main thread; None: nothing is said of hangs.
     """
 
-    def __init__(self, actors: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, actors: Callable[[], Mapping[str, Any]], phases: Phases | None = None) -> None:
         self.actors = actors
+        self.phases = phases
+        self.nodes = Nodes()
         self.asked: dict[str, Any] = {}
         self.unreachable_since: dict[str, float] = {}
-        self.lost = ""
+        self.error: ProcessLost | None = None
         self.stopped = threading.Event()
 
     def lost_actor(self) -> str:
@@ -64,8 +68,29 @@ class Watch:
                 self.asked.pop(name, None)
         return ""
 
+    def problem(self) -> ProcessLost | None:
+        """What ends the run, if there is something."""
+        if lost := self.lost_actor():
+            return ProcessLost(
+                self.nodes.lost_node() or f"the {lost} is gone (killed, or out of memory); the log may say why"
+            )
+        if self.phases is None or (overdue := self.phases.overdue()) is None:
+            return None
+        where = hanging_processes(self.silent())
+        if self.phases.overdue() is None:
+            logger.warning("%s, but it goes on", overdue)
+            return None
+        return NoProgress(f"{overdue}: {where}")
+
+    def silent(self) -> list[str]:
+        """Names of the actors that have not answered; one that works does not, either."""
+        return [name for name, answer in self.asked.items() if not ray.wait([answer], timeout=0)[0]]
+
     def start(self) -> None:
         """Begin to watch; call it in the main thread, which will be interrupted."""
+        self.nodes.learn(self.actors())
+        if self.phases:
+            self.phases.restart()
         signal.signal(signal.SIGUSR2, self._raise)
         threading.Thread(target=self._run, daemon=True, name="liveness").start()
 
@@ -74,17 +99,18 @@ class Watch:
 
     def _run(self) -> None:
         while not self.stopped.wait(CHECK_SECONDS):
-            lost = self.lost_actor()
-            if lost and not self.stopped.is_set():
-                self.lost = f"the {lost} is gone (killed, or out of memory); the log may say why"
-                logger.error("%s", self.lost)
-                guard.explain(f"failed: {self.lost}; the same command resumes")
+            error = self.problem()
+            if error and not self.stopped.is_set():
+                self.error = error
+                logger.error("%s", error)
+                guard.explain(f"failed: {error}; the same command resumes")
+                supervisor.note(lost="yes")
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
                 if not self.stopped.wait(SECONDS_TO_STOP):
                     logger.error("the run does not end by itself within %g s: ending it", SECONDS_TO_STOP)
-                    os._exit(1)
+                    os._exit(supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1)
                 return
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if not self.stopped.is_set():
-            raise ProcessLost(self.lost)
+        if self.error and not self.stopped.is_set():
+            raise self.error

@@ -1,9 +1,15 @@
 """verl's SFT trainer, fixed where epochs begin and end and where a run is resumed: nothing but wiring."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from verl.trainer import sft_trainer
 
+from convrec.checkpoints import saving
+from convrec.checkpoints.files import world_size
+from convrec.checkpoints.reshard import load_any_world_size
 from convrec.training.worker import report_new_rate, set_learning_rate
 
 
@@ -27,3 +33,28 @@ class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
         super()._init_engine()
         epochs = -(-self.total_training_steps // self.steps_per_epoch)
         self.config.trainer.total_epochs = max(self.config.trainer.total_epochs, epochs)
+        load_any_world_size(self.engine.checkpoint_manager)
+
+    def _build_ckpt_handler(self) -> None:
+        super()._build_ckpt_handler()
+        handler = self.ckpt_handler
+        keep, handler.max_ckpt_to_keep = handler.max_ckpt_to_keep, None  # verl removes the last one before the next
+        write, load_place = handler.save_checkpoint, handler._load_dataloader_state
+
+        def save(step: int) -> None:
+            if self.rank == 0:
+                saving.save(Path(handler.default_local_dir), step, partial(write, step), keep)
+            else:
+                write(step)
+
+        def load_place_in_data(folder: str) -> None:
+            if world_size(Path(folder)) in (None, torch.distributed.get_world_size()):
+                return load_place(folder)
+            # the same place in every process, counted in batches; in rows it depends on how many share a batch
+            state = torch.load(Path(folder, "data_0.pt"), weights_only=True)
+            state["_sampler_iter_state"]["samples_yielded"] = (
+                state["_sampler_iter_yielded"] * self.train_batch_size_per_dp
+            )
+            self.train_dataloader.load_state_dict(state)
+
+        handler.save_checkpoint, handler._load_dataloader_state = save, load_place_in_data

@@ -16,14 +16,17 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
+from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.workers.utils.padding import response_from_nested
 
 from convrec.checkpoints import saving
+from convrec.errors import ProcessLost, is_of_lost_process
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
-from convrec.runs import card
+from convrec.runs import card, supervisor
+from convrec.runs.phases import Phases
 from convrec.statistics import error_of_mean
 from convrec.training import liveness, registration
 from convrec.training.registration import register_rollout
@@ -31,6 +34,16 @@ from convrec.training.worker import ConvRecWorker, report_new_rate
 
 logger = logging.getLogger(__name__)
 
+PHASES = {  # method -> the name that verl's `timing_s/` has for it
+    "_balance_batch": "balance_batch",
+    "_compute_old_log_prob": "old_log_prob",
+    "_compute_ref_log_prob": "ref",
+    "_compute_advantage": "adv",
+    "_update_actor": "update_actor",
+    "_save_checkpoint": "save_checkpoint",
+    "on_step_end": "update_weights",
+    "_validate": "testing",
+}
 POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
 
 
@@ -48,8 +61,8 @@ class ConvRecMixin:
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
         rollout.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
-        self.watch = liveness.Watch(self._actors)
         self.settings = config.convrec
+        self.watch = liveness.Watch(self._actors, self._phases())
         self.rollout_is_checked = False
         self.run_folder = Path(config.trainer.default_local_dir)
         self.keep = config.trainer.get("max_actor_ckpt_to_keep")
@@ -93,8 +106,25 @@ class ConvRecMixin:
         gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
         try:
             super().fit(agent_loop_manager)
+        except RayError as error:  # the others notice that a node is lost, and of that only a closed connection
+            if lost := self.watch.nodes.lost_node():
+                supervisor.note(lost="yes")
+                raise ProcessLost(lost) from error
+            if is_of_lost_process(error):
+                supervisor.note(lost="yes")
+            raise
         finally:
             self.watch.stop()
+
+    def _phases(self) -> Phases | None:
+        """Time the phases of a step under verl's names for them; None where nobody watches them."""
+        if self.settings.watchdog == "off":
+            return None
+        phases = Phases(self.settings.watchdog_seconds)
+        for method, name in PHASES.items():
+            setattr(self, method, phases.timed(name, getattr(self, method)))
+        self.replay_buffer.sample = phases.timed("gen", self.replay_buffer.sample)
+        return phases
 
     def _actors(self) -> dict[str, Any]:
         """Every process the run needs, by name."""

@@ -15,6 +15,7 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.checkpoints.plain_load import use_plain_load
+from convrec.checkpoints.reshard import load_any_world_size
 from convrec.cpu.engine import register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.cpu.process_group import in_run_folder, init_process_group
@@ -50,6 +51,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         super().init_model()
         if self._is_actor:
             send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
+            load_any_world_size(self.actor.engine.checkpoint_manager)
         if is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import hub, saving
-from convrec.errors import UserError, one_line
+from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
@@ -24,7 +24,7 @@ from recipes.launch.settings import compose, finished_message, save_config
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
-    """Compose, check and train. Exit status: 0 trained, 1 failed (the log says why), 2 bad input, 130 stopped.
+    """Compose, check and train. Exit status: 0 trained, 1 failed (the log says why), 2 bad input, 75 hung, 130 stopped.
 
     A flag of `dry_run.FLAGS` is answered instead.
 
@@ -78,7 +78,7 @@ def _run(
         console.say(finished_message(run_folder, done))
         return 0
     if config.trainer.resume_mode == "auto":
-        saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+        warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not (recipe.uses_ray and os.environ.get("RAY_ADDRESS")):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
@@ -100,6 +100,8 @@ def _run(
     console.say(f"starting {recipe.parts} ...")
     if recipe.saves_when_asked:
         supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
+    if OmegaConf.select(config, "convrec.watchdog") == "resume":
+        supervisor.note(resumes="yes")
     gone = (
         f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
         f"The log, {log_file}, may say why; the same command resumes."
@@ -127,7 +129,7 @@ def _run(
             f"failed after {_seconds_since(start)}: {explanation(error, run_folder) or one_line(error)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
-        return 1
+        return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
 

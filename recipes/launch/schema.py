@@ -54,6 +54,12 @@ class RLSettings:
     reward_timeout: float = setting(
         600, POSITIVE_NUMBER, "seconds a reward may take; after three attempts the run stops"
     )
+    watchdog: str = setting(
+        "end", one_of(("end", "resume", "off")), "what follows when a phase hangs; resume: also when a process is lost"
+    )
+    watchdog_seconds: float = setting(
+        300, POSITIVE_NUMBER, "that a phase of a step may take; more where ten times its median is more"
+    )
     deterministic: bool = setting(False, BOOLEAN, "a seed for every rollout: a resumed run samples what it would have")
 
 

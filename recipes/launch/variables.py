@@ -227,6 +227,13 @@ VARIABLES: tuple[Variable, ...] = (
         "verl's trackers, comma-separated",
     ),
     Variable(
+        "WATCHDOG",
+        _rl("convrec.watchdog"),
+        _one_of(("end", "resume", "off")),
+        "end",
+        "what follows when a phase of a step hangs: the run ends (status 75), is resumed, or nothing",
+    ),
+    Variable(
         "SEED",
         _both(("trainer.seed", "data.seed"), "data.seed"),
         _integer,

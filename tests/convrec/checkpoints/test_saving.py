@@ -155,11 +155,16 @@ def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("processes", [1, 4])
-def test_another_number_of_processes_cannot_resume(tmp_path: Path, processes: int) -> None:
-    saving.check_world_size(tmp_path, processes)  # nothing to resume
+def test_another_number_of_processes_is_said_and_refused_with_fsdp1(tmp_path: Path, processes: int) -> None:
+    assert saving.check_world_size(tmp_path, processes) == []  # nothing to resume
     sft_checkpoint(tmp_path, 7)
-    saving.check_world_size(tmp_path, 2)
-    with pytest.raises(UserError, match=rf"global_step_7 was saved by 2 processes, .* are {processes} now"):
+    assert saving.check_world_size(tmp_path, 2) == []
+    (warning,) = saving.check_world_size(tmp_path, processes)
+    assert warning.endswith(
+        f"global_step_7 was saved by 2 processes and is resumed by {processes}: its shards are cut anew"
+    )
+    (tmp_path / "global_step_7" / "fsdp_config.json").write_text('{"FSDP_version": 1, "world_size": 2}')
+    with pytest.raises(UserError, match=rf"saved by 2 processes with FSDP1, .* are {processes} now: resume with 2"):
         saving.check_world_size(tmp_path, processes)
 
 

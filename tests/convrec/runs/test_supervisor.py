@@ -209,3 +209,28 @@ def test_the_fork_ends_with_a_killed_supervisor(
     command, fork = start("ready(); time.sleep(60)")
     command.kill()
     fork.wait(60)
+
+
+def test_a_lost_run_is_started_again_as_long_as_it_gets_further(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], tmp_path: Path
+) -> None:
+    command, _ = start(
+        """
+supervisor.note(run=str(run), resumes="yes")
+run.mkdir(exist_ok=True)
+with (run / "starts").open("a") as starts:
+    starts.write("x")
+step = (4, 6, 6)[(run / "starts").stat().st_size - 1]
+(run / "latest_checkpointed_iteration.txt").write_text(str(step))
+ready()
+supervisor.note(lost="yes")
+sys.exit(supervisor.NO_PROGRESS)
+"""
+    )
+    _, error = command.communicate(timeout=120)
+    assert command.returncode == 75
+    assert error.splitlines() == [
+        "WATCHDOG=resume: starting again after step 4",
+        "WATCHDOG=resume: starting again after step 6",
+        "lost again after step 6, without a checkpoint in between: not started again",
+    ]

@@ -10,6 +10,8 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
 
+from convrec.errors import NoProgress, ProcessLost
+from convrec.runs.phases import Phases
 from convrec.training import liveness
 
 
@@ -20,6 +22,7 @@ class Actors:
         self.state = {"training worker 0": "busy", "vLLM server 0.0": "alive"}
         monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if self.state[r] != "busy"], []))
         monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(liveness.Nodes, "learn", lambda nodes, actors: None)
         monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
 
     def get(self, name: str) -> None:
@@ -79,7 +82,7 @@ def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
     try:
         time.sleep(0.1)
         actors.state["training worker 0"] = "dead"
-        with pytest.raises(liveness.ProcessLost, match="the training worker 0 is gone"):
+        with pytest.raises(ProcessLost, match="the training worker 0 is gone"):
             time.sleep(30)
     finally:
         watch.stop()
@@ -92,7 +95,7 @@ def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: p
     actors.state["training worker 0"] = "dead"
     watch = liveness.Watch(actors.handles)
     watch.start()
-    with pytest.raises(liveness.ProcessLost):
+    with pytest.raises(ProcessLost):
         time.sleep(30)
     time.sleep(0.5)  # stands for a close that waits for the dead
     watch.stop()
@@ -105,3 +108,38 @@ def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
     watch.stop()
     actors.state["training worker 0"] = "dead"
     time.sleep(0.1)
+
+
+def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blame(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = Phases(0.05)
+    with phases.phase("gen"):
+        pass  # its median is next to nothing
+    monkeypatch.setattr(liveness, "hanging_processes", lambda silent: f"no answer from {', '.join(silent)}")
+    watch = liveness.Watch(actors.handles, phases)
+    watch.start()
+    try:
+        with (
+            pytest.raises(NoProgress, match=r"in the phase gen .*: no answer from training worker 0"),
+            phases.phase("gen"),
+        ):
+            time.sleep(30)
+    finally:
+        watch.stop()
+
+
+def test_a_lost_node_is_named_with_what_it_held(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = liveness.Watch(actors.handles)
+    watch.nodes.held = {"aaaaaaaaaa": ["training worker 0"], "bbbbbbbbbb": ["training worker 1", "vLLM server 1.0"]}
+    alive = {"NodeManagerHostname": "n2", "NodeManagerAddress": "10.0.0.2"}
+    monkeypatch.setattr(
+        ray,
+        "nodes",
+        lambda: [{"NodeID": "aaaaaaaaaa", "Alive": True}, {"NodeID": "bbbbbbbbbb", "Alive": False, **alive}],
+    )
+    watch.lost_actor()
+    actors.state["vLLM server 0.0"] = "dead"
+    assert str(watch.problem()) == (
+        "the node n2 (10.0.0.2, bbbbbbbb) is lost; it held: training worker 1, vLLM server 1.0"
+    )

@@ -9,6 +9,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from convrec.checkpoints import saving
+
 SAMPLES, BATCH, EPOCHS = 13, 4, 3  # 3 steps an epoch, one sample left over in each
 STEPS_PER_EPOCH = SAMPLES // BATCH
 
@@ -20,7 +22,7 @@ class Engine:
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
         self.optimizer_config = SimpleNamespace(lr=1e-3)
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
-        self.checkpoint_manager = SimpleNamespace()
+        self.checkpoint_manager = SimpleNamespace(load_checkpoint=lambda *_: None)
 
     def is_mp_src_rank_with_outputs(self) -> bool:
         return True
@@ -134,6 +136,32 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
     assert whole[:STEPS_PER_EPOCH] != whole[STEPS_PER_EPOCH : 2 * STEPS_PER_EPOCH]  # each epoch has an order of its own
     (tmp_path / "run").rename(tmp_path / "whole")
     assert train(stop_after) + train() == whole
+
+
+def test_what_two_processes_saved_goes_on_at_the_same_place(
+    train: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
+    whole = train()
+    (tmp_path / "run").rename(tmp_path / "whole")
+    begun = train(stop_after=4)
+    saved = tmp_path / "run" / "global_step_4"
+    state = torch.load(saved / "data_0.pt")
+    state["_sampler_iter_state"]["samples_yielded"] //= 2  # of each of two, with half of the batch
+    torch.save(state, saved / "data_0.pt")
+    (saved / "model_world_size_2_rank_0.pt").touch()
+    assert begun + train() == whole
+
+
+def test_checkpoints_have_a_manifest_and_the_newest_are_kept(
+    train: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
+    train(max_ckpt_to_keep=2)
+    last = EPOCHS * STEPS_PER_EPOCH
+    assert saving.complete_steps(tmp_path / "run") == [last - 1, last]
+    assert sorted(path.name for path in (tmp_path / "run").glob("global_step_*")) == [
+        f"global_step_{last - 1}",
+        f"global_step_{last}",
+    ]
 
 
 def test_the_seed_is_that_of_the_order(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from convrec.rollout import agent_loop
-from convrec.training.trainer_base import ConvRecMixin
+from convrec.training.trainer_base import PHASES, ConvRecMixin
 
 PROMPT, RESPONSES = 3, [4, 2]
 
@@ -89,3 +89,18 @@ def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
     trainer._load_checkpoint()
     assert asked == [(4, [(0, 1e-3), (3, 5e-4)], 2)]
     assert warnings_of_worker == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
+
+
+def test_phases_of_a_step_are_timed_under_verls_names() -> None:
+    trainer = Trainer(None)
+    trainer.settings = OmegaConf.create({"watchdog": "end", "watchdog_seconds": 300})
+    trainer.replay_buffer = SimpleNamespace(sample=lambda: phases.current[0])
+    assert all(hasattr(PPOTrainer, method) for method in PHASES)
+    for method in PHASES:
+        setattr(trainer, method, lambda: phases.current[0])
+    phases = trainer._phases()
+    assert trainer.replay_buffer.sample() == "gen"
+    assert {method: getattr(trainer, method)() for method in PHASES} == PHASES
+    assert set(phases.durations) == {"gen", *PHASES.values()}
+    trainer.settings.watchdog = "off"
+    assert trainer._phases() is None

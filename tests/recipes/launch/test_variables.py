@@ -54,6 +54,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "MAX_RESPONSE_LENGTH": ("444", 444),
     "MAX_LENGTH": ("555", 555),
     "LOGGER": ("console, tensorboard", ["console", "tensorboard", "file"]),
+    "WATCHDOG": ("off", "off"),
     "SEED": ("42", 42),
 }
 JUDGES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "verdicts"]

@@ -1,0 +1,99 @@
+"""A checkpoint of W processes, loaded by another number of processes: verl's FSDP2 shards put together and cut anew.
+
+Each process maps the W files of the model and of the optimizer into memory, and copies of every tensor the rows that
+are its own; nothing is sent between processes, and no file is written.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.placement_types import Replicate, Shard
+
+from convrec.checkpoints.files import world_size
+from convrec.errors import UserError
+
+
+def load_any_world_size(manager: Any) -> None:
+    """Let verl's FSDPCheckpointManager also load what another number of processes has saved."""
+    same_size = manager.load_checkpoint
+
+    def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
+        saved = world_size(Path(local_path)) if local_path else None
+        if saved in (None, manager.world_size):
+            same_size(local_path, *args, **kwargs)
+        else:
+            load_resharded(manager, Path(local_path or ""), saved)
+
+    manager.load_checkpoint = load_checkpoint
+
+
+def load_resharded(manager: Any, folder: Path, saved: int) -> None:
+    """What verl's `load_checkpoint` does, from the shards of `saved` processes.
+
+    The random state of a process that was there is kept; one that was not goes on with the state of its start.
+    """
+    if manager.should_load_model:
+        # names to tensors; LoRA's shards alone where verl saved no others
+        shards = _shards(folder, "model", saved)
+        wanted = manager.model.state_dict()
+        state = {name: _for_this_process(name, [s[name] for s in shards], wanted.get(name)) for name in shards[0]}
+        manager.model.load_state_dict(state, strict=not manager.is_lora_only_state_dict(state))
+    if manager.should_load_optimizer:
+        shards = _shards(folder, "optim", saved)
+        parameters = [p for group in manager.optimizer.param_groups for p in group["params"]]
+        state = {
+            index: {
+                key: _for_this_process(f"{key} of parameter {index}", [s["state"][index][key] for s in shards], like)
+                for key in values
+            }
+            for index, values in shards[0]["state"].items()
+            for like in [parameters[index]]
+        }
+        manager.optimizer.load_state_dict({"state": state, "param_groups": shards[0]["param_groups"]})
+    if manager.should_load_extra:
+        source = manager.rank if manager.rank < saved else 0
+        extra = torch.load(folder / f"extra_state_world_size_{saved}_rank_{source}.pt", weights_only=True)
+        if "rng" in extra and manager.rank < saved:
+            manager.load_rng_state(extra["rng"])
+        if extra["lr_scheduler"] is not None and manager.lr_scheduler is not None:
+            manager.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+    torch.distributed.barrier()
+
+
+def _shards(folder: Path, what: str, saved: int) -> list[dict[Any, Any]]:
+    files = [folder / f"{what}_world_size_{saved}_rank_{rank}.pt" for rank in range(saved)]
+    return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
+
+
+def _for_this_process(name: str, saved: Sequence[Any], like: Any) -> Any:
+    """One value of every process's file -> that value, cut as `like`, the same tensor of this run, is cut."""
+    if not isinstance(saved[0], DTensor):
+        return saved[0]  # a step count, a buffer: every process has the same
+    whole = whole_tensor(name, saved)
+    if not isinstance(like, DTensor):
+        return whole
+    # None: every process has all of it, and takes its part without asking another one
+    cut = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    part = cut.to_local().clone().to(like.device)  # a view would keep all of it
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def whole_tensor(name: str, saved: Sequence[DTensor]) -> torch.Tensor:
+    """The tensor of which each process r has saved `saved[r]`, its rows or a copy of another process's."""
+    mesh, placements = saved[0].device_mesh.mesh, saved[0].placements
+    for placement in placements[:-1]:  # a replicated group of sharded ones (HSDP): the first of each is enough
+        if not isinstance(placement, Replicate):
+            raise UserError(f"{name} was saved as {placements}: such a checkpoint is resumed by as many processes only")
+        mesh = mesh[0]
+    last = placements[-1]
+    if isinstance(last, Replicate):
+        return saved[int(mesh[0])]._local_tensor
+    if type(last) is not Shard:
+        raise UserError(f"{name} was saved as {placements}: such a checkpoint is resumed by as many processes only")
+    parts = [saved[int(rank)]._local_tensor for rank in mesh]
+    return torch.cat([part for part in parts if part.numel()] or parts[:1], dim=last.dim)

@@ -1,0 +1,99 @@
+"""What every process of a run does on this node: its state and the stacks of its threads, as text.
+
+py-spy, which Ray brings, reads them from outside, where the kernel lets it; else the process writes its own
+(faulthandler), which one that is stopped or hangs in the kernel cannot. Imports the standard library alone.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from convrec.runs import guard
+
+SPY_SECONDS = 20.0
+SELF_SECONDS = 2.0
+THREADS = 4
+STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a disk or a network file system"}
+
+
+@dataclass(frozen=True)
+class ProcessStack:
+    """One process: its id and name, why it cannot run ("" where it can), and the stacks of its threads."""
+
+    pid: int
+    name: str
+    trouble: str
+    text: str
+
+
+def of_this_node(folder: Path) -> list[ProcessStack]:
+    """Of all processes in Python that belong to the run with this temporary folder."""
+    pids = [pid for pid in guard.processes_of(folder) if _runs_python(pid)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(lambda pid: _of_process(pid, folder), sorted(pids)))
+
+
+def described(stacks: list[ProcessStack]) -> str:
+    """For the log."""
+    node = socket.gethostname()
+    heads = [f"--- process {s.pid} on {node}, {s.name}{f': {s.trouble}' if s.trouble else ''}" for s in stacks]
+    return "\n".join(f"{head}\n{stack.text.strip()}" for head, stack in zip(heads, stacks, strict=True))
+
+
+def _runs_python(pid: int) -> bool:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")
+    except OSError:
+        return False
+
+
+def _of_process(pid: int, folder: Path) -> ProcessStack:
+    try:
+        name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+        state = guard.state_of(pid)
+    except OSError:
+        return ProcessStack(pid, "?", "has ended", "")
+    text = _by_py_spy(pid) or _by_itself(pid, folder) or "its stacks cannot be read"
+    return ProcessStack(pid, name, STATES.get(state, ""), text)
+
+
+def _by_py_spy(pid: int) -> str:
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return ""
+    try:
+        # not blocking: a process that is stopped already could not be stopped for it
+        command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS, check=False)
+    except (subprocess.TimeoutExpired, OSError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _by_itself(pid: int, folder: Path) -> str:
+    file = folder / guard.STACKS / str(pid)
+    if not file.exists() or not _catches(pid):
+        return ""
+    try:
+        os.kill(pid, guard.STACKS_SIGNAL)
+        time.sleep(SELF_SECONDS)
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _catches(pid: int) -> bool:
+    """Whether the process has a handler for the signal, which would end it otherwise."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    return bool(caught >> (guard.STACKS_SIGNAL - 1) & 1)

@@ -1,0 +1,82 @@
+"""A phase that takes too long, by a clock of the test's own."""
+
+import pytest
+
+from convrec.runs.phases import FIRST_TIMES, OUTSIDE, REMEMBERED, TIMES_MEDIAN, Phases
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def train(phases: Phases, clock: Clock, steps: int, seconds: float) -> None:
+    for _ in range(steps):
+        with phases.phase("gen"):
+            clock.now += seconds
+
+
+def test_ten_times_the_median_but_never_less_than_the_smallest_limit(clock: Clock) -> None:
+    phases = Phases(300, clock)
+    train(phases, clock, 5, 60)
+    train(phases, clock, 1, 500)  # one slow step does not move the median
+    with phases.phase("gen"):
+        clock.now += TIMES_MEDIAN * 60
+        assert phases.overdue() is None
+        clock.now += 1
+        overdue = phases.overdue()
+    assert overdue is not None
+    assert (overdue.phase, overdue.median, overdue.limit) == ("gen", 60, 600)
+    assert "no progress for 601 s in the phase gen (its median is 60.0 s, the limit 600 s)" in str(overdue)
+    train(phases, clock, REMEMBERED, 1)
+    with phases.phase("gen"):
+        clock.now += 299
+        assert phases.overdue() is None
+        clock.now += 2
+        assert phases.overdue() is not None
+
+
+def test_a_first_time_has_more(clock: Clock) -> None:
+    phases = Phases(300, clock)
+    with phases.phase("testing"):
+        clock.now += FIRST_TIMES * 300
+        assert phases.overdue() is None
+        clock.now += 1
+        assert "it has not ended once before" in str(phases.overdue())
+
+
+def test_a_phase_within_another_is_progress_of_both(clock: Clock) -> None:
+    phases = Phases(10, clock)
+    train(phases, clock, 1, 1)
+    with phases.phase("update_weights"):
+        clock.now += 50
+        with phases.phase("gen"):
+            clock.now += 11
+            overdue = phases.overdue()
+            assert overdue is not None
+            assert overdue.phase == "gen"
+        clock.now += 50
+        assert phases.overdue() is None  # of 60 in its first time; the inner one was a sign of life
+
+
+def test_one_that_fails_is_no_duration(clock: Clock) -> None:
+    phases = Phases(10, clock)
+    with pytest.raises(ValueError, match="of the phase"), phases.phase("gen"):
+        raise ValueError("of the phase")
+    assert not phases.durations
+    assert phases.current[0] == OUTSIDE
+
+
+def test_a_long_start_is_no_hang(clock: Clock) -> None:
+    phases = Phases(10, clock)
+    clock.now += 1000
+    phases.restart()
+    assert phases.overdue() is None

@@ -1,0 +1,83 @@
+"""Stacks of real processes of a run: one that sleeps, one that is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from convrec.runs import guard, stacks
+
+ROOT = Path(__file__).resolve().parents[3]
+MEMBER = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from convrec.runs import guard
+guard.write_stacks_on_signal(Path(os.environ[guard.FOLDER_VARIABLE]))
+def waits_for_an_engine():
+    print("ready", flush=True)
+    time.sleep(100)
+waits_for_an_engine()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "members").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def process(folder: Path) -> Iterator[subprocess.Popen]:
+    environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
+    command = [sys.executable, "-c", MEMBER.format(root=str(ROOT))]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Popen, folder: Path) -> None:
+    (found,) = stacks.of_this_node(folder)
+    assert (found.pid, found.trouble) == (process.pid, "")
+    assert "waits_for_an_engine" in found.text
+    assert f"process {process.pid}" in stacks.described([found])
+
+
+def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
+    process: subprocess.Popen, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_by_py_spy", lambda pid: "")
+    monkeypatch.setattr(stacks, "SELF_SECONDS", 0.5)
+    (found,) = stacks.of_this_node(folder)
+    assert "waits_for_an_engine" in found.text
+    assert process.poll() is None  # the signal has not ended it
+
+
+def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> None:
+    process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while guard.state_of(process.pid) != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (found,) = stacks.of_this_node(folder)
+    assert found.trouble == "is stopped"
+
+
+def test_a_process_without_the_handler_gets_no_signal(folder: Path) -> None:
+    environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], env=environment)
+    try:
+        (folder / guard.STACKS).mkdir()
+        (folder / guard.STACKS / str(process.pid)).touch()
+        assert stacks._by_itself(process.pid, folder) == ""
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
