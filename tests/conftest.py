@@ -144,9 +144,12 @@ def line_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """An installed Chromium, driven by Playwright; it loads nothing from elsewhere."""
+    """An installed Chromium, driven by Playwright; it loads nothing from elsewhere.
+
+    Ended with the module: Playwright keeps an event loop running in this thread, and other tests start their own.
+    """
     from playwright.sync_api import sync_playwright
 
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -164,7 +164,7 @@ def test_a_worker_that_still_imports_keeps_a_node_without_the_driver(
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
     try:
         deadline = time.monotonic() + 10
-        while not watching.has_environment(worker.pid) and time.monotonic() < deadline:  # forked, not yet Python
+        while worker.pid not in guard.processes_of(tmp_path) and time.monotonic() < deadline:  # forked, not yet Python
             time.sleep(0.01)
         assert watching.poll()
         monkeypatch.setattr(guard, "STARTING_SECONDS", -1.0)

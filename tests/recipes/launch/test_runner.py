@@ -202,14 +202,15 @@ def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(
     assert not (tmp_path / "run" / RUNNING).exists()
 
 
-def test_a_checkpoint_of_another_number_of_processes_is_refused(
+def test_fsdp1s_checkpoint_of_another_number_of_processes_is_refused(
     run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "run").mkdir()
     saved(tmp_path / "run", 4)
+    (tmp_path / "run" / "global_step_4" / "fsdp_config.json").write_text('{"FSDP_version": 1}')
     status, err = run(pytest.fail, N_GPUS_PER_NODE="2", TRAIN_BATCH_SIZE="4")
     assert status == 2
-    assert "global_step_4 was saved by 1 processes, N_NODES x N_GPUS_PER_NODE are 2 now" in err
+    assert "global_step_4 was saved by 1 processes with FSDP1, N_NODES x N_GPUS_PER_NODE are 2 now" in err
 
 
 def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
