@@ -153,7 +153,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
         "VAL_FILE": str(data / "validation.parquet"),
         "CATALOG_FILE": str(data / "catalog.parquet"),
     }
-    with repeating(partial(peak_memory, progress), seconds=2.0):
+    with repeating(partial(peak_memory, progress), seconds=5.0):  # a look reads the page tables of every process
         if not data.exists():
             with progress.phase("data", "conversations about real films with made-up tastes"):
                 subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
