@@ -17,6 +17,7 @@ import pytest
 
 ASK = {"conversation": "USER: Hello. Any great 2000s war movies out there? Thanks!", "k": 5}
 START_SECONDS, BACK_SECONDS = 600, 300  # on busy cores
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 NEW = {"item_id": "new-1", "title": "A Film That Was Never Made", "year": 2031}
 
 
@@ -107,7 +108,7 @@ def test_openais_client_completes_and_streams(service):
 def test_nothing_listens_beyond_the_loopback(service):
     for process in psutil.Process(service.process.pid).children(recursive=True):
         for connection in process.net_connections("inet"):
-            assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip in ("127.0.0.1", "::1"), process
+            assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip in LOOPBACK, process
 
 
 def test_metrics_have_the_requests_and_the_engines_tokens(service):
