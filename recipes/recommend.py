@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.files import file_hash
+from convrec.progress import Progress
 from convrec.runs import guard, supervisor
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
 from recipes.batch.replicas import Asked, Part, write_here, write_in_processes, write_on_cluster
+from recipes.launch.console import Console, output_to
 
 ROWS_A_PART = {True: 1024, False: 128}  # with and without a GPU, as convrec.generation
 
@@ -72,14 +73,17 @@ def recommend(
     elif parts.is_done():
         return {"rows": rows, "short": None, "written": 0}
     if unread:
-        tqdm.write(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)
+        print(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)
     if parts.begin():
-        tqdm.write(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
+        print(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
     done = parts.rows_done()
     asked = Asked(str(Path(model).absolute() if Path(model).exists() else model), str(Path(catalog).absolute()), k,
                   tensor_parallel, settings)  # fmt: skip
-    with tqdm(total=rows, initial=done, unit=" lists", disable=None if progress else True) as bar:
-        if done < rows:
+    console, log = Console(), out.with_name(f"{out.name}.log")
+    if done < rows:
+        console.say(f"lists for {rows - done} conversations, full log in {log}")
+        bar = Progress(total=rows, initial=done, unit=" lists", file=console.stream, disable=not progress)
+        with output_to(log), bar:  # vLLM's words are for the log
             for number, table in _written(parts.missing(read_chats(source)), asked, replicas, address, gpus):
                 parts.keep(number, table)
                 bar.update(table.num_rows)

@@ -7,6 +7,7 @@ coroutines of any kind: what they get runs on the engine's loop, as all of vLLM'
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -130,8 +131,11 @@ class Engine:
     def close(self) -> None:
         """End the engine's process; what is being written fails with vLLM's EngineDeadError. Twice is no error."""
         if self._thread.is_alive():
+            log = logging.getLogger("vllm.v1.engine.async_llm")
+            log.disabled = True  # it would tell the end that is wanted here as an error, with a traceback
             self.llm.shutdown()
             self._stop_loop()
+            log.disabled = False
 
     def _stop_loop(self) -> None:
         async def cancel_others() -> None:
