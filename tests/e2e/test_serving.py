@@ -1,5 +1,6 @@
 """`convrec serve` as a user starts it, once: the page, OpenAI's client, a changing catalog, an engine that dies."""
 
+import json
 import os
 import signal
 import socket
@@ -151,3 +152,22 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
         time.sleep(0.5)
     assert client.post("/v1/recommendations", json=only).json()["items"][0]["title"] == NEW["title"]
     assert gone not in [item["item_id"] for item in client.post("/v1/recommendations", json=ASK).json()["items"]]
+
+
+def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(demo, tmp_path):
+    seen = pq.read_table(demo.files["CATALOG_FILE"]).to_pylist()[0]
+    chats, out = tmp_path / "chats.jsonl", tmp_path / "lists.parquet"
+    second = {"id": "b", "conversation": "Any great war movies?", "seen": [f"{seen['title']} ({seen['year']})"]}
+    chats.write_text("\n".join(map(json.dumps, ({"id": "a", "conversation": ASK["conversation"]}, second))))
+    command = [sys.executable, "-m", "recipes.recommend", "--model", str(demo.out / "rank_grpo"), "--k", "5"]
+    command += ["--catalog", demo.files["CATALOG_FILE"], "--in", str(chats), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 lists, 0 of them short; 0 were there before\n"
+    assert "WARNING" not in done.stderr  # vLLM's words are in the log
+    assert f"{out}.log" in done.stderr
+    rows = pq.read_table(out).to_pylist()
+    assert [(row["id"], len(row["items"]), row["reason"]) for row in rows] == [("a", 5, None), ("b", 5, None)]
+    assert seen["title"] not in [item["title"] for item in rows[1]["items"]]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    assert again.stdout == "nothing to do: these lists are there\n"
