@@ -267,9 +267,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
     errors = [(*_place(one["loc"]), one) for one in error.errors()]
     field = errors[0][0]
     _, place, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
-    message = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}.get(
-        wrong["type"], wrong["msg"]
-    )
+    message = SENTENCES.get(wrong["type"], wrong["msg"])
     return JSONResponse(error_body(400, f"{place or 'body'}: {message}", field), 400)
 
 
