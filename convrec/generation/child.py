@@ -56,7 +56,7 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
             "and a prompt; lower max_tokens."
         )
     prompts, truncated = encode_prompts(tokenizer, request.prompts, limit, request.chat_template_kwargs)
-    on_cpu, settings = engine_settings(request.dtype, request.gpu_memory_utilization)
+    on_cpu, settings = engine_settings(request.dtype, request.gpu_memory_utilization, request.tensor_parallel)
 
     from vllm import LLM, SamplingParams
 
@@ -67,7 +67,6 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     longest = max(len(tokens) for tokens in prompts)
     engine = LLM(
         model=request.model,
-        tensor_parallel_size=request.tensor_parallel,
         max_model_len=longest + request.max_tokens,
         seed=request.seed,
         disable_log_stats=True,

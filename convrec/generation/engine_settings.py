@@ -3,17 +3,22 @@
 import os
 from typing import Any
 
+ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
 
-def engine_settings(dtype: str, gpu_memory_utilization: float) -> tuple[bool, dict[str, Any]]:
+
+def engine_settings(dtype: str, gpu_memory_utilization: float, tensor_parallel: int) -> tuple[bool, dict[str, Any]]:
     """(whether there is no GPU, engine arguments). On a CPU also sets the environment that vLLM's CPU build reads.
 
     dtype `auto`: float32 on a CPU, the checkpoint's own on a GPU.
     """
     import torch
 
+    settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel}
+    if tensor_parallel == 1:
+        settings["distributed_executor_backend"] = ONE_PROCESS
     if torch.cuda.is_available():
-        return False, {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
-    return True, _cpu_settings() | ({} if dtype == "auto" else {"dtype": dtype})
+        return False, settings | {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
+    return True, settings | _cpu_settings() | ({} if dtype == "auto" else {"dtype": dtype})
 
 
 def _cpu_settings() -> dict[str, Any]:

@@ -45,12 +45,11 @@ class Engine:
         """
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
-        _, of_machine = engine_settings(dtype, gpu_memory_utilization)
+        _, of_machine = engine_settings(dtype, gpu_memory_utilization, tensor_parallel)
         from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
         self._settings = of_machine | {
             "model": model,
-            "tensor_parallel_size": tensor_parallel,
             "max_model_len": max_model_len,
             "worker_extension_cls": FOLLOWER,
             **settings,
