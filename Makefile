@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test docs reference test-gpu-pins lint format resolve pytest lock bench clean
+.PHONY: help setup demo serve test test-long tutorials docs reference test-gpu-pins lint format resolve pytest lock bench clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -20,7 +20,13 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 	@test -f outputs/demo/summary.json || $(PY) -m recipes.demo
 	@$(PY) -m recipes.serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
-test: setup lint resolve pytest ## everything CI runs
+test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, signals, faults and serving end to end
+
+test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
+	@$(PY) -m pytest -m long
+
+tutorials: setup ## the commands of the manual's tutorials, at the smallest size
+	@$(PY) -m pytest -m tutorial
 
 docs: setup ## the manual as a site in outputs/site, strict: links, reference pages and commands are checked
 	@$(PY) scripts/reference.py --check
@@ -43,14 +49,14 @@ format: setup ## ruff's fixes and format
 resolve: setup ## both dependency sets still resolve and match their lock files
 	@scripts/lock.sh --check
 
-test-gpu-pins: test ## the same: CPU and GPU have one set of versions (tests/test_packaging.py holds that)
+test-gpu-pins: test test-long tutorials ## the same: CPU and GPU have one set of versions (tests/test_packaging.py holds that)
 
 pytest: setup ## the quick tests in two processes, then those that train; PYTEST_ARGS="-k name" narrows them, in one
 ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
 else
-	@$(PY) -m pytest -m "not e2e" --numprocesses 2 --dist loadfile; quick=$$?; \
-	  $(PY) -m pytest -m e2e && exit $$quick
+	@$(PY) -m pytest -m "not e2e and not tutorial" --numprocesses 2 --dist loadfile; quick=$$?; \
+	  $(PY) -m pytest -m "e2e and not long" && exit $$quick
 endif
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml

@@ -78,9 +78,13 @@ def killed_on_error(process: subprocess.Popen) -> Iterator[None]:
         raise
 
 
+READY = os.environ.get("E2E_DEMO")  # a folder in which one session leaves its demo for the next
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory) -> Demo:
-    demo = Demo(tmp_path_factory.mktemp("demo") / "out")
+    keep = READY is not None and not Path(READY).exists()
+    demo = Demo(Path(READY) if keep else tmp_path_factory.mktemp("demo") / "out")
 
     # first start: Ctrl-C (a signal to the whole foreground group) once Rank-GRPO has a checkpoint
     first = demo.start()
@@ -106,18 +110,26 @@ def demo(tmp_path_factory) -> Demo:
 
 
 @pytest.fixture(scope="session")
-def own_data(demo, tmp_path_factory) -> dict[str, str]:
+def trained(request: pytest.FixtureRequest) -> Demo:
+    """A finished small demo: what an earlier session has left in E2E_DEMO, else this session's."""
+    if READY is not None and (Path(READY) / "summary.json").exists():
+        return Demo(Path(READY))
+    return request.getfixturevalue("demo")
+
+
+@pytest.fixture(scope="session")
+def own_data(trained, tmp_path_factory) -> dict[str, str]:
     """The demo's conversations as a user's own files: JSONL, and a catalog of titles without years.
 
     In every other training row half of the titles are wanted: lists of a barely trained model must earn something.
     """
     source = tmp_path_factory.mktemp("own")
-    titles = dict.fromkeys(row["title"] for row in pq.read_table(demo.files["CATALOG_FILE"]).to_pylist())
+    titles = dict.fromkeys(row["title"] for row in pq.read_table(trained.files["CATALOG_FILE"]).to_pylist())
     (source / "films.jsonl").write_text("".join(json.dumps({"title": title}) + "\n" for title in titles))
     with open(source / "dialogues.jsonl", "w") as lines:
         for split in ("train", "validation", "test"):
             for place, row in enumerate(
-                pq.read_table(demo.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist()
+                pq.read_table(trained.out / "data" / f"{split}.parquet").slice(0, 300).to_pylist()
             ):
                 conversation = split_prompt(row["prompt"][0]["content"])[1]
                 truth = dict.fromkeys(title for title, _ in row["groundtruth_with_release_year"])
@@ -131,11 +143,11 @@ def own_data(demo, tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def recipe(demo):
+def recipe(trained):
     """Run run_rank_grpo.sh from `root` on the demo's data with these variables; returns (status, stderr, log)."""
 
     def run(save_path: Path, *overrides: str, root: Path = ROOT, **variables: str) -> tuple[int, str, str]:
-        environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(save_path), **demo.files}
+        environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(save_path), **trained.files}
         environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256"}
         environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "100", "TEST_FREQ": "100"} | variables
         done = subprocess.run(

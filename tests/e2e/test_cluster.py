@@ -23,6 +23,8 @@ from convrec.runs.folder import latest_step, read_metrics
 
 from .conftest import ROOT, trained_steps
 
+pytestmark = pytest.mark.long
+
 PLANTED = "planted-" + secrets.token_hex(8)
 STEPS = 4
 REWARD = "def plus_five(relevance, items):\n    return [5.0 + rel for rel in relevance]\n"
@@ -38,8 +40,8 @@ def free_port() -> int:
 class Cluster:
     """Two raylets of one logical slot each, and what was submitted to them."""
 
-    def __init__(self, folder: Path, demo, files: dict[str, str]) -> None:
-        self.folder, self.demo, self.files = folder, demo, files
+    def __init__(self, folder: Path, trained, files: dict[str, str]) -> None:
+        self.folder, self.trained, self.files = folder, trained, files
         self.port, self.dashboard = free_port(), free_port()
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
@@ -91,7 +93,7 @@ class Cluster:
     def submit(self, name: str, *overrides: str, **variables: str) -> subprocess.Popen:
         environment = self.environment | self.files
         environment |= {"RAY_ADDRESS": f"http://127.0.0.1:{self.dashboard}", "PYTHON": sys.executable}
-        environment |= {"MODEL_PATH": str(self.demo.out / "sft"), "SAVE_PATH": str(self.folder / name)}
+        environment |= {"MODEL_PATH": str(self.trained.out / "sft"), "SAVE_PATH": str(self.folder / name)}
         environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256", "LR": "1e-3"}
         environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "100", "TEST_FREQ": "100"}
         environment |= {"TOTAL_STEPS": str(STEPS), "LOGGER": "console,file"} | variables
@@ -115,8 +117,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(demo, own_data, tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), demo, own_data)
+def cluster(trained, own_data, tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), trained, own_data)
     try:
         cluster.start()
 

@@ -25,6 +25,8 @@ from recipes.evaluation.single import evaluate
 
 from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error
 
+pytestmark = pytest.mark.long
+
 BOUND = 120  # seconds; 5-25 were seen, on busy cores
 DRIVER = "the driver"
 
@@ -48,19 +50,19 @@ def run_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(demo, own_data, run_folder) -> dict[str, Killed]:
+def killed(trained, own_data, run_folder) -> dict[str, Killed]:
     """Three starts of one run, each resuming what was killed before it."""
     return {
-        "VLLM::EngineCore": train_and_kill(demo, own_data, run_folder, "VLLM::EngineCore", ALGORITHM="gspo"),
-        "raylet": train_and_kill(demo, own_data, run_folder, "raylet", "+scale=separate_async_cpu"),
-        DRIVER: train_and_kill(demo, own_data, run_folder, DRIVER, MU="2", REWARD="log_decay"),
+        "VLLM::EngineCore": train_and_kill(trained, own_data, run_folder, "VLLM::EngineCore", ALGORITHM="gspo"),
+        "raylet": train_and_kill(trained, own_data, run_folder, "raylet", "+scale=separate_async_cpu"),
+        DRIVER: train_and_kill(trained, own_data, run_folder, DRIVER, MU="2", REWARD="log_decay"),
     }
 
 
-def train_and_kill(demo, own_data, run_folder, victim: str, *overrides: str, **variables: str) -> Killed:
+def train_and_kill(trained, own_data, run_folder, victim: str, *overrides: str, **variables: str) -> Killed:
     """Kill it two checkpoints later."""
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **own_data}
-    environment |= {"MODEL_PATH": str(demo.out / "sft"), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4", "LR": "1e-4"}
+    environment |= {"MODEL_PATH": str(trained.out / "sft"), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4", "LR": "1e-4"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
     environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "SAVE_FREQ": "1", **variables}
     merged_when_read = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]"
@@ -134,9 +136,9 @@ def test_each_algorithm_trains(killed):
 
 
 def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
-    demo, own_data, killed, run_folder, tmp_path
+    trained, own_data, killed, run_folder, tmp_path
 ):
-    before = AutoModelForCausalLM.from_pretrained(resolve_model(demo.out / "sft"), dtype="bfloat16").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(resolve_model(trained.out / "sft"), dtype="bfloat16").state_dict()
     after = AutoModelForCausalLM.from_pretrained(resolve_model(run_folder), dtype="float32").state_dict()
     moved = max((after[name] - before[name].float()).abs().max().item() for name in before)
     # each of the steps, two of them doubled, moves a weight by about the learning rate; the merger rounds to bf16

@@ -35,6 +35,8 @@ from recipes.tiny_model import make_tiny_model, read_texts
 
 from .conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 SFT_STEPS = 80
 SIZES = {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "24"}
 

@@ -23,13 +23,13 @@ NEW = {"item_id": "new-1", "title": "A Film That Was Never Made", "year": 2031}
 
 
 @pytest.fixture(scope="module")
-def service(demo, tmp_path_factory):
+def service(trained, tmp_path_factory):
     """Its address, process and catalog; stopped by Ctrl-C at the end, which must leave nothing behind."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("serve")
     command = [sys.executable, "-m", "recipes.serve", "--port", str(port), "--state", str(folder / "state")]
-    command += ["--model", f"demo={demo.out / 'rank_grpo'}", "--catalog", demo.files["CATALOG_FILE"]]
+    command += ["--model", f"demo={trained.out / 'rank_grpo'}", "--catalog", trained.files["CATALOG_FILE"]]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     too_late = threading.Timer(START_SECONDS, process.kill)
@@ -40,7 +40,7 @@ def service(demo, tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     assert address in said
     with httpx.Client(base_url=address, timeout=120) as client:
-        yield SimpleNamespace(address=address, process=process, client=client, catalog=demo.files["CATALOG_FILE"])
+        yield SimpleNamespace(address=address, process=process, client=client, catalog=trained.files["CATALOG_FILE"])
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -154,13 +154,13 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
     assert gone not in [item["item_id"] for item in client.post("/v1/recommendations", json=ASK).json()["items"]]
 
 
-def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(demo, tmp_path):
-    seen = pq.read_table(demo.files["CATALOG_FILE"]).to_pylist()[0]
+def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(trained, tmp_path):
+    seen = pq.read_table(trained.files["CATALOG_FILE"]).to_pylist()[0]
     chats, out = tmp_path / "chats.jsonl", tmp_path / "lists.parquet"
     second = {"id": "b", "conversation": "Any great war movies?", "seen": [f"{seen['title']} ({seen['year']})"]}
     chats.write_text("\n".join(map(json.dumps, ({"id": "a", "conversation": ASK["conversation"]}, second))))
-    command = [sys.executable, "-m", "recipes.recommend", "--model", str(demo.out / "rank_grpo"), "--k", "5"]
-    command += ["--catalog", demo.files["CATALOG_FILE"], "--in", str(chats), "--out", str(out)]
+    command = [sys.executable, "-m", "recipes.recommend", "--model", str(trained.out / "rank_grpo"), "--k", "5"]
+    command += ["--catalog", trained.files["CATALOG_FILE"], "--in", str(chats), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 lists, 0 of them short; 0 were there before\n"

@@ -29,15 +29,15 @@ def first_step_is_logged(run: subprocess.Popen, run_folder: Path) -> bool:
         ("run_sft.sh", "model", signal.SIGUSR1, first_step_is_logged),
     ],
 )
-def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(demo, tmp_path, script, model, number, moment):
+def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(trained, tmp_path, script, model, number, moment):
     run_folder = tmp_path / "run"
     environment = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
-    environment |= {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder), "MODEL_PATH": str(demo.out / model)}
-    environment |= demo.files | {"TRAIN_BATCH_SIZE": "4", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
+    environment |= {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder), "MODEL_PATH": str(trained.out / model)}
+    environment |= trained.files | {"TRAIN_BATCH_SIZE": "4", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64"}
     if model == "model":
-        environment["TRAIN_FILE"] = str(demo.out / "data" / "sft_train.parquet")
-        environment["VAL_FILE"] = str(demo.out / "data" / "sft_validation.parquet")
+        environment["TRAIN_FILE"] = str(trained.out / "data" / "sft_train.parquet")
+        environment["VAL_FILE"] = str(trained.out / "data" / "sft_validation.parquet")
     run = subprocess.Popen(
         ["bash", str(ROOT / script)], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -1,0 +1,188 @@
+"""The commands of every tutorial, run in the order of the page at the smallest size, in a folder like the project's.
+
+What is run is the page's own text: each edit below names what it replaces, which must stand there. `make` is left to
+the demo's and the service's tests; `make serve` is run by what the Makefile has under that name.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.runs.folder import latest_step
+
+pytestmark = pytest.mark.tutorial
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "tutorials"
+LINKS = ("run_sft.sh", "run_rank_grpo.sh", "recipes", "convrec", "conf", "reward", "data_prep")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SMALL_DEMO = [sys.executable, "-m", "recipes.demo", "--sft-steps", "20", "--rl-steps", "2"]
+SECONDS = 600
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the project's scripts and a small demo in outputs/demo (that of E2E_DEMO, where it is finished)."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in LINKS:
+        (folder / name).symlink_to(ROOT / name)
+    ready = Path(os.environ.get("E2E_DEMO", "none"))
+    if (ready / "summary.json").exists():
+        shutil.copytree(ready, folder / "outputs" / "demo")
+    else:
+        subprocess.run(SMALL_DEMO, cwd=folder, check=True, capture_output=True, timeout=900)
+    for split in ("validation", "test"):  # a few conversations are enough to see that a command works
+        file = folder / "outputs" / "demo" / "data" / f"{split}.parquet"
+        pq.write_table(pq.read_table(file).slice(0, 16), file)
+    return folder
+
+
+def blocks(page: str, *edits: tuple[str, str]) -> list[tuple[str, str]]:
+    """(language, text) of the page's blocks after the edits, (what stands there, what is run instead)."""
+    text = (PAGES / page).read_text(encoding="utf-8")
+    for old, new in edits:
+        assert old in text, f"{page} has no {old!r} any more"
+        text = text.replace(old, new)
+    return BLOCK.findall(text)
+
+
+def shell(project: Path, *scripts: str) -> str:
+    """Run the blocks in one shell, as somebody who pastes them; returns what they print. The first failure ends it."""
+    hidden = ("RAY_ADDRESS", "PYTHONPATH", "E2E_DEMO")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment["PYTHON"] = sys.executable
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "\n".join(scripts)],
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def scripts_of(found: list[tuple[str, str]]) -> list[str]:
+    return [text for language, text in found if language == "bash"]
+
+
+def test_the_demos_page(project: Path) -> None:
+    demo, *look, serve, dry_run = scripts_of(blocks("demo.md"))
+    assert (demo, serve) == ("make demo\n", "make serve\n")
+    printed = shell(project, *look, dry_run)
+    assert "outputs/report.html" in printed
+    assert list((project / "outputs" / "plots").glob("*.png"))
+    assert (project / "outputs" / "report.html").stat().st_size > 10_000
+    assert "sweep" in printed
+    assert not (project / "checkpoints").exists()  # a dry run makes nothing
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_make_serve_of_the_demos_page(project: Path) -> None:
+    port = free_port()
+    recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    command = [sys.executable, *recipe[1].split(), "--port", str(port)]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, start_new_session=True) as service:
+        too_late = threading.Timer(SECONDS, service.kill)
+        too_late.start()
+        try:
+            assert service.stdout is not None
+            assert "serving demo" in service.stdout.readline()
+            page = httpx.get(f"http://127.0.0.1:{port}/")
+            assert page.headers["content-type"].startswith("text/html")
+            asked = {"conversation": "Something with a good twist", "k": 3}
+            found = httpx.post(f"http://127.0.0.1:{port}/v1/recommendations", json=asked, timeout=60).json()
+            assert len(found["items"]) == 3
+        finally:
+            too_late.cancel()
+            service.send_signal(signal.SIGINT)
+        assert service.wait(60) == 130
+
+
+def test_a_reward_of_ones_own(project: Path) -> None:
+    found = blocks("own-reward.md", ("TOTAL_STEPS=48", "TOTAL_STEPS=2"), ("TRAIN_BATCH_SIZE=16", "TRAIN_BATCH_SIZE=4"))
+    ((_, reward),) = (block for block in found if block[0] == "python")
+    (project / "my_rewards.py").write_text(reward)
+    printed = shell(project, *scripts_of(found))
+    assert latest_step(project / "outputs" / "compare" / "early_hits") == 2
+    assert "ndcg@20" in printed.lower()
+    assert (project / "outputs" / "compare.html").exists()
+
+
+def test_ones_own_catalog(project: Path) -> None:
+    model = f"MODEL_PATH={project}/outputs/demo/model"
+    found = blocks(
+        "own-catalog.md",
+        (
+            "SAVE_PATH=checkpoints/books_sft",
+            f"SAVE_PATH=checkpoints/books_sft TOTAL_STEPS=2 {model}",
+        ),
+        ("SAVE_PATH=checkpoints/books ", "SAVE_PATH=checkpoints/books TOTAL_STEPS=1 ROLLOUT_N=2 "),
+        ("--share 1", "--share 1 --teacher retrieval --judge cooccurrence"),  # the page's own words for "no server"
+        ("export LLM_BASE_URL=http://127.0.0.1:8000/v1 LLM_MODEL=served-name", ""),
+    )
+    for language, file in (("json", "dialogues.jsonl"), ("csv", "books.csv")):
+        ((_, text),) = (block for block in found if block[0] == language)
+        (project / file).write_text(text)
+    printed = shell(project, *scripts_of(found))
+    assert "Recall@3" in printed
+    rows = pq.read_table(project / "outputs" / "books" / "rows.parquet")
+    assert rows.num_rows == 1
+
+
+def raylets() -> set[psutil.Process]:
+    return {process for process in psutil.process_iter(["name"]) if process.info["name"] == "raylet"}
+
+
+@pytest.fixture
+def without_ray() -> Iterator[None]:
+    """The page ends with `ray stop`, which ends every Ray of this user, and takes Ray's own ports."""
+    if raylets():
+        pytest.skip("Ray runs on this machine already: the page's `ray stop` would end it")
+    yield
+    subprocess.run([Path(sys.executable).parent / "ray", "stop", "--force"], capture_output=True, check=False)
+
+
+def test_a_cluster_run(project: Path, without_ray: None) -> None:
+    start, look, submit, evaluate = scripts_of(
+        blocks("cluster-run.md", ("TOTAL_STEPS=8", "TOTAL_STEPS=3"), ("TRAIN_BATCH_SIZE=16", "TRAIN_BATCH_SIZE=4"))
+    )
+    first, follow, stop, again = submit.splitlines()
+    run_folder = project / "outputs" / "cluster"
+    printed = shell(project, start, look, first)
+    job = re.findall(r"rank-grpo-[\w-]+", printed)[-1]
+    deadline = time.monotonic() + SECONDS
+    while latest_step(run_folder) < 1 and not list(run_folder.glob("metrics/*.jsonl")):
+        assert time.monotonic() < deadline, printed
+        time.sleep(0.5)
+    variables = "\n".join(line for line in (start + look).splitlines() if line.startswith("export"))
+    printed = shell(project, variables, stop.replace("JOB", job), f"{follow.replace('JOB', job)} || true")
+    assert "stopped as asked" in printed
+    begun_at = latest_step(run_folder)
+    assert 1 <= begun_at < 3
+    printed = shell(project, variables, again, evaluate)
+    assert f"resuming after step {begun_at}" in printed
+    assert latest_step(run_folder) == 3
+    assert not raylets()
