@@ -97,13 +97,17 @@ def _table(head: tuple[str, str], rows: Sequence[tuple[str, Any]]) -> str:
 
 def _validation(run_folder: Path, step: int) -> str:
     """The newest validation up to this step, with standard errors where they were logged."""
-    rows = [row for row in read_metrics(run_folder) if row["step"] <= step and any(name in row for name in VALIDATED)]
+    rows = [
+        row
+        for row in read_metrics(run_folder)
+        if row["step"] <= step and any(row.get(name) is not None for name in VALIDATED)
+    ]
     if not rows:
         return ""
     newest = rows[-1]
     values = []
     for name in VALIDATED:
-        if name in newest:
+        if newest.get(name) is not None:  # None: it was no number
             error = newest.get(name + ERROR)
             values.append((name, f"{newest[name]:.4f}" + (f" ± {error:.4f}" if error is not None else "")))
     return f"Validation at step {newest['step']} (± one standard error):\n\n" + _table(("metric", "value"), values)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer import sft_trainer
 
 from convrec.checkpoints import saving
@@ -27,6 +29,17 @@ class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
         self.train_sampler.seed = self.config.data.seed  # verl leaves it at 0, whatever SEED is
+        if self.val_dataloader is not None and not len(self.val_dataloader):
+            # fewer rows than a batch: verl would take none of them, and the validation loss would be no number
+            sampler = DistributedSampler(
+                self.val_dataset,
+                shuffle=False,
+                num_replicas=self.engine.get_data_parallel_size(),
+                rank=self.engine.get_data_parallel_rank(),
+            )
+            self.val_dataloader = StatefulDataLoader(
+                self.val_dataset, batch_size=len(sampler), sampler=sampler, collate_fn=self.collate_fn
+            )
 
     def _init_engine(self) -> None:
         """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""

@@ -37,6 +37,11 @@ def test_a_card_has_base_data_settings_and_the_newest_validation_with_its_error(
     assert "| `val/ndcg` | 0.2500 ± 0.0125 |" in body
 
 
+def test_a_validation_that_was_no_number_is_left_out(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", {"val/ndcg": 0.1}, {"val/ndcg": None})
+    assert "0.1000" in card.sections(run, 2)
+
+
 def test_the_base_is_found_through_the_card_of_the_start_model(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     card.write_card(tmp_path, run, 1)

@@ -54,7 +54,10 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     from convrec.training.sft_trainer import ConvRecSFTTrainer
 
     monkeypatch.setattr(sft_trainer, "aggressive_empty_cache", lambda **_: None)  # seconds of garbage collection
-    monkeypatch.setattr(sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=lambda **_: None))
+    logged: list[dict[str, float]] = []
+    monkeypatch.setattr(
+        sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=lambda data, step: logged.append(data))
+    )
 
     engines: list[Any] = []
 
@@ -66,7 +69,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
         def _build_dataset(self) -> None:
             self.train_dataset = [{"input_ids": torch.tensor([i, i])} for i in range(SAMPLES)]
-            self.val_dataset = None
+            self.val_dataset = self.train_dataset[:val_rows] or None
 
         def _build_engine(self) -> None:
             self.seen: list[list[int]] = []
@@ -78,9 +81,18 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                     self.seen.append([int(row[0]) for row in data["input_ids"].unbind()])
                     or sft_trainer.tu.get_tensordict({}, {"metrics": {}})
                 ),
+                infer_batch=lambda data: sft_trainer.tu.get_tensordict(
+                    {}, {"metrics": {"loss": float(len(data["input_ids"].unbind()))}}
+                ),
             )
 
-    def start(stop_after: int | None = None, seed: int = 3407, engine: Any = None, **trainer: Any) -> list[list[int]]:
+    val_rows = 0
+
+    def start(
+        stop_after: int | None = None, seed: int = 3407, engine: Any = None, validation: int = 0, **trainer: Any
+    ) -> list[list[int]]:
+        nonlocal val_rows
+        val_rows = validation
         config = OmegaConf.create(
             {
                 "model": {"use_remove_padding": True},
@@ -124,7 +136,16 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                 one.fit()
         return one.seen
 
+    start.logged = logged  # type: ignore[attr-defined]
     return start
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(1, [1]), (3, [3]), (4, [4]), (9, [4, 4])])
+def test_a_validation_smaller_than_a_batch_is_taken_whole(train: Any, rows: int, taken: list[int]) -> None:
+    """The loss of this model is the number of rows of its batch; verl leaves out what does not fill one."""
+    train(validation=rows, total_epochs=1, test_freq=-1)
+    (loss,) = [data["val/loss"] for data in train.logged if "val/loss" in data]
+    assert loss == sum(taken) / len(taken)
 
 
 @pytest.mark.parametrize("stop_after", [2, STEPS_PER_EPOCH, 4, 2 * STEPS_PER_EPOCH])
