@@ -28,7 +28,7 @@ OF_GENRES = ("diversity", "calibration")
 OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
-AT_ONCE = 4_000_000  # numbers of an array of lists x places x genres
+AT_ONCE = 4_000_000  # numbers of an array of lists x places x genres, or x places
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
@@ -155,14 +155,15 @@ def _diversity(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> np
     items_RK = np.full((len(lists), lengths_R.max(initial=0)), len(listed))  # filled up with an item without genres
     items_RK[np.arange(items_RK.shape[1]) < lengths_R[:, None]] = place_of_item
     diversity_R = np.full(len(lists), np.nan)
-    step = max(1, AT_ONCE // max(1, items_RK.shape[1] * has_genre_LG.shape[1]))
+    longest, num_genres = items_RK.shape[1], has_genre_LG.shape[1]
+    step = max(1, AT_ONCE // max(1, longest * max(longest, num_genres)))
     for begin in range(0, len(lists), step):
         of_items = has_genre_LG[items_RK[begin : begin + step]]
         common = of_items @ of_items.transpose(0, 2, 1)
         count = of_items.sum(axis=2)
         either = count[:, :, None] + count[:, None, :] - common
         known = (count[:, :, None] > 0) & (count[:, None, :] > 0)
-        known &= ~np.eye(items_RK.shape[1], dtype=bool)
+        known &= ~np.eye(longest, dtype=bool)
         distances = np.divide(either - common, either, out=np.zeros_like(common), where=known).sum(axis=(1, 2))
         pairs = known.sum(axis=(1, 2))
         np.divide(distances, pairs, out=diversity_R[begin : begin + step], where=pairs > 0)

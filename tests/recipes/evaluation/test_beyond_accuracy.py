@@ -99,7 +99,7 @@ def test_measures_of_many_lists_are_the_definitions_of_each(monkeypatch: pytest.
     rng = np.random.default_rng(0)
     lists, mentioned = ([rng.permutation(8)[: rng.integers(0, 6)].tolist() for _ in range(50)] for _ in range(2))
     facts = replace(FACTS, genres=[*(FACTS.genres or ())[:5], *[frozenset[str]()] * 3])
-    monkeypatch.setattr(beyond_accuracy, "AT_ONCE", 60)  # three lists at once
+    monkeypatch.setattr(beyond_accuracy, "AT_ONCE", 75)  # three lists at once
     measures = measures_of(lists, mentioned, facts)
     expected = [measured_by_definition(*both, facts) for both in zip(lists, mentioned, strict=True)]
     for name, values in measures.items():
@@ -124,6 +124,10 @@ def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
     assert figures["diversity"]["mean"] == pytest.approx(0.5)
     assert math.isnan(figures["calibration"]["mean"])
     assert measures_of([[0]], [[]], ItemFacts(8, None, 0, None)) == {}
+    no_genres = replace(FACTS, genres=[frozenset[str]()] * 8)
+    for lists, facts in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
+        measures = measures_of(lists, [[0], [1]], facts)
+        assert np.isnan([measures["diversity"], measures["calibration"]]).all()
 
 
 def test_the_jackknifes_error_of_a_mean_is_the_bootstraps() -> None:
