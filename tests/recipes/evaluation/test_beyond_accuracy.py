@@ -176,7 +176,14 @@ def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
 
 # ---- the copy baseline, slices, and the command
 
-FILMS = [("Alien", 1979), ("Heat", 1995), ("Up", 2009), ("The Thing", 1982), ("The Thing", 2011)]
+FILMS = [
+    ("Alien", 1979),
+    ("Heat", 1995),
+    ("Up", 2009),
+    ("The Thing", 1982),
+    ("The Thing", 2011),
+    ("Dead Poets Society", 1989),
+]
 
 
 def split_of(conversations: list[str], truths: list[list[str]], data: str = "test.parquet") -> Split:
@@ -200,11 +207,13 @@ def test_copy_lists_what_the_conversation_names() -> None:
             "USER: The Thing (2011) scared me, then Alien did\n",
             "USER: Up to now Up (2009) and The Thing\n",
             "USER: an up\n",
+            "USER: the thing (2011), i'd love heat or the thing, not dead poets society\n",
         ],
-        [[]] * 3,
+        [[]] * 4,
     )
     lists = baseline_lists("copy", split, [], 3)
-    assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], []]  # `up` is a word of the third: Up needs its year
+    assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], [], [FILMS[4], FILMS[5]]]
+    # `up` is a word of the third: Up needs its year. In another case titles need their year or three words
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
