@@ -36,7 +36,7 @@ from convrec.kinds import shown
 from convrec.lists.matching import MATCHERS
 from convrec.lists.metrics import PROTOCOLS
 from convrec.lists.settings import ListSettings
-from convrec.report.page import beyond_accuracy_row, number_text, table_row, text_table
+from convrec.report.page import beyond_accuracy_row, not_measured, number_text, table_row, text_table
 from recipes.evaluation.baselines import BASELINES, OF_TRAINING
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.paper import paper_table
@@ -46,8 +46,8 @@ from recipes.evaluation.slices import SLICES, slices_table
 from recipes.evaluation.sweep import sweep_run
 
 
-def format_metrics(metrics: Mapping[str, Any]) -> str:
-    """What the command prints."""
+def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> str:
+    """What the command prints, with the parts of the split that these slices are."""
     settings, generation = metrics["settings"], metrics["generation"]
     lines = []
     for protocol, results in metrics["results"].items():
@@ -60,9 +60,10 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
             + (f"; {damaged} damaged rows left out" if (damaged := metrics["damaged"]["data"]) else "")
         )
         order = sorted(results, key=lambda name: (name in OF_MODEL, name == "constrained"))
-        rows = [table_row(name, results[name], settings["ks"]) | beyond_accuracy_row(results[name]) for name in order]
-        lines.append(text_table(rows))
-        lines.append("")
+        lines += [text_table([table_row(name, results[name], settings["ks"]) for name in order]), ""]
+        beyond = [{"model": name, **beyond_accuracy_row(results[name])} for name in order]
+        if len(beyond[0]) > 1:
+            lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
     if held := metrics.get("constrained"):
         counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
         lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")
@@ -71,8 +72,9 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
         )
     if pair := metrics.get("paired"):
         lines += _paired(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, settings["ks"])
-    if table := slices_table(metrics["slices"]):
-        lines += [text_table(table, line_a_model=True), ""]
+    if table := slices_table({name: metrics["slices"][name] for name in slices}):
+        name = "model" if settings["model"] else next(iter(results))
+        lines += [f"parts of the split, {name}:", text_table(table, line_a_model=True), ""]
     if settings["model"] is None:
         return "\n".join(lines).rstrip()
     lines.append(
@@ -107,9 +109,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--slices",
         nargs="*",
-        default=list(SLICES),
         metavar="SLICE",
-        help=f"parts of the split to show: {', '.join(SLICES)}, a column of it (default: the first three)",
+        help=f"parts of the split to print: {', '.join(SLICES)} (metrics.json has these anyway), a column of it",
     )
     parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
     of_run = "default: the run's, for another model"
@@ -168,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return evaluate_a_judge(arguments)
     options = vars(parse_arguments(arguments))
     sweep, paper, start = (options.pop(name) for name in ("sweep", "paper", "start"))
+    printed = SLICES if options["slices"] == [] else options["slices"] or ()
+    options["slices"] = list(dict.fromkeys((*SLICES, *printed)))
     try:
         if sweep:
             run, out = Path(options.pop("model")).expanduser(), options.pop("out")
@@ -177,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             metrics = evaluate(**options)
             for warning in metrics["warnings"]:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
-            print(format_metrics(metrics))
+            print(format_metrics(metrics, printed))
             print(f"written to {options['out']}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -27,13 +27,14 @@ import pyarrow.parquet as pq
 import yaml
 
 from convrec.errors import UserError
-from convrec.files import write_text
+from convrec.files import read_json, write_text
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
 from recipes.evaluation.beyond_accuracy import MEASURES
-from recipes.evaluation.scoring import beyond_difference, constrained_gain
+from recipes.evaluation.scoring import beyond_difference, constrained_gain, model_line
 from recipes.evaluation.single import evaluate
+from recipes.evaluation.slices import slice_lines
 from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
@@ -124,16 +125,8 @@ def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
     line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]}
     protocol = metrics["settings"]["protocols"][0]
     result = metrics["results"][protocol]["model"]
-    for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in metrics["settings"]["ks"]):
-        line |= {name: result[name]["mean"], f"{name} se": result[name]["se"]}
-        if "paired" in metrics:
-            line |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
-            line[f"{name} gain p"] = metrics["paired"][name]["p"]
-    for name in (name for name in MEASURES if name in result):
-        line |= {name: result[name]["mean"], f"{name} se": result[name]["se"]}
-        if name in metrics.get("paired", {}):
-            line |= {f"{name} gain": metrics["paired"][name]["mean"], f"{name} gain se": metrics["paired"][name]["se"]}
     return line | {
+        **model_line(metrics),
         "in catalog": result["catalog_hit_ratio"],
         "repeats per list": result["repeats_per_list"],
         "distinct items": result["distinct_items"],
@@ -269,6 +262,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             table, left_out = evaluated(runs, out, metrics["settings"])
             write_tables(out, table, max(metrics["settings"]["ks"]))
+        of_slices = [
+            {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
+            for row in table
+            for line in slice_lines(read_json(out / "evaluation" / row["run"] / "metrics.json").get("slices", {}))
+        ]
+        if of_slices:
+            write_csv(out / "slices.csv", of_slices)
         if left_out:
             print(f"warning: {', '.join(left_out)}: evaluated with other settings, not in the table", file=sys.stderr)
         settings = metrics["settings"]

@@ -17,7 +17,7 @@ from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.report.charts import Chart, GainChart, charts_of
 from convrec.report.curves import PANELS, RunCurves, labels_of
-from convrec.report.page import COUNTS, beyond_accuracy_row, number_text, table_row
+from convrec.report.page import COUNTS, beyond_accuracy_row, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
@@ -142,6 +142,7 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
         f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol "
         f"{protocol}, matching {first['matching']}, greedy lists."
     )
+    about = " ".join([about, *not_measured(summary)])
     results = {name: _with_nan(result) for name, result in columns.items()}
     rows = [table_row(name, result, first["ks"]) | beyond_accuracy_row(result) for name, result in results.items()]
     return rows, about

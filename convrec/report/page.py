@@ -92,6 +92,17 @@ def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: (value["mean"], value["se"]) for name, value in measured.items()}
 
 
+def not_measured(figures: Mapping[str, Any]) -> list[str]:
+    """A sentence for each kind of measures beyond accuracy that an evaluation lacks; none of one that has no others."""
+    if "coverage" not in figures:
+        return []
+    reasons = {
+        "novelty": "No popularity lift, novelty and cold items: no --train, and the catalog has no column mentions.",
+        "diversity": "No diversity and calibration: the catalog has no column genres.",
+    }
+    return [reason for name, reason in reasons.items() if name not in figures]
+
+
 def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -> str:
     """The report's table for a terminal: a line for each metric, a column for each model; or the other way round."""
     metrics = list(dict.fromkeys(key for row in table for key in row if key != "model"))

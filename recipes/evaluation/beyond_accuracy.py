@@ -6,10 +6,11 @@ genres); NaN where a list is too short for it. Of all rows: coverage, gini, and 
 """
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
+from functools import cache, cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +19,16 @@ from convrec.lists.matching import Matcher
 from convrec.statistics import error_of_mean, jackknife
 from recipes.evaluation.split import Split
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
 SMOOTHING = 0.01  # of calibration, as in its source: the list's share of a genre that it lacks
 OF_MENTIONS = ("novelty", "cold_share")
-OF_A_ROW = (*OF_MENTIONS, "diversity", "calibration")
+OF_GENRES = ("diversity", "calibration")
+OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
+AT_ONCE = 4_000_000  # numbers of an array of lists x places x genres, or x places
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
@@ -45,6 +51,16 @@ class ItemFacts:
         assert self.mentions_M is not None
         return -np.log2(np.maximum(self.mentions_M, 1) / max(self.rows, 1))
 
+    @cached_property
+    def has_genre_MG(self) -> "csr_matrix":
+        """1 where the item has the genre; G: all genres of the catalog."""
+        from scipy.sparse import csr_matrix
+
+        assert self.genres is not None
+        names = {name: place for place, name in enumerate(sorted(frozenset().union(*self.genres)))}
+        rows, items = _flat([[names[name] for name in genres] for genres in self.genres])
+        return csr_matrix((np.ones(len(items)), (rows, items)), shape=(len(self.genres), len(names)))
+
 
 def facts_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> ItemFacts:
     """Mentions are counted in the training rows, without these taken from the catalog's column."""
@@ -52,18 +68,24 @@ def facts_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> ItemF
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
     mentions_M, rows = None, 0
     if train_rows:
-        wanted = [wanted_rows(truth_of(row), split.matcher) for row in train_rows]
-        mentions_M, rows = np.bincount([item for some in wanted for item in some], minlength=len(catalog)), len(wanted)
+        _, wanted = _flat(wanted_rows(map(truth_of, train_rows), split.matcher))
+        mentions_M, rows = np.bincount(wanted, minlength=len(catalog)), len(train_rows)
     elif catalog.mentions is not None:
         counts = [count or 0 for count in catalog.mentions]
         mentions_M, rows = np.bincount(first_row, counts, minlength=len(catalog)), sum(counts)
     return ItemFacts(len(items), mentions_M, rows, catalog.genres)
 
 
-def wanted_rows(truth: Sequence[Pair], matcher: Matcher) -> list[int]:
-    """The catalog rows of the wanted titles that the catalog has, each once."""
-    pairs = [(title, year) for title, raw in truth if (year := matcher.catalog.year_of(raw)) is not None]
-    return [row for row in dict.fromkeys(matcher.identify(*pair).index for pair in pairs) if row >= 0]
+def wanted_rows(truths: Iterable[Sequence[Pair]], matcher: Matcher) -> list[list[int]]:
+    """Of each row's wanted titles the catalog rows, each once, of those that the catalog has."""
+
+    @cache
+    def catalog_row(title: str, raw_year: object) -> int:
+        year = matcher.catalog.year_of(raw_year)
+        return -1 if year is None else matcher.identify(title, year).index
+
+    found = (dict.fromkeys(catalog_row(*pair) for pair in truth) for truth in truths)
+    return [[row for row in rows if row >= 0] for rows in found]
 
 
 @dataclass(frozen=True)
@@ -76,57 +98,102 @@ class Context:
 
 
 def context_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> Context:
-    reader = split.reader
-    mentioned = [reader.seen_rows(row["seen_titles"] or ()) for row in split.rows]
-    wanted = [wanted_rows(truth_of(row), split.matcher) for row in split.rows]
-    return Context(facts_of(split, train_rows), mentioned, wanted)
+    reader, first_row = split.reader, split.matcher.index.items
+    seen = [reader.seen_rows(row["seen_titles"] or ()) for row in split.rows]
+    mentioned = [list(dict.fromkeys(first_row[row] for row in rows)) for rows in seen]
+    return Context(
+        facts_of(split, train_rows), mentioned, wanted_rows(map(split.truth, range(len(split.rows))), split.matcher)
+    )
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
     """To each row with `recommended`, its list, what `Lists` reads: the measures and `wanted_popularity`."""
-    mentions_M = context.facts.mentions_M
-    for row, mentioned, wanted in zip(rows, context.mentioned, context.wanted, strict=True):
-        row |= row_measures(row["recommended"], mentioned, context.facts)
-        if mentions_M is not None:
-            row["wanted_popularity"] = _mean(mentions_M[list(wanted)])
+    measures = measures_of([row["recommended"] for row in rows], context.mentioned, context.facts)
+    if context.facts.mentions_M is not None:
+        measures["wanted_popularity"] = _row_means(context.facts.mentions_M, context.wanted)
+    for name, values_R in measures.items():
+        for row, value in zip(rows, values_R.tolist(), strict=True):
+            row[name] = value
 
 
-def row_measures(items: Sequence[int], mentioned: Sequence[int], facts: ItemFacts) -> dict[str, float]:
-    """The measures of one list. items: its distinct catalog rows; mentioned: those of the titles already seen."""
-    measures: dict[str, float] = {}
+def measures_of(
+    lists: Sequence[Sequence[int]], mentioned: Sequence[Sequence[int]], facts: ItemFacts
+) -> dict[str, np.ndarray]:
+    """(R,) measures of R lists, NaN where a list is too short. A list has distinct catalog rows; mentioned: of each
+    list's conversation those of the titles already seen."""
+    measures: dict[str, np.ndarray] = {}
     if facts.mentions_M is not None:
-        mentions = facts.mentions_M[list(items)]
-        values = (mentions, facts.novelty_M[list(items)], mentions == 0)
-        names = ("popularity", *OF_MENTIONS)
-        measures |= {name: _mean(value) for name, value in zip(names, values, strict=True)}
+        of_items = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
+        for name, values_M in zip(("popularity", *OF_MENTIONS), of_items, strict=True):
+            measures[name] = _row_means(values_M, lists)
     if facts.genres is not None:
-        known = [facts.genres[item] for item in items if facts.genres[item]]
-        measures["diversity"] = _mean([1 - len(a & b) / len(a | b) for a, b in combinations(known, 2)])
-        measures["calibration"] = _calibration([facts.genres[item] for item in mentioned], known)
+        measures["diversity"] = _diversity(lists, facts.has_genre_MG)
+        measures["calibration"] = _calibration(mentioned, lists, facts.has_genre_MG)
     return measures
 
 
-def _mean(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The number of its list and the item, for each place of all lists."""
+    lengths = [len(items) for items in lists]
+    return np.repeat(np.arange(len(lists)), lengths), np.fromiter(chain.from_iterable(lists), int, sum(lengths))
 
 
-def _calibration(mentioned: Sequence[frozenset[str]], listed: Sequence[frozenset[str]]) -> float:
-    """KL(p || q') in nats, q' = (1 - SMOOTHING) q + SMOOTHING p; p, q: genres of the titles mentioned and of the list,
-    each title's weight shared by its genres. 0: the list has them in the conversation's proportions."""
-    p, q = _genre_shares(mentioned), _genre_shares(listed)
-    if not p or not q:
-        return math.nan
-    mixed = {genre: (1 - SMOOTHING) * q.get(genre, 0.0) + SMOOTHING * share for genre, share in p.items()}
-    return sum(share * math.log(share / mixed[genre]) for genre, share in p.items())
+def _row_means(values_M: np.ndarray, lists: Sequence[Sequence[int]]) -> np.ndarray:
+    """(R,) means of the items' values, NaN of an empty list."""
+    row_of_place, items = _flat(lists)
+    sums_R = np.bincount(row_of_place, values_M[items], len(lists))
+    lengths_R = np.bincount(row_of_place, minlength=len(lists))
+    return np.divide(sums_R, lengths_R, out=np.full(len(lists), np.nan), where=lengths_R > 0)
 
 
-def _genre_shares(titles: Sequence[frozenset[str]]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    titles = [genres for genres in titles if genres]
-    for genres in titles:
-        for genre in genres:
-            shares[genre] = shares.get(genre, 0.0) + 1 / (len(genres) * len(titles))
-    return shares
+def _diversity(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> np.ndarray:
+    """(R,) mean over the pairs of a list's items with genres of 1 - (genres in common / genres of either)."""
+    row_of_place, items = _flat(lists)
+    lengths_R = np.bincount(row_of_place, minlength=len(lists))
+    listed, place_of_item = np.unique(items, return_inverse=True)
+    has_genre_LG = np.concatenate([has_genre_MG[listed].toarray(), np.zeros((1, has_genre_MG.shape[1]))])
+    items_RK = np.full((len(lists), lengths_R.max(initial=0)), len(listed))  # filled up with an item without genres
+    items_RK[np.arange(items_RK.shape[1]) < lengths_R[:, None]] = place_of_item
+    diversity_R = np.full(len(lists), np.nan)
+    longest, num_genres = items_RK.shape[1], has_genre_LG.shape[1]
+    step = max(1, AT_ONCE // max(1, longest * max(longest, num_genres)))
+    for begin in range(0, len(lists), step):
+        of_items = has_genre_LG[items_RK[begin : begin + step]]
+        common = of_items @ of_items.transpose(0, 2, 1)
+        count = of_items.sum(axis=2)
+        either = count[:, :, None] + count[:, None, :] - common
+        known = (count[:, :, None] > 0) & (count[:, None, :] > 0)
+        known &= ~np.eye(longest, dtype=bool)
+        distances = np.divide(either - common, either, out=np.zeros_like(common), where=known).sum(axis=(1, 2))
+        pairs = known.sum(axis=(1, 2))
+        np.divide(distances, pairs, out=diversity_R[begin : begin + step], where=pairs > 0)
+    return diversity_R
+
+
+def _calibration(
+    mentioned: Sequence[Sequence[int]], listed: Sequence[Sequence[int]], has_genre_MG: "csr_matrix"
+) -> np.ndarray:
+    """(R,) KL(p || q') in nats, q' = (1 - SMOOTHING) q + SMOOTHING p; p, q: genres of the titles mentioned and of the
+    list, each title's weight shared by its genres. 0: the list has them in the conversation's proportions."""
+    p_RG, q_RG = (_genre_shares(lists, has_genre_MG) for lists in (mentioned, listed))
+    rows, genres = p_RG.nonzero()
+    if not len(rows):
+        return np.full(len(listed), np.nan)
+    p, q = (np.asarray(shares_RG[rows, genres]).ravel() for shares_RG in (p_RG, q_RG))
+    terms = p * np.log(p / ((1 - SMOOTHING) * q + SMOOTHING * p))
+    is_known_R = (p_RG.getnnz(axis=1) > 0) & (q_RG.getnnz(axis=1) > 0)
+    return np.where(is_known_R, np.bincount(rows, terms, len(listed)), np.nan)
+
+
+def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> "csr_matrix":
+    """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
+    from scipy.sparse import csr_matrix, diags
+
+    row_of_place, items = _flat(lists)
+    has_item_RM = csr_matrix((np.ones(len(items)), (row_of_place, items)), shape=(len(lists), has_genre_MG.shape[0]))
+    counts_M = has_genre_MG.getnnz(axis=1)
+    known_R = has_item_RM @ (counts_M > 0)  # items with genres
+    return diags(1 / np.maximum(known_R, 1)) @ has_item_RM @ diags(1 / np.maximum(counts_M, 1)) @ has_genre_MG
 
 
 def gini(counts_M: np.ndarray) -> float:
@@ -147,30 +214,32 @@ class Lists:
         self.names = [name for name in OF_A_ROW if name in rows[0] and name not in without]
         self.values_RM = np.array([[row[name] for name in self.names] for row in rows], float)
         self._num_items = num_items
-        lists = [row["recommended"] for row in rows]
-        self._row_of_place = np.repeat(np.arange(len(lists)), [len(items) for items in lists])
-        items, place_of_item = np.unique([item for items in lists for item in items], return_inverse=True)
-        self._item_of_place, self._num_listed = place_of_item, len(items)
-        self._popularity = None
+        self._row_of_place, items = _flat([row["recommended"] for row in rows])
+        listed, self._item_of_place = np.unique(items, return_inverse=True)
+        self._num_listed = len(listed)
+        self._popularity_R2 = None  # of the list and of what is wanted
+        self.has_popularity_R = np.zeros(len(rows), bool)
         if "novelty" in self.names:
-            both = np.array([(row["popularity"], row["wanted_popularity"]) for row in rows], float)
-            self._popularity = np.where(np.isnan(both).any(axis=1, keepdims=True), 0.0, both)
+            popularity_R2 = np.array([(row["popularity"], row["wanted_popularity"]) for row in rows], float)
+            self.has_popularity_R = ~np.isnan(popularity_R2).any(axis=1)
+            self._popularity_R2 = np.nan_to_num(popularity_R2)
 
-    def of_all(self, weights_R: np.ndarray) -> np.ndarray:
-        """The figures OF_ALL of the rows of weight 1 (the last one only with mentions)."""
+    def of_all(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
+        """The figures OF_ALL of the rows of weight 1; the last one only with mentions, and of these rows alone."""
         counts = np.bincount(self._item_of_place, weights_R[self._row_of_place], self._num_listed)
         never_listed = np.zeros(self._num_items - self._num_listed)
         figures = [np.count_nonzero(counts) / self._num_items, gini(np.concatenate([never_listed, counts]))]
-        if self._popularity is not None:
-            listed, wanted = weights_R @ self._popularity
+        if self._popularity_R2 is not None:
+            listed, wanted = (weights_R * has_popularity_R) @ self._popularity_R2
             figures.append(listed / wanted - 1 if wanted else math.nan)
         return np.array(figures)
 
 
 def summarise_lists(lists: Lists, contexts: Sequence[Hashable], seed: int) -> Figures:
     """Each measure's mean over the rows that have it, of OF_ALL the value, with its standard error over contexts."""
-    values, errors = jackknife(lists.of_all, contexts, seed)
-    return _of_all(values, errors, len(contexts)) | means(lists.names, lists.values_RM, contexts)
+    has_popularity_R = lists.has_popularity_R
+    values, errors = jackknife(lambda weights_R: lists.of_all(weights_R, has_popularity_R), contexts, seed)
+    return _of_all(values, errors, has_popularity_R) | means(lists.names, lists.values_RM, contexts)
 
 
 def difference(
@@ -179,18 +248,23 @@ def difference(
     """After minus before, paired by row: where both have the measure. Several lists of a side (of several seeds of a
     training) count as their mean."""
 
+    has_popularity_R = np.all([lists.has_popularity_R for lists in (*before, *after)], axis=0)
+
     def of_all(weights_R: np.ndarray) -> np.ndarray:
-        of_sides = [np.mean([lists.of_all(weights_R) for lists in side], axis=0) for side in (before, after)]
-        return of_sides[1] - of_sides[0]
+        of_before, of_after = (
+            np.mean([lists.of_all(weights_R, has_popularity_R) for lists in side], axis=0) for side in (before, after)
+        )
+        return of_after - of_before
 
     values, errors = jackknife(of_all, contexts, seed)
     before_RM, after_RM = (np.mean([lists.values_RM for lists in side], axis=0) for side in (before, after))
-    return _of_all(values, errors, len(contexts)) | means(before[0].names, after_RM - before_RM, contexts)
+    return _of_all(values, errors, has_popularity_R) | means(before[0].names, after_RM - before_RM, contexts)
 
 
-def _of_all(values: np.ndarray, errors: np.ndarray, n: int) -> Figures:
-    found = zip(OF_ALL, values, errors, strict=False)
-    return {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error in found}
+def _of_all(values: np.ndarray, errors: np.ndarray, has_popularity_R: np.ndarray) -> Figures:
+    rows = (len(has_popularity_R), len(has_popularity_R), int(has_popularity_R.sum()))
+    found = zip(OF_ALL, values, errors, rows, strict=False)
+    return {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
 
 
 def means(names: Sequence[str], values_RM: np.ndarray, contexts: Sequence[Hashable]) -> Figures:
@@ -200,5 +274,5 @@ def means(names: Sequence[str], values_RM: np.ndarray, contexts: Sequence[Hashab
         kept = np.flatnonzero(~np.isnan(values_R))
         labels = [contexts[row] for row in kept]
         error = float(error_of_mean(values_R[kept, None], labels)[0]) if len(kept) else math.nan
-        figures[name] = {"mean": _mean(values_R[kept]), "se": error, "n": len(kept)}
+        figures[name] = {"mean": float(values_R[kept].mean()) if len(kept) else math.nan, "se": error, "n": len(kept)}
     return figures

@@ -9,14 +9,15 @@ from recipes.evaluation.split import Split, as_items
 
 _WORD = re.compile(r"\w+")
 _LONGEST = 12  # words of a title that is looked for
+_SURE = 3  # words from which on a title is no phrase of a conversation by chance
 
 
 def copied_lists(split: Split, num_items: int) -> list[list[Item | None]]:
     """For every row the catalog items that its conversation names, in order of their first mention.
 
-    A title counts in the letters of the catalog, capitals included, the longest one at a place. With its year behind it
-    is that item, without a year the first of that title. A title of one word that the conversations of the split also
-    have as a common word (`Up`, `It`, `Her`) counts with its year alone.
+    The longest title at a place counts. With its year behind it is that item, without a year the first of that title.
+    With its year or of _SURE words it counts in any case, else with the catalog's capitals alone. A title of one word
+    that the conversations of the split also have as a common word (`Up`, `It`, `Her`) counts with its year alone.
     """
     texts = {name: TURN.sub("", conversation_text(row)) for name, row in zip(split.prompt_ids, split.rows, strict=True)}
     common = {word for text in texts.values() for word in _WORD.findall(text) if word.islower()}
@@ -28,12 +29,12 @@ def copied_lists(split: Split, num_items: int) -> list[list[Item | None]]:
 class _Titles:
     def __init__(self, split: Split, common: set[str]):
         self._common = common
-        self._rows: dict[tuple[str, ...], list[int]] = {}
+        self._rows: dict[tuple[str, ...], list[int]] = {}  # words in any case -> catalog rows
+        self._words = [_WORD.findall(title) for title in split.catalog.titles]
         self._years = split.catalog.years
-        for row, title in enumerate(split.catalog.titles):
-            words = tuple(_WORD.findall(title))
+        for row, words in enumerate(self._words):
             if self._years[row] is not None and 0 < len(words) <= _LONGEST:
-                self._rows.setdefault(words, []).append(row)
+                self._rows.setdefault(_folded(words), []).append(row)
 
     def named_in(self, text: str) -> list[int]:
         """Catalog rows, each once."""
@@ -50,13 +51,19 @@ class _Titles:
     def _at(self, words: Sequence[str], place: int) -> tuple[int, int]:
         """The catalog row of the longest title that begins here, -1 for none, and how many words it takes."""
         for length in range(min(_LONGEST, len(words) - place), 0, -1):
-            rows = self._rows.get(tuple(words[place : place + length]))
+            written = words[place : place + length]
+            rows = self._rows.get(_folded(written))
             if not rows:
                 continue
             behind = words[place + length] if place + length < len(words) else ""
             of_year = [row for row in rows if str(self._years[row]) == behind]
             if of_year:
                 return of_year[0], length + 1
-            if length > 1 or words[place].lower() not in self._common:
-                return rows[0], length
+            alike = [row for row in rows if self._words[row] == written]
+            if length >= _SURE or (alike and (length > 1 or words[place].lower() not in self._common)):
+                return (alike or rows)[0], length
         return -1, 1
+
+
+def _folded(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word.casefold() for word in words)

@@ -173,6 +173,21 @@ def _differences(
     return result | beyond_difference([before], [after], contexts, settings["catalog_items"], seed)
 
 
+def model_line(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What an evaluation found of its model, as columns of a table: means, standard errors, and the paired gain over
+    another evaluation where it has one."""
+    settings, gains = metrics["settings"], metrics.get("paired", {})
+    result = metrics["results"][settings["protocols"][0]]["model"]
+    line: dict[str, float] = {}
+    for name in (*(f"{metric}@{k}" for metric in ("ndcg", "recall") for k in settings["ks"]), *MEASURES):
+        for of, words in (
+            (result, {"mean": "", "se": " se"}),
+            (gains, {"mean": " gain", "se": " gain se", "p": " gain p"}),
+        ):
+            line |= {f"{name}{word}": of[name][key] for key, word in words.items() if key in of.get(name, ())}
+    return line
+
+
 def constrained_gain(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What an evaluation's constrained lists gain over its free ones, as columns of a table; none without them."""
     if "constrained" not in metrics:

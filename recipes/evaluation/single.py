@@ -245,9 +245,13 @@ def evaluate(
     if other is not None:
         differences = compare(other, split, first["model"], metrics["settings"])
         metrics["paired"] = differences | {"against": str(against)}
-    for name, of_prompt in answers.items():
-        file = "rows.parquet" if name == "model" else f"rows_{name}.parquet"
-        write_rows(out / file, split, of_prompt, {protocol: by_name[name] for protocol, by_name in scored.items()})
+    for name in OF_MODEL:
+        file = out / ("rows.parquet" if name == "model" else f"rows_{name}.parquet")
+        if name in answers:
+            scored_lists = {protocol: by_name[name] for protocol, by_name in scored.items()}
+            write_rows(file, split, answers[name], scored_lists)
+        else:
+            file.unlink(missing_ok=True)  # an earlier evaluation's, which metrics.json is no longer of
     (out / REPORT).unlink(missing_ok=True)
     if damaged := [(data, split.damaged), (train, of_train.damaged)] if split.damaged or of_train.damaged else []:
         write_report(

@@ -1,9 +1,10 @@
 """Recall and NDCG of parts of a split: by turns, by number and popularity of the wanted titles, by a column."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -49,7 +50,7 @@ def _column(name: str, split: Split) -> list[str | None]:
 
 def _parts(values: Sequence[float | None]) -> list[str | None]:
     """Each value's own part where there are few, else that of PARTS parts of about the same number of rows."""
-    known = sorted(value for value in values if value is not None)
+    known = sorted(value for value in values if _is_known(value))
     if not known:
         return [None] * len(values)
     distinct = sorted(set(known))
@@ -57,12 +58,26 @@ def _parts(values: Sequence[float | None]) -> list[str | None]:
         bounds = distinct
     else:
         bounds = sorted({known[len(known) * (part + 1) // PARTS - 1] for part in range(PARTS)})
-    labels = []
-    for below, bound in zip([-math.inf, *bounds], bounds, strict=False):
-        least = min(value for value in distinct if value > below)
-        labels.append(f"{least:.4g}" if least == bound else f"{least:.4g} to {bound:.4g}")
-    places = np.searchsorted(bounds, [value or 0 for value in values])
-    return [None if value is None else labels[place] for value, place in zip(values, places, strict=True)]
+    firsts = [distinct[0], *(distinct[bisect_right(distinct, bound)] for bound in bounds[:-1])]
+    labels = _range_labels(firsts, bounds)
+    return [labels[bisect_left(bounds, value)] if _is_known(value) else None for value in values]
+
+
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and not math.isnan(value)
+
+
+def _range_labels(firsts: Sequence[float], lasts: Sequence[float]) -> list[str]:
+    """`first to last` of each range, fractions with as many digits (four or more) as tell the ranges apart."""
+
+    def text(value: float, digits: int) -> str:
+        return f"{value:.0f}" if float(value).is_integer() else f"{value:.{digits}g}"
+
+    for digits in range(4, 18):
+        ranges = [(text(first, digits), text(last, digits)) for first, last in zip(firsts, lasts, strict=True)]
+        if len({*ranges}) == len(ranges):
+            break
+    return [first if first == last else f"{first} to {last}" for first, last in ranges]
 
 
 def slice_results(
@@ -108,6 +123,19 @@ def _order(label: str) -> tuple[float, str]:
         return float(label.split(" to ")[0]), label
     except ValueError:
         return 0.0, label
+
+
+def slice_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A row a part, for a CSV file: slice, part, rows, and of each metric and gain the mean and `se`."""
+    lines = []
+    for name, parts in results.items():
+        for label, part in parts.items():
+            line: dict[str, Any] = {"slice": name, "part": label, "rows": part["n"]}
+            for metric, value in part.items():
+                if metric != "n":
+                    line |= {metric: value["mean"], f"{metric} se": value["se"]}
+            lines.append(line)
+    return lines
 
 
 def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """All checkpoints of a run evaluated on one split: how recommendation, not only the loss, changed over training.
 
-OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), OUT/sweep.csv has a row a step, OUT/sweep.json what
-all were evaluated with. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the
-run started from, and the newest checkpoint are never left out.
+OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), paired with step 0 where `--against` names no other
+one. OUT/sweep.csv has a row a step, OUT/slices.csv a row for each step and part of the split, OUT/sweep.json what all
+were evaluated with. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the run
+started from, and the newest checkpoint are never left out.
 """
 
 import json
@@ -19,9 +20,9 @@ from convrec.files import read_json, write_json
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
-from recipes.evaluation.beyond_accuracy import MEASURES
-from recipes.evaluation.scoring import constrained_gain
+from recipes.evaluation.scoring import constrained_gain, model_line
 from recipes.evaluation.single import evaluate
+from recipes.evaluation.slices import slice_lines
 
 # evaluate's options that change figures: two sweeps that differ in one must not share a folder
 SETTINGS = (
@@ -75,19 +76,23 @@ def sweep_run(
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
     settings = _checked_settings(folder, run, options)
+    against = options.pop("against", None)
     metrics_of_step: dict[int, dict[str, Any]] = {}
+    of_slices: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     warned: set[str] = set()
     for place, (step, model) in enumerate(steps.items(), 1):
         tqdm.write(f"step {step}, {place} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = evaluate(model=model, out=folder / f"step_{step:06d}", run=run, **options)
+        metrics = evaluate(model=model, out=folder / f"step_{step:06d}", run=run, against=against, **options)
+        against = against or folder / f"step_{step:06d}"  # the start
         of_run = {name: metrics["settings"].get(name) for name, value in settings.items() if value is None}
         write_json(folder / SWEEP_SETTINGS, settings | of_run)  # not before a step has shown that they can be used
         ks, protocol = metrics["settings"]["ks"], metrics["settings"]["protocols"][0]
         largest = [max(ks)]
         results = dict(metrics["results"][protocol])
         of_model, of_constrained = results.pop("model"), results.pop("constrained", None)
-        metrics_of_step[step] = _row(of_model, ks) | constrained_gain(metrics)
+        metrics_of_step[step] = model_line(metrics) | _counts(of_model) | constrained_gain(metrics)
+        of_slices += [{"step": step} | line for line in slice_lines(metrics["slices"])]
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
         shown.append(table_row(f"step {step}", of_model, largest))
@@ -97,6 +102,7 @@ def sweep_run(
             if warning not in warned:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
         warned |= {*metrics["warnings"]}
+    write_csv(folder / "slices.csv", of_slices)
     write_csv(folder / SWEEP, [{"step": step, **row} for step, row in metrics_of_step.items()])
     text = (
         f"{run} on {options['data']}, {of_model['n']} rows, protocol {protocol}\n"
@@ -129,13 +135,8 @@ def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> di
     return settings
 
 
-def _row(summary: dict[str, Any], ks: list[int]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name in (f"{metric}@{k}" for metric in ("ndcg", "recall") for k in ks):
-        row |= {name: summary[name]["mean"], f"{name} se": summary[name]["se"]}
-    for name in (name for name in MEASURES if name in summary):
-        row |= {name: summary[name]["mean"], f"{name} se": summary[name]["se"]}
-    return row | {
+def _counts(summary: dict[str, Any]) -> dict[str, Any]:
+    return {
         "in catalog": summary["catalog_hit_ratio"],
         "items per list": summary["items_per_list"],
         "list length errors": summary["list_length_errors"],

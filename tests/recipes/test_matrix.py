@@ -85,7 +85,9 @@ def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, A
     model: dict[str, Any] = {name: {"mean": value, "se": None} for name in names}  # JSON's form of NaN
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
     model["calibration"] = {"mean": None, "se": None, "n": 0}  # no row has it
+    part = {"n": 2, "ndcg@5": {"mean": value, "se": None}}
     found: dict[str, Any] = {
+        "slices": {"turns": {"1": part}},
         "settings": {"data": "d", "catalog": "c", "protocols": ["paper"], "ks": [5], "catalog_items": 4} | settings,
         "results": {"paper": {"model": model}},
     }
@@ -122,6 +124,10 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
     assert matrix.main([str(file), "--only", "a"]) == 0
     assert [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()] == ["run", "sft", "a", "b"]
     assert "| b | 1 | 0.3000 | +0.2000 (se of each nan) |" in (out / "table.md").read_text()
+    assert (out / "slices.csv").read_text().splitlines() == [
+        "run,variant,seed,slice,part,rows,ndcg@5,ndcg@5 se",
+        *(f"{run},{run},1,turns,1,2,{value}," for run, value in (("sft", 0.1), ("a", 0.2), ("b", 0.3))),
+    ]
     assert drawn == [["sft", "b"], ["sft", "a", "b"]]
 
     (out / "evaluation" / "b" / "metrics.json").write_text(json.dumps(metrics_of(0.9, 0.9, limit=5)))

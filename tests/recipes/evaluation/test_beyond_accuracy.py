@@ -2,7 +2,10 @@
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +17,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
+from recipes.evaluation import beyond_accuracy
 from recipes.evaluation.baselines import baseline_lists, others_prompts
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
@@ -22,10 +26,10 @@ from recipes.evaluation.beyond_accuracy import (
     Lists,
     add_measures,
     difference,
-    row_measures,
+    measures_of,
     summarise_lists,
 )
-from recipes.evaluation.slices import slice_labels, slice_results
+from recipes.evaluation.slices import _parts, slice_labels, slice_results
 from recipes.evaluation.split import Split
 
 LISTS = [[0, 1, 2], [0, 1, 3], [0, 4], [1, 0, 5]]
@@ -46,21 +50,61 @@ def measured(lists: list[list[int]], facts: ItemFacts = FACTS) -> Lists:
     return Lists(rows, facts.num_items)
 
 
-def test_values_are_those_of_kept_libraries_on_the_same_lists() -> None:
-    """LensKit 2025.8.1: ListGini(items=8). RecTools 0.19.0: CatalogCoverage, MeanInvUserFreq, AvgRecPopularity (a row's
-    `popularity`) and IntraListDiversity with Jaccard distances of the genres. All with k = 3."""
-    figures = summarise_lists(measured(LISTS), range(4), seed=0)
-    assert figures["gini"]["mean"] == pytest.approx(0.48863636363636365, rel=1e-12)
-    assert figures["coverage"]["mean"] == 0.75
-    rows = [row_measures(items, [], FACTS) for items in LISTS]
-    of_rectools = {
-        "novelty": [1.0566416671474375, 1.3899750004807707, 1.584962500721156, 1.3899750004807707],
-        "popularity": [3.0, 2.6666666666666665, 2.0, 2.3333333333333335],
-        "diversity": [0.6666666666666666, 0.8333333333333334, 0.5, 0.8333333333333334],
+def measured_by_definition(items: list[int], mentioned: list[int], facts: ItemFacts) -> dict[str, float]:
+    """The documented formulas of a row, item by item."""
+    assert facts.mentions_M is not None
+    assert facts.genres is not None
+    genres = facts.genres
+    known = [genres[item] for item in items if genres[item]]
+    pairs = [1 - len(a & b) / len(a | b) for n, a in enumerate(known) for b in known[:n]]
+    names = sorted({name for of_item in genres for name in of_item})
+    p, q = (
+        [np.mean([(name in genres[item]) / len(genres[item]) for item in some]) for name in names] if some else []
+        for some in ([item for item in titles if genres[item]] for titles in (mentioned, items))
+    )
+    calibration = [x * math.log(x / (0.99 * y + 0.01 * x)) for x, y in zip(p, q, strict=False) if x]
+    mentions = [int(facts.mentions_M[item]) for item in items]
+    return {
+        "popularity": np.mean(mentions) if items else math.nan,
+        "novelty": np.mean([-math.log2(max(count, 1) / facts.rows) for count in mentions]) if items else math.nan,
+        "cold_share": mentions.count(0) / len(items) if items else math.nan,
+        "diversity": np.mean(pairs) if pairs else math.nan,
+        "calibration": sum(calibration) if calibration else math.nan,
     }
-    for name, values in of_rectools.items():
-        assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12)
-    assert figures["novelty"]["mean"] == pytest.approx(1.3553885422075338, rel=1e-12)
+
+
+def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[str], Any]) -> None:
+    """LensKit: ListGini. RecTools: CatalogCoverage, MeanInvUserFreq, AvgRecPopularity, IntraListDiversity. SciPy:
+    entropy. tests/golden/make_beyond_accuracy.py has the versions and the calls."""
+    given = golden("beyond_accuracy")
+    training = [item for row in given["training"] for item in row]
+    facts = ItemFacts(
+        given["items"],
+        np.bincount(training, minlength=30),
+        len(given["training"]),
+        list(map(frozenset, given["genres"])),
+    )
+    rows = [{"recommended": items} for items in given["lists"]]
+    add_measures(rows, Context(facts, given["mentioned"], given["wanted"]))
+    figures = summarise_lists(Lists(rows, given["items"]), range(len(rows)), seed=0)
+    for name, expected in given["expected"].items():
+        if isinstance(expected, float):
+            assert figures[name]["mean"] == pytest.approx(expected, rel=1e-12)
+        else:
+            values = [math.nan if value is None else value for value in expected]
+            assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12, nan_ok=True)
+
+
+def test_measures_of_many_lists_are_the_definitions_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    lists, mentioned = ([rng.permutation(8)[: rng.integers(0, 6)].tolist() for _ in range(50)] for _ in range(2))
+    facts = replace(FACTS, genres=[*(FACTS.genres or ())[:5], *[frozenset[str]()] * 3])
+    monkeypatch.setattr(beyond_accuracy, "AT_ONCE", 75)  # three lists at once
+    measures = measures_of(lists, mentioned, facts)
+    expected = [measured_by_definition(*both, facts) for both in zip(lists, mentioned, strict=True)]
+    for name, values in measures.items():
+        assert values.tolist() == pytest.approx([row[name] for row in expected], nan_ok=True), name
+    assert all(0 < np.isnan(values).sum() < 50 for values in measures.values())
 
 
 def test_lift_cold_share_and_calibration_by_hand() -> None:
@@ -71,8 +115,7 @@ def test_lift_cold_share_and_calibration_by_hand() -> None:
     # mentioned: horror, and half horror, half crime. listed: crime, comedy
     p, q = {"horror": 0.75, "crime": 0.25}, {"horror": 0.0, "crime": 0.5}
     expected = sum(share * math.log(share / (0.99 * q[genre] + 0.01 * share)) for genre, share in p.items())
-    assert row_measures([2, 3], [0, 1], FACTS)["calibration"] == pytest.approx(expected)
-    assert row_measures([0, 1], [0, 1], FACTS)["calibration"] == pytest.approx(0.0)
+    assert measures_of([[2, 3], [0, 1]], [[0, 1]] * 2, FACTS)["calibration"] == pytest.approx([expected, 0.0])
 
 
 def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
@@ -80,7 +123,11 @@ def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
     assert [figures[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
     assert figures["diversity"]["mean"] == pytest.approx(0.5)
     assert math.isnan(figures["calibration"]["mean"])
-    assert set(row_measures([0], [], ItemFacts(8, None, 0, None))) == set()
+    assert measures_of([[0]], [[]], ItemFacts(8, None, 0, None)) == {}
+    no_genres = replace(FACTS, genres=[frozenset[str]()] * 8)
+    for lists, facts in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
+        measures = measures_of(lists, [[0], [1]], facts)
+        assert np.isnan([measures["diversity"], measures["calibration"]]).all()
 
 
 def test_the_jackknifes_error_of_a_mean_is_the_bootstraps() -> None:
@@ -108,7 +155,7 @@ def test_the_error_of_coverage_is_at_least_the_spread_between_samples() -> None:
         return Lists([{"recommended": items} for items in lists.tolist()], 200)
 
     errors = np.mean([[summarise_lists(draw(), range(120), 0)[name]["se"] for name in OF_ALL[:2]] for _ in range(3)], 0)
-    spread = np.std([draw().of_all(np.ones(120)) for _ in range(200)], axis=0, ddof=1)
+    spread = np.std([draw().of_all(np.ones(120), np.ones(120)) for _ in range(200)], axis=0, ddof=1)
     assert ((errors / spread > 0.95) & (errors / spread < 1.6)).all()
 
 
@@ -118,6 +165,9 @@ def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
     assert all(figures["mean"] == figures["se"] == 0 for name, figures in same.items() if name != "calibration")
     one = difference([before], [after], range(4))
     two = difference([before], [before, after], range(4))
+    # an empty list has no popularity: its row counts for neither side
+    empty = difference([before], [measured([[], *LISTS[1:]])], range(4))["popularity_lift"]
+    assert (empty["mean"], empty["n"]) == (0.0, 3)
     for name in ("coverage", "gini", "popularity_lift", "novelty", "cold_share", "diversity"):
         values = [summarise_lists(lists, range(4), 0)[name]["mean"] for lists in (before, after)]
         assert one[name]["mean"] == pytest.approx(values[1] - values[0])
@@ -126,7 +176,14 @@ def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
 
 # ---- the copy baseline, slices, and the command
 
-FILMS = [("Alien", 1979), ("Heat", 1995), ("Up", 2009), ("The Thing", 1982), ("The Thing", 2011)]
+FILMS = [
+    ("Alien", 1979),
+    ("Heat", 1995),
+    ("Up", 2009),
+    ("The Thing", 1982),
+    ("The Thing", 2011),
+    ("Dead Poets Society", 1989),
+]
 
 
 def split_of(conversations: list[str], truths: list[list[str]], data: str = "test.parquet") -> Split:
@@ -150,11 +207,13 @@ def test_copy_lists_what_the_conversation_names() -> None:
             "USER: The Thing (2011) scared me, then Alien did\n",
             "USER: Up to now Up (2009) and The Thing\n",
             "USER: an up\n",
+            "USER: the thing (2011), i'd love heat or the thing, not dead poets society\n",
         ],
-        [[]] * 3,
+        [[]] * 4,
     )
     lists = baseline_lists("copy", split, [], 3)
-    assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], []]  # `up` is a word of the third: Up needs its year
+    assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], [], [FILMS[4], FILMS[5]]]
+    # `up` is a word of the third: Up needs its year. In another case titles need their year or three words
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
@@ -178,6 +237,22 @@ def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path
     assert "ndcg@2 gain" not in parts["turns"]["3"]
 
 
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([10001, 10003, 10002], ["10001", "10003", "10002"]),  # four digits would make one part of them
+        ([float("nan"), 1.0, None, 2.5], [None, "1", None, "2.5"]),
+        ([0.333331, 0.333332], ["0.333331", "0.333332"]),
+        ([1, 2, 3, 4, 5, 6, 7, math.nan], ["1", "2 to 3", "2 to 3", "4 to 5", "4 to 5", "6 to 7", "6 to 7", None]),
+        ([math.nan], [None]),
+    ],
+)
+def test_parts_of_numbers_are_told_apart_and_what_is_no_number_is_in_none(
+    values: list[float | None], labels: list[str | None]
+) -> None:
+    assert _parts(values) == labels
+
+
 def test_another_conversation_is_never_ones_own_and_each_is_given_once() -> None:
     prompts = [str(number // 2) for number in range(20)]
     others = others_prompts(prompts, seed=1)
@@ -189,11 +264,17 @@ def test_another_conversation_is_never_ones_own_and_each_is_given_once() -> None
 def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [part for name in ("test", "catalog") for part in (sample / f"{name}.parquet",)]
     arguments = ["--data", str(files[0]), "--catalog", str(files[1]), "--out", str(tmp_path / "out")]
-    three = ["--baselines", "popularity", "retrieval", "copy"]
+    three = ["--baselines", "popularity", "retrieval", "copy", "--slices", "turns"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rows.parquet").touch()  # of a model's evaluation, which metrics.json is no longer of
     assert evaluate.main([*arguments, "--train", str(sample / "train.parquet"), *three]) == 0
     printed = capsys.readouterr().out
-    assert [word for word in ("popularity lift", "diversity in a list", "turns 1", "copy") if word not in printed] == []
+    for words in ("popularity lift", "diversity in a list", "parts of the split, popularity:", "turns 1", "copy"):
+        assert words in printed
+    assert "wanted 1" not in printed  # metrics.json has it
+    assert not (tmp_path / "out" / "rows.parquet").exists()
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert list(metrics["slices"]) == ["turns", "wanted", "popularity"]
     assert list(metrics["results"]["paper"]) == ["popularity", "retrieval", "copy"]
     assert metrics["results"]["paper"]["popularity"]["coverage"]["mean"] == pytest.approx(20 / 1087)
     assert metrics["results"]["paper"]["copy"]["recall@20"]["mean"] == 0.0  # what the sample names is in seen_titles
@@ -202,6 +283,16 @@ def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.Ca
     again = json.loads((tmp_path / "out" / "metrics.json").read_text())
     name = "popularity_lift"
     assert again["results"]["paper"]["copy"][name] == metrics["results"]["paper"]["copy"][name]
+    assert "turns 1" not in capsys.readouterr().out
+    # neither training rows nor mentions nor genres: what cannot be measured is said in a sentence each
+    bare = pq.read_table(files[1]).select(["title", "year"])
+    pq.write_table(bare, tmp_path / "bare.parquet")
+    changed = ["--catalog", str(tmp_path / "bare.parquet"), "--baselines", "copy"]
+    assert evaluate.main([*arguments, *changed]) == 0
+    printed = capsys.readouterr().out
+    assert "no --train, and the catalog has no column mentions" in printed
+    assert "No diversity and calibration: the catalog has no column genres." in printed
+    assert "Gini" in printed
     for given, problem in (
         ([], "no --model, and no --train for the baseline popularity"),
         (["--baselines"], "no --model and no --baselines"),

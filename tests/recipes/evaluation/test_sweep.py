@@ -1,5 +1,6 @@
 """Every checkpoint of a run evaluated: which steps, what is written, and the report made of it."""
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from convrec.generation import answers as generations
 from convrec.generation.generate import GenerationRow
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
+from recipes.evaluation.beyond_accuracy import MEASURES, OF_A_ROW
 from recipes.evaluation.sweep import sweep_steps
 
 # what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
@@ -85,6 +87,37 @@ def test_a_start_model_that_is_gone_and_a_newest_step_without_a_model_are_named(
         sweep_steps(tmp_path)
 
 
+def test_evaluations_of_versions_that_measured_accuracy_alone_are_still_read(
+    run: Path, options: list[str], tmp_path: Path
+) -> None:
+    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
+    for step in ("step_000000", "step_000004"):
+        folder = run / "evaluation" / "test" / step
+        metrics = json.loads((folder / "metrics.json").read_text())
+        for name in ("slices", "minus", "paired"):
+            metrics.pop(name, None)
+        del metrics["settings"]["catalog_items"]
+        of_model = metrics["results"]["paper"]["model"]
+        metrics["results"]["paper"] = {"model": {key: of_model[key] for key in of_model if key not in MEASURES}}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        rows = pq.read_table(folder / "rows.parquet")
+        lacking = ["recommended", "popularity", "wanted_popularity", *OF_A_ROW]
+        pq.write_table(
+            rows.drop_columns([name for name in lacking if name in rows.schema.names]), folder / "rows.parquet"
+        )
+    assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+    html = (tmp_path / "report.html").read_text()
+    assert "rank_grpo (step 4) minus rank_grpo (step 0), test.parquet: NDCG@2 +" in html
+    assert "catalog coverage" not in html
+    assert "the catalog has no column" not in html  # nobody looked for it
+    before = run / "evaluation" / "test" / "step_000000"
+    arguments = ["--model", str(run), "--out", str(tmp_path / "out"), "--against", str(before), *options]
+    assert evaluate.main(arguments) == 0
+    paired = json.loads((tmp_path / "out" / "metrics.json").read_text())["paired"]
+    assert paired["recall@2"]["mean"] == 1
+    assert "coverage" not in paired
+
+
 def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +146,15 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     assert [(row["step"], row["recall@1"], row["recall@2"]) for row in rows] == [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
     assert [row["in catalog"] for row in rows] == [1.0, 1.0, 0.5]
     assert [row["repeats per list"] for row in rows] == [1.0, 0.0, 0.0]
+    assert [row.get("recall@2 gain") for row in rows] == [None, 1, 1]  # minus step 0, which has no other
+    assert {"recall@2 gain se", "recall@2 gain p", "coverage gain se"} <= rows[1].keys()
+    parts = list(csv.DictReader((run / "evaluation" / "test" / "slices.csv").open()))
+    wanted = [part for part in parts if part["slice"] == "wanted"]
+    assert [(part["step"], part["recall@2"], part["recall@2 gain"]) for part in wanted] == [
+        ("0", "0.0", ""),
+        ("2", "1.0", "1.0"),
+        ("4", "1.0", "1.0"),
+    ]
 
     out = tmp_path / "report.html"
     assert report.main([str(run), "--out", str(out)]) == 0
