@@ -16,7 +16,7 @@ from convrec.files import read_json
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
 from convrec.lists import user_rewards
-from convrec.lists.catalog import load_catalog
+from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
@@ -34,15 +34,12 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_rollout_correction(config.algorithm)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
-    if ours.rewards is not None:
-        if config.algorithm.adv_estimator != registration.NAME:
-            raise UserError("convrec.rewards: GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
-        RewardParts(ours.rewards, catalog, catalog_file)  # raises what the reward would in training
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
         raise UserError(
             f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
             "needs: use convrec.matching=fuzzy"
         )
+    _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
     for sentences in (catalog.problems, catalog.spellings() if ours.matching == "fuzzy" else []):
         warnings += [f"{catalog_file}: {sentence}" for sentence in sentences[:5]]
@@ -59,6 +56,22 @@ def _check_rank_reward(ours: DictConfig) -> None:
     for name, kind in RANK_REWARDS[ours.reward].parameters.items():
         if not kind.fits(ours[name]):
             raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kind.wanted}, not {kinds.shown(ours[name])}")
+
+
+def _check_reward_parts(config: DictConfig, catalog: Catalog) -> None:
+    """The parts of a composed reward find in the catalog what they need, and the algorithm trains on them."""
+    ours = config.convrec
+    if ours.rewards is None:
+        return
+    if config.algorithm.adv_estimator != registration.NAME:
+        raise UserError("convrec.rewards (REWARDS): GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
+    if ours.reward_combination == "normalised" and not config.algorithm.get("norm_adv_by_std_in_grpo", True):
+        raise UserError(
+            "convrec.reward_combination=normalised divides each part by its standard deviation, which "
+            "algorithm.norm_adv_by_std_in_grpo=false takes away, and leaves the same as sum: use one of the two"
+        )
+    # Raises what the reward would in training. Of counts that training makes, any will do.
+    RewardParts(ours.rewards, catalog, ours.catalog_file, mentions_M=[0] * len(catalog))
 
 
 def _check_rollout_correction(algorithm: DictConfig) -> None:
