@@ -80,7 +80,9 @@ def test_mentions_are_the_catalogs_or_else_those_of_training(path: Path, tmp_pat
         counted = RewardParts({name: -1}, catalog, plain, mentions_M=CATALOG["mentions"])
         of_column = RewardParts({name: -1}, load_catalog(path), path, mentions_M=[0, 0, 0, 9])
         assert counted.returns([0, 1], [False] * 2, 2) == of_column.returns([0, 1], [False] * 2, 2)
-        with pytest.raises(UserError, match=rf"rewards\.{name}: .*plain\.parquet has no column mentions, and no TRAIN_FILE"):
+        with pytest.raises(
+            UserError, match=rf"rewards\.{name}: .*plain\.parquet has no column mentions, and no TRAIN_FILE"
+        ):
             RewardParts({name: 1}, catalog, plain)
 
 
