@@ -32,6 +32,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     ours = config.convrec
     _check_rank_reward(ours)
     _check_rollout_correction(config.algorithm)
+    _check_dynamic_sampling(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -75,17 +76,19 @@ def _check_reward_parts(config: DictConfig, catalog: Catalog) -> None:
 
 
 def _check_rollout_correction(algorithm: DictConfig) -> None:
-    """verl's corrections that Rank-GRPO's loss applies are weights by token or by sequence, and its bypass mode."""
-    if algorithm.adv_estimator != registration.NAME:
-        return
+    """verl's corrections that Rank-GRPO's loss applies are weights by token, rank or sequence, and its bypass mode."""
     key, correction = "algorithm.rollout_correction", algorithm.rollout_correction
+    if algorithm.adv_estimator != registration.NAME:
+        if correction.rollout_is == "rank":
+            raise UserError(f"{key}.rollout_is=rank: GRPO and GSPO have no ranks; take token or sequence")
+        return
     if correction.rollout_rs is not None:
         raise UserError(
             f"{key}.rollout_rs={correction.rollout_rs}: it takes tokens out of verl's response mask, which the loss of "
             "Rank-GRPO does not read, so that they would train all the same: use null, or rollout_is"
         )
-    if correction.rollout_is not in (None, "token", "sequence"):
-        raise UserError(f"{key}.rollout_is={correction.rollout_is}: expected token, sequence or null")
+    if correction.rollout_is not in (None, "token", "rank", "sequence"):
+        raise UserError(f"{key}.rollout_is={correction.rollout_is}: expected token, rank, sequence or null")
     if correction.bypass_mode and correction.rollout_is is not None:
         raise UserError(
             f"{key}: bypass_mode compares the policy with the rollout itself, so that "
@@ -93,6 +96,23 @@ def _check_rollout_correction(algorithm: DictConfig) -> None:
         )
     if correction.bypass_mode and correction.loss_type != "ppo_clip":
         raise UserError(f"{key}.loss_type={correction.loss_type}: Rank-GRPO has a loss of its own; leave it ppo_clip")
+
+
+def _check_dynamic_sampling(config: DictConfig) -> None:
+    """verl draws another prompt where all rollouts have one number, which must say whether any rank has signal."""
+    key, groups, ours = "algorithm.filter_groups", config.algorithm.filter_groups, config.convrec
+    if not groups.enable or config.algorithm.adv_estimator != registration.NAME:
+        return
+    if groups.metric not in ("reward", "dcg"):
+        raise UserError(
+            f"{key}.metric={groups.metric}: rollouts can differ in their ranks where they are equal in it, and would "
+            "be thrown away: use reward, which is DCG@N"
+        )
+    if ours.rewards is not None or user_rewards.is_user_reward(ours.reward):
+        raise UserError(
+            f"{key}: verl compares DCG@N, which says nothing about REWARDS or a reward of your own, so that prompts "
+            f"with signal would be thrown away: leave {key}.enable=false"
+        )
 
 
 def check_judge(config: DictConfig, mode: str) -> list[str]:

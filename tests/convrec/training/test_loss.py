@@ -1,6 +1,6 @@
 """The loss in verl's FSDP engine, from the trainer's advantages to the number that is logged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Trainer(RankGRPOMixin):
         )
 
 
-def nested(rows: list[list[int]]) -> torch.Tensor:
+def nested(rows: Sequence[Sequence[float]]) -> torch.Tensor:
     return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
@@ -125,6 +125,47 @@ def test_advantages_and_metrics_of_several_parts_against_numpy(
         logged = {key: metrics[f"rank_grpo/part/{name}/{key}"] for key in ("return", "signal", "advantage")}
         wanted = {"return": part.mean(), "signal": np.mean(varied), "advantage": np.abs(advantages).mean()}
         assert logged == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "rank", "sequence"])
+@pytest.mark.parametrize("threshold", [2.0, "0.5_1.5"])
+def test_weights_of_the_rollout_correction_against_numpy(
+    queue: Callable[..., Any], level: str, threshold: float | str
+) -> None:
+    """exp of the sum of log pi_old - log pi_rollout over token, unit or response; cut at 2, or 0 outside .5 to 1.5."""
+    random = np.random.default_rng(0)
+    old, rollout = ([random.normal(-1, 0.4, len(row)).tolist() for row in RESPONSES] for _ in range(2))
+    trainer = Trainer("paper", False)
+    trainer.config.algorithm.rollout_correction = {
+        "rollout_is": level,
+        "rollout_is_threshold": threshold,
+        "rollout_is_batch_normalize": False,
+    }
+    started = queue(
+        tags=[{}] * 4,
+        uid=["a", "a", "b", "b"],
+        responses=nested(RESPONSES),
+        response_mask=nested([[1] * len(row) for row in RESPONSES]),
+        extra_fields=[{"reward_extra_info": {"rank_returns": row, "score": 0.0}} for row in RETURNS],
+        old_log_probs=nested(old),
+        rollout_log_probs=nested(rollout),
+    )
+    metrics: dict[str, float] = {}
+    trainer._compute_advantage(started.batch, metrics)
+    assert "rollout_corr/rollout_is_mean" in metrics
+    kept = 0
+    for row, weights in enumerate(started.fields["rollout_is_weights"].unbind()):
+        units = started.fields["policy_units"].unbind()[row].tolist()
+        for t, weight in enumerate(weights.tolist()):
+            alike = {"token": [t], "rank": [s for s, u in enumerate(units) if u == units[t]]}
+            tokens = alike.get(level, range(len(units)))
+            if units[t] == 0 and level == "rank":
+                continue  # of no unit: it counts nowhere
+            ratio = np.exp(sum(old[row][s] - rollout[row][s] for s in tokens))
+            expected = min(ratio, 2.0) if threshold == 2.0 else ratio * (0.5 <= ratio <= 1.5)
+            assert weight == pytest.approx(expected, rel=1e-5)
+            kept += 0 < weight < 1.5
+    assert kept  # not all are at a bound
 
 
 @pytest.fixture
