@@ -1,13 +1,13 @@
 """The parts of a composed rank reward: `convrec.rewards`, {name: weight} (docs/explanation/method.md 2).
 
 `relevance` is what `convrec.reward` gives, one of RANK_REWARDS or a function of the user's own. The others are of the
-item at the rank alone. A rank without a catalog item, or with one that an earlier rank has, earns the worst that a part
-can give, or lines that are no items would be a way to earn: the least where the weight is positive, else the largest.
+item at the rank alone. A rank without a catalog item, or with one that an earlier rank or the conversation has, earns
+the worst that a part can give, or such lines would be a way to earn: the least where the weight is positive, else the
+largest.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,36 +24,17 @@ OF_MENTIONS = ("novelty", "popularity")
 COMBINATIONS = ("sum", "normalised")
 SETTING = "convrec.rewards"  # for messages
 
-
-@dataclass(frozen=True)
-class RewardPart:
-    """What a user reads of it. formula: of its return r_k. needs: of the catalog, "" for nothing."""
-
-    formula: str
-    needs: str = ""
-
-
-REWARD_PARTS: dict[str, RewardPart] = {
-    RELEVANCE: RewardPart("r_k of `convrec.reward`"),
-    DIVERSITY: RewardPart(
-        "mean over the catalog items of earlier ranks of 1 - genres in common / genres of either; 0 for the first",
-        "genres",
-    ),
-    "novelty": RewardPart(
-        "log(S / m) / log(S): m mentions of the item (at least 1), S of all; 0 to 1", "mentions, or TRAIN_FILE"
-    ),
-    "popularity": RewardPart(
-        "m / the most mentions of an item; a negative weight asks for less known items", "mentions, or TRAIN_FILE"
-    ),
-    "repeats": RewardPart("1 where the item stands at an earlier rank, else 0; for a negative weight"),
-    "out_of_catalog": RewardPart("1 for a line that is no item of the catalog, else 0; for a negative weight"),
+REWARD_PARTS: dict[str, str] = {  # name -> its return r_k
+    RELEVANCE: "what `convrec.reward` gives",
+    DIVERSITY: "mean over the catalog items of earlier ranks of 1 - genres in common / genres of either; 0 without any",
+    "novelty": "log(S / m) / log(S): m mentions of the item (at least 1), S of all; 0 to 1",
+    "popularity": "m / the most mentions of an item",
+    "repeats": "1 where the item stands at an earlier rank, else 0",
+    "out_of_catalog": "1 for a line that is no item of the catalog, else 0",
 }
-OF_COLUMNS: dict[str, RewardPart] = {  # the name goes on with a column's name
-    "diversity.": RewardPart(
-        "as diversity, by that column's texts in place of genres; by the title's trigrams for diversity.title",
-        "the column: text, or lists of texts",
-    ),
-    "catalog.": RewardPart("the item's number in that column", "the column: a finite number for every item"),
+OF_COLUMNS: dict[str, str] = {  # the name goes on with a column's name
+    "diversity.": "as diversity, of the texts of that column; of title, its trigrams",
+    "catalog.": "the item's number in that column",
 }
 PART_NAMES = (*REWARD_PARTS, *(f"{prefix}COLUMN" for prefix in OF_COLUMNS))
 
@@ -102,9 +83,14 @@ class RewardParts:
                 self._labels_M[name] = read_labels(path, column or "genres", name)
         self._worst = {name: min(v) if self.weights[name] > 0 else max(v) for name, v in self._values_M.items()}
 
-    def returns(self, rows: Sequence[int], repeated: Sequence[bool], num_ranks: int) -> dict[str, list[float]]:
-        """r_k of the N ranks, by part. rows: each line's catalog row, -1 for none; repeated: at an earlier rank."""
-        new = [row if row >= 0 and not again else -1 for row, again in zip(rows, repeated, strict=True)]
+    def returns(
+        self, rows: Sequence[int], repeated: Sequence[bool], seen: Sequence[bool], num_ranks: int
+    ) -> dict[str, list[float]]:
+        """r_k of the N ranks, by part, but for relevance.
+
+        rows: each line's catalog row, -1 for none. repeated: it stands at an earlier rank; seen: in the conversation.
+        """
+        new = [-1 if again or old else row for row, again, old in zip(rows, repeated, seen, strict=True)]
         new += [-1] * (num_ranks - len(new))
         found: dict[str, list[float]] = {}
         for name, weight in self.weights.items():

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 def returns_of(path: Path, name: str, weight: float = 1.0) -> list[float]:
     """Of the list Alien, no item, Jaws, Alien again, Heat, and a rank without a line."""
     parts = RewardParts({name: weight}, load_catalog(path), path)
-    return parts.returns([0, -1, 2, 0, 1], [False, False, False, True, False], 6)[name]
+    return parts.returns([0, -1, 2, 0, 1], [False, False, False, True, False], [False] * 5, 6)[name]
 
 
 def test_each_part_by_hand(path: Path) -> None:
@@ -60,13 +60,19 @@ def test_diversity_of_another_column_and_of_titles(path: Path) -> None:
     catalog = Catalog.from_items([("Alien", 1979), ("Aliens", 1986), ("Up", 2009)])
     parts = RewardParts({"diversity.title": 1.0}, catalog, path)
     # three of four trigrams are Alien's; of a title of two letters none is, of either
-    assert parts.returns([0, 1, 2], [False] * 3, 3)["diversity.title"] == [0, 0.25, 1]
+    assert parts.returns([0, 1, 2], [False] * 3, [False] * 3, 3)["diversity.title"] == [0, 0.25, 1]
 
 
 def test_an_item_without_genres_is_no_way_out(path: Path) -> None:
     for weight, worst in ((1, 0.0), (-1, 1.0)):
         parts = RewardParts({"diversity": weight}, load_catalog(path), path)
-        assert parts.returns([0, 3, 1], [False] * 3, 3)["diversity"] == [0, worst, 1]
+        assert parts.returns([0, 3, 1], [False] * 3, [False] * 3, 3)["diversity"] == [0, worst, 1]
+
+
+def test_what_the_conversation_names_earns_the_worst_but_is_in_the_catalog(path: Path) -> None:
+    parts = RewardParts({"catalog.safety": 1, "out_of_catalog": -1}, load_catalog(path), path)
+    got = parts.returns([3, 1], [False, False], [True, False], 2)
+    assert got == {"catalog.safety": [0.2, 0.9], "out_of_catalog": [0, 0]}
 
 
 def test_mentions_are_the_catalogs_or_else_those_of_training(path: Path, tmp_path: Path) -> None:
@@ -79,7 +85,9 @@ def test_mentions_are_the_catalogs_or_else_those_of_training(path: Path, tmp_pat
     for name in ("novelty", "popularity"):
         counted = RewardParts({name: -1}, catalog, plain, mentions_M=CATALOG["mentions"])
         of_column = RewardParts({name: -1}, load_catalog(path), path, mentions_M=[0, 0, 0, 9])
-        assert counted.returns([0, 1], [False] * 2, 2) == of_column.returns([0, 1], [False] * 2, 2)
+        assert counted.returns([0, 1], [False] * 2, [False] * 2, 2) == of_column.returns(
+            [0, 1], [False] * 2, [False] * 2, 2
+        )
         with pytest.raises(
             UserError, match=rf"rewards\.{name}: .*plain\.parquet has no column mentions, and no TRAIN_FILE"
         ):
