@@ -157,7 +157,7 @@ def _kind(kind: "pa.DataType") -> str:
 
     if of.is_integer(kind) or of.is_floating(kind) or of.is_decimal(kind) or of.is_boolean(kind):
         return "numbers"
-    if of.is_list(kind) or of.is_large_list(kind):
+    if of.is_list(kind) or of.is_large_list(kind) or of.is_dictionary(kind):
         kind = kind.value_type
     return "texts" if of.is_string(kind) or of.is_large_string(kind) else ""
 

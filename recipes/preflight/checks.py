@@ -103,7 +103,7 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
     key, groups, ours = "algorithm.filter_groups", config.algorithm.filter_groups, config.convrec
     if not groups.enable or config.algorithm.adv_estimator != registration.NAME:
         return
-    if groups.metric not in ("reward", "dcg"):
+    if groups.metric not in ("reward", "score", "dcg"):  # one number by three names
         raise UserError(
             f"{key}.metric={groups.metric}: rollouts can differ in their ranks where they are equal in it, and would "
             "be thrown away: use reward, which is DCG@N"

@@ -55,6 +55,9 @@ def test_the_sum_of_one_part_of_weight_one_is_that_part() -> None:
 
 def test_diversity_of_another_column_and_of_titles(path: Path) -> None:
     assert returns_of(path, "diversity.director") == [0, 0, 0.5, 0, 1, 0]  # Scott of Scott and Spielberg
+    by_category = pa.table(CATALOG).append_column("studio", pa.array(["a", "b", "a", "b"]).dictionary_encode())
+    pq.write_table(by_category, path)
+    assert returns_of(path, "diversity.studio") == [0, 0, 0, 0, 1, 0]
     # trigrams ali lie ien; jaw aws; hea eat: none in common
     assert returns_of(path, "diversity.title") == [0, 0, 1, 0, 1, 0]
     catalog = Catalog.from_items([("Alien", 1979), ("Aliens", 1986), ("Up", 2009)])
