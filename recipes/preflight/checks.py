@@ -99,7 +99,10 @@ def _check_rollout_correction(algorithm: DictConfig) -> None:
 
 
 def _check_dynamic_sampling(config: DictConfig) -> None:
-    """verl draws another prompt where all rollouts have one number, which must say whether any rank has signal."""
+    """verl draws another prompt where all rollouts have one number, which must say whether any rank has signal.
+
+    DCG@N does: of all lists of 20 with at most five hits, 21,700, only three pairs share it in float32.
+    """
     key, groups, ours = "algorithm.filter_groups", config.algorithm.filter_groups, config.convrec
     if not groups.enable or config.algorithm.adv_estimator != registration.NAME:
         return
