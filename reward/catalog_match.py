@@ -5,7 +5,7 @@ Pure: the result depends on the arguments alone. The matcher (a catalog's index)
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.rank_rewards import DEFAULT_REWARD, dcg, ideal_dcg, rank_returns
 from convrec.lists.ranks import Item, parse_item, parse_items, split_lines
 from convrec.lists.reference import parse_items_reference
-from convrec.lists.reward_parts import RELEVANCE, RewardParts, combined
+from convrec.lists.reward_parts import RELEVANCE, RewardParts, combined, needs_training_mentions
 from convrec.lists.settings import ListSettings
 
 _building = threading.Lock()
@@ -34,9 +34,25 @@ def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
 
 
 @lru_cache(maxsize=8)
-def get_parts(catalog_path: str, settings: ListSettings, weights: tuple[tuple[str, float], ...]) -> RewardParts:
-    """The process's one RewardParts for these settings."""
-    return RewardParts(dict(weights), get_matcher(catalog_path, settings).catalog, catalog_path)
+def _build_parts(
+    catalog_path: str, settings: ListSettings, weights: tuple[tuple[str, float], ...], train_files: tuple[str, ...]
+) -> RewardParts:
+    matcher = _build_matcher(catalog_path, settings)
+    mentions_M = None
+    if train_files and needs_training_mentions(dict(weights), matcher.catalog):
+        from reward.training_mentions import training_mentions  # here: pyarrow, which other rewards need not import
+
+        mentions_M = training_mentions(train_files, matcher)
+    return RewardParts(dict(weights), matcher.catalog, catalog_path, mentions_M)
+
+
+def get_parts(
+    catalog_path: str, settings: ListSettings, weights: Mapping[str, float], train_files: str | Sequence[str]
+) -> RewardParts:
+    """The process's one RewardParts for these settings; see RewardParts."""
+    files = (train_files,) if isinstance(train_files, str) else tuple(train_files)
+    with _building:
+        return _build_parts(str(catalog_path), settings, tuple(weights.items()), files)
 
 
 def compute_score(
@@ -48,6 +64,7 @@ def compute_score(
     catalog_path: str,
     reward: str = DEFAULT_REWARD,
     rewards: Mapping[str, float] | None = None,
+    train_files: str | Sequence[str] = (),
     **settings: Any,
 ) -> dict[str, float | int | list]:
     """Score one response.
@@ -57,6 +74,7 @@ def compute_score(
     reward: a name of RANK_REWARDS, or a function of the user's own as `package.module:function`.
     rewards: weights of reward_parts.REWARD_PARTS; then `rank_returns` is their weighted sum, and `part_returns` has a
     list of N for each part, in their order. None: the relevance alone, which `reward` is about.
+    train_files: where parts of mentions count them, if the catalog does not say.
     settings: those of ListSettings and the parameters of the reward; others are left alone.
     Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
     train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"]
@@ -108,8 +126,9 @@ def compute_score(
         else:
             returns = rank_returns(relevance, num_items, reward, **settings)
         if rewards:
-            parts = get_parts(catalog_path, lists, tuple(rewards.items()))
-            by_part = {RELEVANCE: returns} | parts.returns(matched.catalog_index, matched.duplicate, num_items)
+            parts = get_parts(catalog_path, lists, rewards, train_files)
+            of_items = parts.returns(matched.catalog_index, matched.duplicate, matched.seen, num_items)
+            by_part = {RELEVANCE: returns} | of_items
             scored["part_returns"] = [by_part[name] for name in parts.weights]
             returns = combined(by_part, parts.weights, num_items)
         scored["rank_returns"] = returns

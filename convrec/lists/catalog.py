@@ -42,7 +42,7 @@ class Catalog:
     problems: one sentence for each entry that cannot be matched; the caller prints them once, at load.
     item_ids: what tells items apart, where the file says so (else None): rows of one id are one item, rows of two ids
     are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
-    genres: an item's categories of any kind, where the file says so (else None); evaluation alone reads them.
+    genres: an item's categories of any kind, where the file says so (else None); no matching reads them.
     """
 
     titles: Sequence[str]
@@ -93,7 +93,7 @@ class Catalog:
                 title, year = "", None
             titles.append(title)
             years.append(year)
-        sets = None if genres is None else [_genre_set(value) for value in genres]
+        sets = None if genres is None else [labels_of(value) for value in genres]
         return cls(titles, years, mentions, tuple(problems), dated, item_ids, sets)
 
     def year_of(self, value: object) -> int | None:
@@ -123,8 +123,9 @@ class Catalog:
         ]
 
 
-def _genre_set(value: object) -> frozenset[str]:
-    """Of a list, or of a text with bars or commas between its parts; empty for what is neither."""
+def labels_of(value: object) -> frozenset[str]:
+    """An item's genres, or its texts of another column: of a list, or of a text with bars or commas between its parts;
+    empty for what is neither."""
     parts = value.replace("|", ",").split(",") if isinstance(value, str) else value
     return frozenset(part.strip() for part in parts if part) if isinstance(parts, list) else frozenset()
 

@@ -1,73 +1,96 @@
 """The parts of a composed rank reward: `convrec.rewards`, {name: weight} (docs/explanation/method.md 2).
 
 `relevance` is what `convrec.reward` gives, one of RANK_REWARDS or a function of the user's own. The others are of the
-item at the rank alone. A rank without a catalog item, or with one that an earlier rank has, earns the worst that a part
-can give, or lines that are no items would be a way to earn: the least where the weight is positive, else the largest.
+item at the rank alone. A rank without a catalog item, or with one that an earlier rank or the conversation has, earns
+the worst that a part can give, or such lines would be a way to earn: the least where the weight is positive, else the
+largest.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
+from convrec.lists.catalog import Catalog, labels_of
+from convrec.lists.titles import normalise
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 RELEVANCE = "relevance"
-COLUMN = "catalog."  # catalog.NAME: a column of the user's own
+DIVERSITY = "diversity"
+OF_MENTIONS = ("novelty", "popularity")
 COMBINATIONS = ("sum", "normalised")
+SETTING = "convrec.rewards"  # for messages
 
-
-@dataclass(frozen=True)
-class RewardPart:
-    """formula: of its return r_k. needs: the catalog's column, "" for none."""
-
-    formula: str
-    needs: str = ""
-
-
-REWARD_PARTS: dict[str, RewardPart] = {
-    RELEVANCE: RewardPart("r_k of `convrec.reward`"),
-    "diversity": RewardPart(
-        "mean over the catalog items of earlier ranks of 1 - genres in common / genres of either; 0 for the first",
-        "genres",
-    ),
-    "novelty": RewardPart("log(S / m) / log(S): m mentions of the item (at least 1), S of all; 0 to 1", "mentions"),
-    "popularity": RewardPart(
-        "m / the most mentions of an item; a negative weight asks for less known items", "mentions"
-    ),
-    "repeats": RewardPart("1 where the item stands at an earlier rank, else 0; for a negative weight"),
-    "out_of_catalog": RewardPart("1 for a line that is no item of the catalog, else 0; for a negative weight"),
+REWARD_PARTS: dict[str, str] = {  # name -> its return r_k
+    RELEVANCE: "what `convrec.reward` gives",
+    DIVERSITY: "mean over the catalog items of earlier ranks of 1 - genres in common / genres of either; 0 without any",
+    "novelty": "log(S / m) / log(S): m mentions of the item (at least 1), S of all; 0 to 1",
+    "popularity": "m / the most mentions of an item",
+    "repeats": "1 where the item stands at an earlier rank, else 0",
+    "out_of_catalog": "1 for a line that is no item of the catalog, else 0",
 }
+OF_COLUMNS: dict[str, str] = {  # the name goes on with a column's name
+    "diversity.": "as diversity, of the texts of that column; of title, its trigrams",
+    "catalog.": "the item's number in that column",
+}
+PART_NAMES = (*REWARD_PARTS, *(f"{prefix}COLUMN" for prefix in OF_COLUMNS))
 
 
 def is_part(name: object) -> bool:
     """Whether it is a part's name; whether the catalog has the column is another question."""
-    return isinstance(name, str) and (name in REWARD_PARTS or (name.startswith(COLUMN) and name != COLUMN))
+    return isinstance(name, str) and (
+        name in REWARD_PARTS or any(name.startswith(prefix) and name != prefix for prefix in OF_COLUMNS)
+    )
+
+
+def needs_training_mentions(weights: Mapping[str, float], catalog: Catalog) -> bool:
+    """Whether RewardParts needs its argument `mentions_M`: a part is of mentions, and the catalog has none."""
+    return catalog.mentions is None and any(name in OF_MENTIONS for name in weights)
 
 
 class RewardParts:
     """The parts but for relevance, over one catalog; built once and read only.
 
-    Raises UserError for a part whose column the catalog lacks, or that is not a finite number for every item.
+    mentions_M: how often each catalog row is wanted in training; read only where the catalog has no such column.
+    Raises UserError for a part whose column the catalog lacks, or does not hold what the part needs.
     """
 
-    def __init__(self, weights: Mapping[str, float], catalog: Catalog, path: str | Path):
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        catalog: Catalog,
+        path: str | Path,
+        mentions_M: Sequence[float] | None = None,
+    ):
         self.weights = dict(weights)
-        self._genres = catalog.genres
+        self._labels_M: dict[str, Sequence[frozenset[str]]] = {}
         self._values_M: dict[str, Sequence[float]] = {}
         for name in self.weights:
-            column = REWARD_PARTS[name].needs if name in REWARD_PARTS else name.removeprefix(COLUMN)
-            numbers_M = read_numbers(path, column, name) if column and column != "genres" else None
-            if numbers_M is not None:
-                self._values_M[name] = _item_values(name, numbers_M)
-            elif column and not (column == "genres" and catalog.genres):
-                raise UserError(f"convrec.rewards.{name}: the catalog {path} has no column {column}, which it needs")
+            column = name.partition(".")[2]
+            if name.startswith("catalog."):
+                self._values_M[name] = read_numbers(path, column, name)
+            elif name in OF_MENTIONS:
+                numbers_M = mentions_M if catalog.mentions is None else read_numbers(path, "mentions", name)
+                if numbers_M is None:
+                    raise UserError(f"{SETTING}.{name}: the catalog {path} has no column mentions, and no TRAIN_FILE")
+                self._values_M[name] = _of_mentions(name, numbers_M)
+            elif name == "diversity.title":
+                self._labels_M[name] = [_trigrams(normalise(title)) for title in catalog.titles]
+            elif name.startswith(DIVERSITY):
+                self._labels_M[name] = read_labels(path, column or "genres", name)
         self._worst = {name: min(v) if self.weights[name] > 0 else max(v) for name, v in self._values_M.items()}
 
-    def returns(self, rows: Sequence[int], repeated: Sequence[bool], num_ranks: int) -> dict[str, list[float]]:
-        """r_k of the N ranks, by part. rows: each line's catalog row, -1 for none; repeated: at an earlier rank."""
-        new = [row if row >= 0 and not again else -1 for row, again in zip(rows, repeated, strict=True)]
+    def returns(
+        self, rows: Sequence[int], repeated: Sequence[bool], seen: Sequence[bool], num_ranks: int
+    ) -> dict[str, list[float]]:
+        """r_k of the N ranks, by part, but for relevance.
+
+        rows: each line's catalog row, -1 for none. repeated: it stands at an earlier rank; seen: in the conversation.
+        """
+        new = [-1 if again or old else row for row, again, old in zip(rows, repeated, seen, strict=True)]
         new += [-1] * (num_ranks - len(new))
         found: dict[str, list[float]] = {}
         for name, weight in self.weights.items():
@@ -75,26 +98,12 @@ class RewardParts:
                 found[name] = _padded([float(again) for again in repeated], num_ranks)
             elif name == "out_of_catalog":
                 found[name] = _padded([float(row < 0) for row in rows], num_ranks)
-            elif name == "diversity":
-                found[name] = self._diversity(new, 0.0 if weight > 0 else 1.0)
-            elif name != RELEVANCE:
+            elif name in self._labels_M:
+                found[name] = _diversity(new, self._labels_M[name], 0.0 if weight > 0 else 1.0)
+            elif name in self._values_M:
                 values_M, worst = self._values_M[name], self._worst[name]
                 found[name] = [values_M[row] if row >= 0 else worst for row in new]
         return found
-
-    def _diversity(self, new: Sequence[int], worst: float) -> list[float]:
-        assert self._genres is not None
-        values: list[float] = []
-        earlier: list[frozenset[str]] = []
-        for row in new:
-            if row < 0:
-                values.append(worst)
-                continue
-            genres = self._genres[row]
-            apart = [1 - len(genres & other) / (len(genres | other) or 1) for other in earlier]
-            values.append(sum(apart) / len(apart) if apart else 0.0)
-            earlier.append(genres)
-        return values
 
 
 def combined(returns: Mapping[str, Sequence[float]], weights: Mapping[str, float], num_ranks: int) -> list[float]:
@@ -102,28 +111,82 @@ def combined(returns: Mapping[str, Sequence[float]], weights: Mapping[str, float
     return [sum(weight * returns[name][rank] for name, weight in weights.items()) for rank in range(num_ranks)]
 
 
-def read_numbers(path: str | Path, column: str, part: str) -> list[float] | None:
-    """A column of a parquet catalog; None where it has none. Raises UserError for a value that is no finite number."""
-    import pyarrow.parquet as pq
-
-    if Path(path).suffix != ".parquet" or column not in pq.read_schema(path).names:
-        return None
-    values = pq.read_table(path, columns=[column]).column(0).to_pylist()
+def read_numbers(path: str | Path, column: str, part: str) -> list[float]:
+    """A column of numbers of a parquet catalog. Raises UserError where there is none, or a value is not finite."""
+    values = _read_column(path, column, part, "numbers")
     for row, value in enumerate(values):
-        if isinstance(value, str | list | dict | None) or not math.isfinite(value):
+        if value is None or not math.isfinite(value):
             raise UserError(
-                f"convrec.rewards.{part}: {path}: row {row}: {column} is {value!r}; give every item a finite number"
+                f"{SETTING}.{part}: {path}: row {row}: {column} is {value!r}; give every item a finite number"
             )
     return [float(value) for value in values]
 
 
-def _item_values(name: str, numbers_M: Sequence[float]) -> list[float]:
+def read_labels(path: str | Path, column: str, part: str) -> list[frozenset[str]]:
+    """A column of texts, or lists of texts, of a parquet catalog, as `Catalog.genres`; raises UserError likewise."""
+    labels_M = [labels_of(value) for value in _read_column(path, column, part, "texts")]
+    if not any(labels_M):
+        raise UserError(f"{SETTING}.{part}: {path}: {column} is empty for every item")
+    return labels_M
+
+
+def _read_column(path: str | Path, column: str, part: str, wanted: str) -> list[Any]:
+    """wanted: "numbers" or "texts", as `_kind` says."""
+    import pyarrow.parquet as pq
+
+    if Path(path).suffix != ".parquet":
+        raise UserError(f"{SETTING}.{part}: {path} has titles and years alone; give a .parquet with a column {column}")
+    schema = pq.read_schema(path)
+    fitting = [field.name for field in schema if _kind(field.type) == wanted]
+    if column not in schema.names:
+        raise UserError(
+            f"{SETTING}.{part}: the catalog {path} has no column {column}, which it needs; add it, or leave the part "
+            f"out. Columns of {wanted}: {', '.join(fitting) or 'none'}"
+        )
+    if column not in fitting:
+        raise UserError(
+            f"{SETTING}.{part}: {path}: {column} holds {schema.field(column).type}, where it needs {wanted}. Columns "
+            f"of {wanted}: {', '.join(fitting) or 'none'}"
+        )
+    return pq.read_table(path, columns=[column]).column(0).to_pylist()
+
+
+def _kind(kind: "pa.DataType") -> str:
+    """ "numbers", "texts" (lists of texts too), or "" for anything else."""
+    import pyarrow.types as of
+
+    if of.is_integer(kind) or of.is_floating(kind) or of.is_decimal(kind) or of.is_boolean(kind):
+        return "numbers"
+    if of.is_list(kind) or of.is_large_list(kind) or of.is_dictionary(kind):
+        kind = kind.value_type
+    return "texts" if of.is_string(kind) or of.is_large_string(kind) else ""
+
+
+def _of_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
     if name == "novelty":
         total = max(sum(numbers_M), 2.0)
         return [math.log(total / max(number, 1.0)) / math.log(total) for number in numbers_M]
-    if name == "popularity":
-        return [number / max(max(numbers_M), 1.0) for number in numbers_M]
-    return list(numbers_M)
+    return [number / max(max(numbers_M), 1.0) for number in numbers_M]
+
+
+def _diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], worst: float) -> list[float]:
+    """new: each rank's catalog row, -1 for none that counts. An item without labels is as none: it says nothing."""
+    values: list[float] = []
+    earlier: list[frozenset[str]] = []
+    for row in new:
+        labels = labels_M[row] if row >= 0 else frozenset()
+        if not labels:
+            values.append(worst)
+            continue
+        apart = [1 - len(labels & other) / len(labels | other) for other in earlier]
+        values.append(sum(apart) / len(apart) if apart else 0.0)
+        earlier.append(labels)
+    return values
+
+
+def _trigrams(title: str) -> frozenset[str]:
+    """Of the letters; a shorter title is one of its own."""
+    return frozenset(title[start : start + 3] for start in range(max(len(title) - 2, 1))) - {""}
 
 
 def _padded(values: list[float], num_ranks: int) -> list[float]:

@@ -97,6 +97,12 @@ class Units:
         return slots.repeat(2).index_select(0, self.slot).view(self.B, self.T)
 
 
+def sum_over_units(tokens_BT: torch.Tensor, unit_ids_BT: torch.Tensor) -> torch.Tensor:
+    """(B, T): each token gets the sum over its unit's tokens, 0 where it has none."""
+    units = Units(unit_ids_BT, torch.zeros_like(tokens_BT))
+    return units.to_tokens(units.sum_by_sign(tokens_BT).sum(dim=0))
+
+
 def rank_policy_loss(
     log_prob_BT: torch.Tensor,
     advantages_BT: torch.Tensor,

@@ -43,6 +43,8 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
         "advantages": "algorithm.adv_estimator",
         "policy loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
         "returns": "convrec.reward",
+        "parts of the reward": "convrec.rewards",
+        "parts are combined by": "convrec.reward_combination",
         "preset": "convrec.preset",
         "matching": "convrec.matching",
         "items": "convrec.num_items",

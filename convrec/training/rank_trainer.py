@@ -19,7 +19,10 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.rollout_corr_helper import (
+    compute_rollout_correction_and_add_to_batch,
+    compute_rollout_correction_weights,
+)
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -29,7 +32,7 @@ from verl.workers.utils.padding import response_to_nested
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
-from convrec.rank_grpo.policy_loss import RankLossSettings
+from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
 from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
@@ -141,22 +144,37 @@ class RankGRPOMixin(ConvRecMixin):
             # verl's engine counts a mini-batch's tokens by it: those of dropped rows are not in the token mean
             output["loss_mask"] = mask_BT * is_stop_BT.any(1, keepdim=True)
         if self.config.algorithm.rollout_correction.rollout_is is not None:
-            output |= self._rollout_correction(batch, metrics)
+            output |= self._rollout_correction(batch, units_BT, metrics)
         nested = {key: response_to_nested(value, nested_mask) for key, value in output.items()}
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
 
-    def _rollout_correction(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """verl's truncated importance sampling of the rollout/actor mismatch, as its own trainers apply it."""
+    def _rollout_correction(
+        self, batch: KVBatchMeta, units_BT: torch.Tensor, metrics: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """verl's truncated importance sampling of the rollout/actor mismatch, as its own trainers apply it.
+
+        `rollout_is=rank` is ours: the weight of a token is that of its unit, a product over the unit's tokens.
+        """
+        correction = self.config.algorithm.rollout_correction
         fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        proto = DataProto(batch=data.to_padded_tensor())
-        proto, correction_metrics = compute_rollout_correction_and_add_to_batch(
-            proto, self.config.algorithm.rollout_correction
-        )
+        padded = data.to_padded_tensor()
+        if correction.rollout_is == "rank":
+            log_ratio_BT = sum_over_units(padded["old_log_probs"] - padded["rollout_log_probs"], units_BT)
+            weights_BT, found = compute_rollout_correction_weights(
+                log_ratio_BT,
+                padded["response_mask"],
+                "token",  # each token has its unit's ratio now; thresholds and normalisation are verl's
+                correction.rollout_is_threshold,
+                correction.rollout_is_batch_normalize,
+            )
+            metrics.update({f"rollout_corr/{name}": value for name, value in found.items()})
+            return {"rollout_is_weights": weights_BT}
+        proto, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=padded), correction)
         metrics.update(correction_metrics)
-        return {key: proto.batch[key] for key in ("rollout_is_weights", "response_mask") if key in proto.batch}
+        return {"rollout_is_weights": proto.batch["rollout_is_weights"]}
 
     def _rollout_metrics(
         self, returns_BK: torch.Tensor, uid: Sequence[Any], infos: Sequence[dict[str, Any]], is_padding: np.ndarray

@@ -12,7 +12,7 @@ from convrec.judges.orders import ORDERS, SEPARATE
 from convrec.kinds import BOOLEAN, NON_POSITIVE_NUMBER, NUMBER, PATH, POSITIVE_NUMBER, Kind, one_of, setting
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
-from convrec.lists.reward_parts import COLUMN, COMBINATIONS, REWARD_PARTS, is_part
+from convrec.lists.reward_parts import COMBINATIONS, PART_NAMES, is_part
 from convrec.lists.settings import ListSettings
 from convrec.lists.user_rewards import FORM, is_user_reward
 
@@ -32,7 +32,7 @@ REWARD = Kind(
     lambda value: isinstance(value, str) and (value in RANK_REWARDS or is_user_reward(value)),
 )
 REWARDS = Kind(
-    f"part: weight, of {', '.join(REWARD_PARTS)}, {COLUMN}COLUMN; weights other than 0",
+    f"part: weight, of {', '.join(PART_NAMES)}; weights other than 0",
     lambda value: (
         isinstance(value, dict)
         and bool(value)

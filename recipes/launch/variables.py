@@ -5,6 +5,7 @@ A variable becomes a Hydra override; overrides on the command line come after it
 
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from convrec.errors import UserError
 from convrec.lists.rank_rewards import DEFAULT_REWARD
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
-from recipes.launch.schema import REWARD
+from recipes.launch.schema import REWARD, REWARDS
 
 
 def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> Callable[[str], str]:
@@ -76,6 +77,20 @@ def _reward(text: str) -> str:
     if not REWARD.fits(text):
         raise ValueError(REWARD.wanted)
     return text
+
+
+def _rewards(text: str) -> str:
+    """`relevance: 1, diversity: 0.3` as Hydra's grammar has it, with braces or without."""
+    inside = text[1:-1] if text.startswith("{") and text.endswith("}") else text
+    pairs = [[side.strip() for side in entry.rpartition(":")[::2]] for entry in inside.split(",") if entry.strip()]
+    try:
+        weights = {name: float(weight) for name, weight in pairs}
+    except ValueError:
+        weights = {}
+    if len(weights) < len(pairs) or not REWARDS.fits(weights):
+        raise ValueError(REWARDS.wanted)
+    escaped = {re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name): weight for name, weight in weights.items()}
+    return "{" + ", ".join(f"{name}: {weight!r}" for name, weight in escaped.items()) + "}"
 
 
 @dataclass(frozen=True)
@@ -193,6 +208,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("MU", _rl("actor_rollout_ref.actor.ppo_epochs"), _positive_int, "1", "updates of a rollout batch"),
     Variable("REWARD", _lists("convrec.reward"), _reward, DEFAULT_REWARD, f"rank return: {REWARD.wanted}"),
+    Variable(
+        "REWARDS",
+        _lists("convrec.rewards"),
+        _rewards,
+        "unset: REWARD alone",
+        "a reward of several parts: `relevance: 1, diversity: 0.3`, say",
+    ),
     Variable(
         "ALGORITHM",
         _lists("algorithm_preset"),

@@ -16,7 +16,7 @@ from convrec.files import read_json
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
 from convrec.lists import user_rewards
-from convrec.lists.catalog import load_catalog
+from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
@@ -32,17 +32,15 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     ours = config.convrec
     _check_rank_reward(ours)
     _check_rollout_correction(config.algorithm)
+    _check_dynamic_sampling(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
-    if ours.rewards is not None:
-        if config.algorithm.adv_estimator != registration.NAME:
-            raise UserError("convrec.rewards: GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
-        RewardParts(ours.rewards, catalog, catalog_file)  # raises what the reward would in training
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
         raise UserError(
             f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
             "needs: use convrec.matching=fuzzy"
         )
+    _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
     for sentences in (catalog.problems, catalog.spellings() if ours.matching == "fuzzy" else []):
         warnings += [f"{catalog_file}: {sentence}" for sentence in sentences[:5]]
@@ -61,18 +59,36 @@ def _check_rank_reward(ours: DictConfig) -> None:
             raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kind.wanted}, not {kinds.shown(ours[name])}")
 
 
-def _check_rollout_correction(algorithm: DictConfig) -> None:
-    """verl's corrections that Rank-GRPO's loss applies are weights by token or by sequence, and its bypass mode."""
-    if algorithm.adv_estimator != registration.NAME:
+def _check_reward_parts(config: DictConfig, catalog: Catalog) -> None:
+    """The parts of a composed reward find in the catalog what they need, and the algorithm trains on them."""
+    ours = config.convrec
+    if ours.rewards is None:
         return
+    if config.algorithm.adv_estimator != registration.NAME:
+        raise UserError("convrec.rewards (REWARDS): GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
+    if ours.reward_combination == "normalised" and not config.algorithm.get("norm_adv_by_std_in_grpo", True):
+        raise UserError(
+            "convrec.reward_combination=normalised divides each part by its standard deviation, which "
+            "algorithm.norm_adv_by_std_in_grpo=false takes away, and leaves the same as sum: use one of the two"
+        )
+    # Raises what the reward would in training. Of counts that training makes, any will do.
+    RewardParts(ours.rewards, catalog, ours.catalog_file, mentions_M=[0] * len(catalog))
+
+
+def _check_rollout_correction(algorithm: DictConfig) -> None:
+    """verl's corrections that Rank-GRPO's loss applies are weights by token, rank or sequence, and its bypass mode."""
     key, correction = "algorithm.rollout_correction", algorithm.rollout_correction
+    if algorithm.adv_estimator != registration.NAME:
+        if correction.rollout_is == "rank":
+            raise UserError(f"{key}.rollout_is=rank: GRPO and GSPO have no ranks; take token or sequence")
+        return
     if correction.rollout_rs is not None:
         raise UserError(
             f"{key}.rollout_rs={correction.rollout_rs}: it takes tokens out of verl's response mask, which the loss of "
             "Rank-GRPO does not read, so that they would train all the same: use null, or rollout_is"
         )
-    if correction.rollout_is not in (None, "token", "sequence"):
-        raise UserError(f"{key}.rollout_is={correction.rollout_is}: expected token, sequence or null")
+    if correction.rollout_is not in (None, "token", "rank", "sequence"):
+        raise UserError(f"{key}.rollout_is={correction.rollout_is}: expected token, rank, sequence or null")
     if correction.bypass_mode and correction.rollout_is is not None:
         raise UserError(
             f"{key}: bypass_mode compares the policy with the rollout itself, so that "
@@ -80,6 +96,26 @@ def _check_rollout_correction(algorithm: DictConfig) -> None:
         )
     if correction.bypass_mode and correction.loss_type != "ppo_clip":
         raise UserError(f"{key}.loss_type={correction.loss_type}: Rank-GRPO has a loss of its own; leave it ppo_clip")
+
+
+def _check_dynamic_sampling(config: DictConfig) -> None:
+    """verl draws another prompt where all rollouts have one number, which must say whether any rank has signal.
+
+    DCG@N does: of all lists of 20 with at most five hits, 21,700, only three pairs share it in float32.
+    """
+    key, groups, ours = "algorithm.filter_groups", config.algorithm.filter_groups, config.convrec
+    if not groups.enable or config.algorithm.adv_estimator != registration.NAME:
+        return
+    if groups.metric not in ("reward", "score", "dcg"):  # one number by three names
+        raise UserError(
+            f"{key}.metric={groups.metric}: rollouts can differ in their ranks where they are equal in it, and would "
+            "be thrown away: use reward, which is DCG@N"
+        )
+    if ours.rewards is not None or user_rewards.is_user_reward(ours.reward):
+        raise UserError(
+            f"{key}: verl compares DCG@N, which says nothing about REWARDS or a reward of your own, so that prompts "
+            f"with signal would be thrown away: leave {key}.enable=false"
+        )
 
 
 def check_judge(config: DictConfig, mode: str) -> list[str]:

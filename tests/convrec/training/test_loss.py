@@ -1,13 +1,15 @@
 """The loss in verl's FSDP engine, from the trainer's advantages to the number that is logged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from convrec.lists.reward_parts import combined
 from convrec.lists.token_ranks import table_from_bytes
 from convrec.training.loss import rank_grpo_loss
 from convrec.training.rank_trainer import RankGRPOMixin
@@ -43,41 +45,127 @@ class Trainer(RankGRPOMixin):
         )
 
 
-def nested(rows: list[list[int]]) -> torch.Tensor:
+def nested(rows: Sequence[Sequence[float]]) -> torch.Tensor:
     return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
-@pytest.mark.parametrize("combination", ["sum", "normalised"])
-def test_a_reward_of_parts_reaches_the_advantages(queue: Callable[..., Any], combination: str) -> None:
-    rare = [[0.0, 0.0], [0.0, 0.02], [0.0, 0.0], [0.0, 0.0]]
+Computed = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
-    def advantages(rewards: Any, parts: list[Any]) -> tuple[torch.Tensor, dict[str, float]]:
-        infos: list[dict[str, Any]] = []
+
+@pytest.fixture
+def computed(queue: Callable[..., Any]) -> Computed:
+    """_compute_advantage of a reward's parts (P, B, K): the advantages of all tokens in a row, and what is logged."""
+
+    def run(
+        trainer: Trainer, parts: list[Any], uid: list[str], responses: list[list[int]]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        weights = dict(trainer.settings.rewards or {"alone": 1})
+        infos = []
         for of_parts in zip(*parts, strict=True):
-            total = [
-                sum(c * part[k] for c, part in zip((rewards or {"": 1}).values(), of_parts, strict=True))
-                for k in (0, 1)
-            ]
-            infos.append({"rank_returns": total, "part_returns": list(of_parts), "score": 0.0})
+            returns = combined(dict(zip(weights, of_parts, strict=True)), weights, 2)
+            infos.append({"rank_returns": returns, "part_returns": list(of_parts), "score": 0.0})
         started = queue(
-            tags=[{}] * 4,
-            uid=["a", "a", "b", "b"],
-            responses=nested(RESPONSES),
-            response_mask=nested([[1] * len(row) for row in RESPONSES]),
+            tags=[{}] * len(uid),
+            uid=uid,
+            responses=nested(responses),
+            response_mask=nested([[1] * len(row) for row in responses]),
             extra_fields=[{"reward_extra_info": info} for info in infos],
         )
         metrics: dict[str, float] = {}
-        Trainer("paper", False, rewards, combination)._compute_advantage(started.batch, metrics)
+        trainer._compute_advantage(started.batch, metrics)
         return started.fields["advantages"].values(), metrics
 
-    plain, metrics = advantages(None, [RETURNS])
+    return run
+
+
+@pytest.mark.parametrize("combination", ["sum", "normalised"])
+def test_one_part_of_weight_one_trains_as_the_reward_alone(computed: Computed, combination: str) -> None:
+    uid = ["a", "a", "b", "b"]
+    plain, metrics = computed(Trainer("paper", False), [RETURNS], uid, RESPONSES)
     assert not any("part" in name for name in metrics)
-    same, metrics = advantages({"relevance": 1}, [RETURNS])
+    trainer = Trainer("paper", False, {"relevance": 1}, combination)
+    same, metrics = computed(trainer, [RETURNS], uid, RESPONSES)
     assert torch.equal(same, plain)  # to the last digit
     assert metrics["rank_grpo/part/relevance/signal"] == 0.5  # of 2 prompts x 2 ranks: rank 1 of a, rank 2 of b
-    both, metrics = advantages({"relevance": 1, "rare": 1}, [RETURNS, rare])
-    assert metrics["rank_grpo/part/rare/return"] == pytest.approx(0.02 / 8)
-    assert not torch.equal(both, plain)  # rank 2 of the first prompt has signal now
+
+
+def slowly(returns: np.ndarray, uid: list[str], by_std: bool) -> np.ndarray:
+    """method.md 3, rollout by rollout and rank by rank."""
+    advantages = np.zeros_like(returns)
+    for i, k in np.ndindex(returns.shape):
+        group = [returns[j, k] for j in range(len(uid)) if uid[j] == uid[i]]
+        if len(set(group)) > 1:
+            advantages[i, k] = (returns[i, k] - np.mean(group)) / (np.std(group, ddof=1) + 1e-4 if by_std else 1)
+    return advantages
+
+
+@pytest.mark.parametrize(("combination", "by_std"), [("sum", True), ("normalised", True), ("sum", False)])
+def test_advantages_and_metrics_of_several_parts_against_numpy(
+    computed: Computed, combination: str, by_std: bool
+) -> None:
+    weights = {"relevance": 1.0, "diversity": 0.3, "popularity": -2.0}
+    random = np.random.default_rng(0)
+    uid = list("abcacbabcdbc")  # of uneven sizes, mixed, one alone
+    hits = random.integers(0, 2, (12, 2)).astype(float)
+    rare = np.zeros((12, 2))
+    rare[3, 1], rare[4, 0] = 0.01, 0.02
+    parts = np.stack([hits, random.random((12, 2)), rare])
+
+    trainer = Trainer("paper", False, weights, combination)
+    trainer.config.algorithm.norm_adv_by_std_in_grpo = by_std
+    # two tokens of rank 1, two of rank 2: the advantages of both ranks stand twice in each row
+    got, metrics = computed(trainer, parts.tolist(), uid, [[2, LINE, 3, EOS]] * 12)
+    alone = np.stack([w * slowly(part, uid, by_std) for w, part in zip(weights.values(), parts, strict=True)])
+    total = sum(w * part for w, part in zip(weights.values(), parts, strict=True))
+    expected = alone.sum(axis=0) if combination == "normalised" else slowly(total, uid, by_std)
+    np.testing.assert_allclose(got.view(12, 4)[:, ::2], expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(got.view(12, 4)[:, ::2], got.view(12, 4)[:, 1::2])
+    for name, part, advantages in zip(weights, parts, alone, strict=True):
+        varied = [len({part[i, k] for i in range(12) if uid[i] == u}) > 1 for u in "abcd" for k in (0, 1)]
+        logged = {key: metrics[f"rank_grpo/part/{name}/{key}"] for key in ("return", "signal", "advantage")}
+        wanted = {"return": part.mean(), "signal": np.mean(varied), "advantage": np.abs(advantages).mean()}
+        assert logged == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "rank", "sequence"])
+@pytest.mark.parametrize("threshold", [2.0, "0.5_1.5"])
+def test_weights_of_the_rollout_correction_against_numpy(
+    queue: Callable[..., Any], level: str, threshold: float | str
+) -> None:
+    """exp of the sum of log pi_old - log pi_rollout over token, unit or response; cut at 2, or 0 outside .5 to 1.5."""
+    random = np.random.default_rng(0)
+    old, rollout = ([random.normal(-1, 0.4, len(row)).tolist() for row in RESPONSES] for _ in range(2))
+    trainer = Trainer("paper", False)
+    trainer.config.algorithm.rollout_correction = {
+        "rollout_is": level,
+        "rollout_is_threshold": threshold,
+        "rollout_is_batch_normalize": False,
+    }
+    started = queue(
+        tags=[{}] * 4,
+        uid=["a", "a", "b", "b"],
+        responses=nested(RESPONSES),
+        response_mask=nested([[1] * len(row) for row in RESPONSES]),
+        extra_fields=[{"reward_extra_info": {"rank_returns": row, "score": 0.0}} for row in RETURNS],
+        old_log_probs=nested(old),
+        rollout_log_probs=nested(rollout),
+    )
+    metrics: dict[str, float] = {}
+    trainer._compute_advantage(started.batch, metrics)
+    assert "rollout_corr/rollout_is_mean" in metrics
+    kept = 0
+    for row, weights in enumerate(started.fields["rollout_is_weights"].unbind()):
+        units = started.fields["policy_units"].unbind()[row].tolist()
+        for t, weight in enumerate(weights.tolist()):
+            alike = {"token": [t], "rank": [s for s, u in enumerate(units) if u == units[t]]}
+            tokens = alike.get(level, range(len(units)))
+            if units[t] == 0 and level == "rank":
+                continue  # of no unit: it counts nowhere
+            ratio = np.exp(sum(old[row][s] - rollout[row][s] for s in tokens))
+            expected = min(ratio, 2.0) if threshold == 2.0 else ratio * (0.5 <= ratio <= 1.5)
+            assert weight == pytest.approx(expected, rel=1e-5)
+            kept += 0 < weight < 1.5
+    assert kept  # not all are at a bound
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_a_usual_environment_gives_no_warning() -> None:
         ("NUM_EPOCHS", "TOTAL_EPOCHS"),
         ("TOTAL_STEP", "TOTAL_STEPS"),
         ("ROLLOUTN", "ROLLOUT_N"),
-        ("REWARDS", "REWARD"),
+        ("RWARDS", "REWARDS"),
         ("ALGORITM", "ALGORITHM"),
         ("RAY_ADRESS", "RAY_ADDRESS"),
         ("MAX_RESPONCE_LENGTH", "MAX_RESPONSE_LENGTH"),

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from convrec.errors import UserError
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
+from convrec.lists.reward_parts import PART_NAMES
 from recipes.launch import schema
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import compose_files
@@ -116,6 +117,8 @@ def test_a_reward_and_a_matching_are_known_by_their_entries_alone(monkeypatch: p
 def test_the_specification_names_every_rank_reward_and_matching() -> None:
     method = (ROOT / "docs" / "explanation" / "method.md").read_text(encoding="utf-8")
     assert [name for name in (*RANK_REWARDS, *MATCHERS) if f"\n| `{name}`" not in method] == []
+    parts = (ROOT / "docs" / "how-to" / "settings.md").read_text(encoding="utf-8")
+    assert [name for name in PART_NAMES if f"\n| `{name}`" not in parts] == []
 
 
 def test_the_schema_imports_nothing_heavy() -> None:

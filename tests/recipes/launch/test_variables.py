@@ -25,6 +25,7 @@ from recipes.preflight import host
 
 ROOT = Path(__file__).resolve().parents[3]
 
+PARTS = {"relevance": 1.0, "diversity.title": 0.5, "catalog.price (EUR)": -0.1}
 # variable -> (a value that is not the default, what it becomes). Paths hold what Hydra's grammar gives a meaning.
 VALUES: dict[str, tuple[str, Any]] = {
     "MODEL_PATH": ("someone/a-model", "someone/a-model"),
@@ -45,6 +46,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "KL_LOSS_COEF": ("0", 0),
     "MU": ("4", 4),
     "REWARD": ("log_decay", "log_decay"),
+    "REWARDS": ("relevance: 1, diversity.title: 0.5, catalog.price (EUR): -.1", PARTS),
     "ALGORITHM": ("gspo", "gspo"),
     "PRESET": ("reference", "reference"),
     "NUM_ITEMS": ("10", 10),
@@ -117,6 +119,10 @@ def test_command_line_wins_over_the_variable(
     ("name", "text", "told"),
     [
         ("REWARD", "ndcg", "one of exp_inf, log_decay, exp_gamma"),
+        ("REWARDS", "relevance", "part: weight, of relevance, diversity"),
+        ("REWARDS", "relevance: 1, moon: 1", "part: weight, of relevance, diversity"),
+        ("REWARDS", "relevance: 1, relevance: 2", "part: weight, of relevance, diversity"),
+        ("REWARDS", "{relevance: much}", "part: weight, of relevance, diversity"),
         ("ALGORITHM", "ppo", "one of rank_grpo, grpo, gspo"),
         ("PRESET", "Paper", "one of paper, reference"),
         ("LOGGER", "console,swanlap", "swanlab"),

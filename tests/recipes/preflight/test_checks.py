@@ -135,9 +135,10 @@ def test_an_embedding_must_fit_the_buffer_for_weights_on_a_cpu(refused: Refused,
     [
         ("convrec.rewards={relevance: 1, moon: 1}", "expected part: weight, of relevance, diversity"),
         ("convrec.rewards={relevance: 0}", "weights other than 0"),
-        ("convrec.rewards={catalog.safety: 1}", "has no column safety, which it needs"),
+        ("convrec.rewards={catalog.safety: 1}", "has no column safety, which it needs; add it, or leave the part out"),
+        ("convrec.rewards={catalog.title: 1}", "title holds string, where it needs numbers. Columns of numbers: year"),
         ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=token_k1: it takes tokens out of verl's"),
-        ("algorithm.rollout_correction.rollout_is=rank", "rollout_is=rank: expected token, sequence or null"),
+        ("algorithm.rollout_correction.rollout_is=word", "rollout_is=word: expected token, rank, sequence or null"),
         ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9"),
         ("actor_rollout_ref.rollout.temperature=0.7", "temperature=0.7"),
         ("actor_rollout_ref.rollout.top_k=50", "top_k=50"),
@@ -158,6 +159,32 @@ def test_an_embedding_must_fit_the_buffer_for_weights_on_a_cpu(refused: Refused,
 )
 def test_wrong_override(refused: Refused, override: str, said: str) -> None:
     assert said in refused(override)
+
+
+CORRECTION, FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algorithm_preset=grpo", "convrec.rewards={relevance: 1}"], "GRPO and GSPO train on DCG@N alone"),
+        (["algorithm_preset=gspo", f"{CORRECTION}.rollout_is=rank"], "GRPO and GSPO have no ranks"),
+        (
+            [
+                "convrec.rewards={relevance: 1}",
+                "convrec.reward_combination=normalised",
+                "algorithm.norm_adv_by_std_in_grpo=false",
+            ],
+            "leaves the same as sum: use one of the two",
+        ),
+        ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=rank"], "would weight by nothing"),
+        ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"], "leave it ppo_clip"),
+        ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "metric=hits: rollouts can differ in their ranks"),
+        ([f"{FILTER}.enable=true", "convrec.rewards={repeats: -1}"], "says nothing about REWARDS"),
+    ],
+)
+def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:
+    assert said in refused(*overrides)
 
 
 def test_a_rank_reward_of_the_users_own_is_tried_out(

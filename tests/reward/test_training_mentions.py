@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.schema import RL_SCHEMA
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from reward.training_mentions import training_mentions
+
+
+def test_rows_that_want_an_item_are_counted_under_each_of_its_spellings(tmp_path: Path) -> None:
+    # row 2 of the catalog is row 0 in another spelling
+    catalog = Catalog.from_items([("Amélie", 2001), ("Heat", 1995), ("Amelie", 2001), ("Jaws", 1975)])
+    files = []
+    for number, truths in enumerate(
+        [
+            [[["Amelie", "2001"], ["Amélie", "2001"]], [["Heat", "1995"], ["Nowhere", "1999"]]],  # once a row
+            [[["Amélie", "2001"]], None, [["Heat", ""]]],  # no year: no item
+        ]
+    ):
+        rows = [{"prompt": [], "seen_titles": [], "groundtruth_with_release_year": truth} for truth in truths]
+        files.append(str(tmp_path / f"{number}.parquet"))
+        pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files[-1])
+    assert training_mentions(files, Matcher(catalog)) == [2, 1, 0, 0]
+    assert training_mentions(files[1:], Matcher(catalog)) == [1, 0, 0, 0]
