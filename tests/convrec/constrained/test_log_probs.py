@@ -65,7 +65,7 @@ def test_log_probs_and_entropy_are_those_of_the_definition(catalog: CatalogTrie,
 
 
 @pytest.mark.usefixtures("ways")
-@pytest.mark.parametrize("moved", [0.0, 0.03])
+@pytest.mark.parametrize("moved", [0.0, 0.3])
 def test_ratios_loss_and_gradient_are_those_of_the_definition(catalog: CatalogTrie, lists: Lists, moved: float) -> None:
     """moved: how far the old policy is, so that some ratios are clipped."""
     new, ref, noise = lists.weights
