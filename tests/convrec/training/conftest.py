@@ -65,6 +65,7 @@ def training_worker(process_group: None, model_folder: Path, monkeypatch: pytest
                 engine_config=FSDPEngineConfig(
                     strategy="fsdp2",
                     use_torch_compile=False,
+                    mixed_precision={"param_dtype": "fp32"},
                     use_dynamic_bsz=False,
                     micro_batch_size_per_gpu=micro_batch,
                 ),

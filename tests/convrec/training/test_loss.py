@@ -34,6 +34,7 @@ class Trainer(RankGRPOMixin):
             {
                 "preset": preset,
                 "mask_truncated": mask_truncated,
+                "constrained": False,
                 "num_items": 2,
                 "rewards": rewards,
                 "reward_combination": combination,
