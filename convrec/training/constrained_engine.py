@@ -43,10 +43,11 @@ def constrain(engine: Any, catalog: CatalogTrie) -> None:
     model = _causal_model(engine.module)
     head = ConstrainedHead(catalog)
 
-    def forward(self: Any, **inputs: Any) -> CausalLMOutputForPPO:
-        return _forward(self, head, **inputs)
+    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: _Request, temperature: float) -> Any:
+        return head.log_probs(hidden.flatten(0, 1), self.weight, asked.choices, temperature, asked.with_entropy)
 
-    model.forward = MethodType(forward, model)
+    model.forward = MethodType(_forward, model)
+    model.lm_head.forward = MethodType(head_forward, model.lm_head)  # FSDP gathers an untied head for its forward alone
 
 
 def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
@@ -76,7 +77,6 @@ def _causal_model(module: torch.nn.Module) -> torch.nn.Module:
 
 def _forward(
     model: Any,
-    head: ConstrainedHead,
     *,
     constrained: _Request,
     temperature: float,
@@ -88,8 +88,6 @@ def _forward(
     hidden = model.model(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
     ).last_hidden_state
-    log_probs, entropy = head.log_probs(
-        hidden.flatten(0, 1), model.lm_head.weight, constrained.choices, temperature, constrained.with_entropy
-    )
+    log_probs, entropy = model.lm_head(hidden, constrained, temperature)
     shape = hidden.shape[:2]
     return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
