@@ -97,6 +97,8 @@ def _check_settings(config: DictConfig) -> None:
         raise UserError(
             f"{ON}: LoRA on lm_head (actor_rollout_ref.model.target_modules) is not in its rows: leave it out"
         )
+    if rollout.name != "vllm":
+        raise UserError(f"{ON}: actor_rollout_ref.rollout.name={rollout.name}: lists are held to the catalog by vLLM")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.full_determinism:
         raise UserError(
             f"{ON}: actor_rollout_ref.rollout: lists are sampled by single_turn_agent without full_determinism "

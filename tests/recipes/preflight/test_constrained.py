@@ -75,6 +75,7 @@ def test_the_trie_is_made_once_and_reaches_rollout_and_nodes(compose: Compose, t
         ({}, ["+scale=lora", "actor_rollout_ref.model.target_modules=[lm_head]"], "LoRA on lm_head"),
         ({}, ["actor_rollout_ref.rollout.full_determinism=true"], "without full_determinism"),
         ({}, ["actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"], "processed_logprobs"),
+        ({}, ["actor_rollout_ref.rollout.name=sglang"], "by vLLM"),
         ({"MAX_RESPONSE_LENGTH": "20"}, [], "MAX_RESPONSE_LENGTH=20: 3 items can take"),
     ],
 )
