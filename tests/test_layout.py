@@ -67,6 +67,7 @@ SEAMS = {
         "convrec/rollout/server.py",
         "convrec/cpu/server.py",
         "convrec/generation/child.py",
+        "convrec/generation/executor.py",
         "convrec/constrained/vllm_processor.py",
         "convrec/serving/",
     ),

@@ -130,12 +130,12 @@ PINS = (
     Pin(
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor",
         "7bdb84b8222a897e",
-        ("convrec.cpu.server:InProcessExecutor",),
+        ("convrec.generation.executor:InProcessExecutor",),
     ),
     Pin(
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._distributed_args",
         "a4481722f33ed1c6",
-        ("convrec.cpu.server:InProcessExecutor._distributed_args",),
+        ("convrec.generation.executor:InProcessExecutor._distributed_args",),
     ),
     Pin(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",

@@ -4,9 +4,7 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 `model.load_weights` cannot refill them. vLLM's own `reload_weights` rebuilds them, a head tied to the embedding too.
 """
 
-import os
 from typing import Any
-from uuid import uuid4
 
 import ray
 import torch
@@ -14,11 +12,9 @@ from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica
-from convrec.runs import guard
 
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
@@ -41,20 +37,6 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )
         self.model_runner.reload_weights(weights_iterator=iter(weights))
-
-
-class InProcessExecutor(UniProcExecutor):
-    """vLLM's one-process executor: a process, its imports and its hand-over of every decoded token less.
-
-    vLLM's CPU build turns its name, "uni", into "mp", because threads cannot be bound to cores from within. Here they
-    are not bound: training and rollout share the cores.
-    """
-
-    def _distributed_args(self) -> tuple[str, int, int]:
-        """The group of this one process is set up by a file: torch's server for that would listen on every address."""
-        method, rank, local_rank = super()._distributed_args()
-        folder = os.environ.get(guard.FOLDER_VARIABLE)
-        return (f"file://{folder}/vllm-{uuid4().hex}" if folder else method), rank, local_rank
 
 
 class CPUHttpServer(ConvRecHttpServer):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.generation.engine_settings import engine_settings
+from convrec.generation.engine_settings import NO_COMPILER, engine_settings
 from convrec.generation.generate import BATCH, Request
 from convrec.generation.prompts import encode_prompts, load_tokenizer
 
@@ -56,7 +56,9 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
             "and a prompt; lower max_tokens."
         )
     prompts, truncated = encode_prompts(tokenizer, request.prompts, limit, request.chat_template_kwargs)
-    on_cpu, settings = engine_settings(request.dtype, request.gpu_memory_utilization)
+    on_cpu, settings = engine_settings(request.dtype, request.gpu_memory_utilization, request.tensor_parallel)
+    if on_cpu:
+        os.environ.setdefault(*NO_COMPILER)  # before vLLM is imported: torch reads it once
 
     from vllm import LLM, SamplingParams
 
@@ -67,7 +69,6 @@ def _generate_here(request: Request, pipe: Any) -> Iterator[list[list[dict[str, 
     longest = max(len(tokens) for tokens in prompts)
     engine = LLM(
         model=request.model,
-        tensor_parallel_size=request.tensor_parallel,
         max_model_len=longest + request.max_tokens,
         seed=request.seed,
         disable_log_stats=True,

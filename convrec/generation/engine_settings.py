@@ -1,19 +1,27 @@
 """vLLM's settings on this machine, GPU or CPU: the same for offline batches and for a served model."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
+NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a count over log-probs, costs 14 of 34 s
+ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
 
-def engine_settings(dtype: str, gpu_memory_utilization: float) -> tuple[bool, dict[str, Any]]:
+
+def engine_settings(dtype: str, gpu_memory_utilization: float, tensor_parallel: int) -> tuple[bool, dict[str, Any]]:
     """(whether there is no GPU, engine arguments). On a CPU also sets the environment that vLLM's CPU build reads.
 
     dtype `auto`: float32 on a CPU, the checkpoint's own on a GPU.
     """
     import torch
 
+    settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel}
+    if tensor_parallel == 1:
+        settings["distributed_executor_backend"] = ONE_PROCESS
     if torch.cuda.is_available():
-        return False, {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
-    return True, _cpu_settings() | ({} if dtype == "auto" else {"dtype": dtype})
+        return False, settings | {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
+    return True, settings | _cpu_settings() | ({} if dtype == "auto" else {"dtype": dtype})
 
 
 def _cpu_settings() -> dict[str, Any]:
@@ -26,3 +34,17 @@ def _cpu_settings() -> dict[str, Any]:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     return {"enforce_eager": True, "dtype": "float32"}
+
+
+@contextlib.contextmanager
+def without_compiler(on_cpu: bool) -> Iterator[None]:
+    """Let engine processes that start meanwhile on a CPU compile nothing; this process may."""
+    name, value = NO_COMPILER
+    added = on_cpu and name not in os.environ
+    if added:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if added:
+            del os.environ[name]

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from convrec.generation.engine_settings import engine_settings
+from convrec.generation.engine_settings import engine_settings, without_compiler
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -45,12 +45,11 @@ class Engine:
         """
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
-        _, of_machine = engine_settings(dtype, gpu_memory_utilization)
+        self._on_cpu, of_machine = engine_settings(dtype, gpu_memory_utilization, tensor_parallel)
         from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
         self._settings = of_machine | {
             "model": model,
-            "tensor_parallel_size": tensor_parallel,
             "max_model_len": max_model_len,
             "worker_extension_cls": FOLLOWER,
             **settings,
@@ -72,7 +71,8 @@ class Engine:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings))
+        with without_compiler(self._on_cpu):
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings))
         await llm.collective_rpc("end_with", args=(os.getpid(),))
         return llm
 

@@ -48,7 +48,7 @@ def start_engine(place: Place, eager: bool, tensor_parallel: int = 1, lora: bool
     else:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         settings |= {
-            "distributed_executor_backend": "convrec.cpu.server.InProcessExecutor",
+            "distributed_executor_backend": "convrec.generation.executor.InProcessExecutor",
             "worker_extension_cls": "convrec.cpu.server.CPUWorkerExtension",
         }
     return LLM(

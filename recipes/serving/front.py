@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from recipes.serving import http
 from recipes.serving.errors import Refused
+from recipes.serving.ports import keep_to_the_nodes_address
 from recipes.serving.schema import KEY_VARIABLE, ServiceSettings, check_key
 
 GONE = (RayActorError, RayServeException)  # the replica has ended, or none can be had
@@ -80,6 +81,7 @@ class Front:
         self.settings, self.models = settings, models
         self.key = os.environ.get(KEY_VARIABLE, "").strip() or None
         check_key(self.key, settings.loopback)
+        keep_to_the_nodes_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http.build(self.settings, {name: Replicas(handle) for name, handle in self.models.items()}, self.key)

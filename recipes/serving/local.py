@@ -23,7 +23,6 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TORCH_COMPILE_DISABLE": "1",  # a count over log-probs: seconds at every start
 }
 
 

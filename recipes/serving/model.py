@@ -13,6 +13,7 @@ from convrec.errors import UserError
 from convrec.generation.prompts import load_tokenizer
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
+from recipes.serving.ports import keep_to_the_nodes_address
 from recipes.serving.schema import ModelSettings, RecommendationRequest
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
@@ -31,6 +32,7 @@ class ModelServer:
         from convrec.serving.recommender import Recommender
         from recipes.serving.chat import ChatCompletions
 
+        keep_to_the_nodes_address()
         self.name = settings.name
         self.recommender: Recommender | None = None
         if settings.catalog:
