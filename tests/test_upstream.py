@@ -41,6 +41,25 @@ PINS = (
     Pin(
         "verl.workers.engine.base:EngineRegistry.register", "6fd795c7149cb81d", ("convrec.cpu.engine:register_engine",)
     ),
+    # log-probs under the constraint: the forward of the fused kernels with other contents
+    Pin(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs",
+        "e7a30a3b61b58c8b",
+        ("convrec.training.constrained_engine:constrain",),
+        "places of hidden states, packed and padded; what the forward is called with",
+    ),
+    Pin(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_outputs",
+        "5239f536e8f617e3",
+        ("convrec.training.constrained_engine:constrain",),
+        "use_fused_kernels: log_probs and entropy of the forward's output",
+    ),
+    Pin(
+        "verl.trainer.ppo.padding_utils:construct_minimal_padding_template",
+        "31f96671a0742859",
+        ("convrec.training.constrained_engine:choices_of",),
+        "response_mask 0",
+    ),
     # replaced where flash-attn is missing
     Pin(
         "verl.utils.torch_functional:logprobs_from_logits",

@@ -132,11 +132,13 @@ def catalog_trie(
     delimiter: str,
     spare_folder: Path,
     allowed_rows: Collection[int] | None = None,
+    keep: bool = True,
 ) -> tuple[CatalogTrie, Path]:
     """The trie of the catalog that `matcher` has, and its file: `CATALOG.trie-KEY.npz` beside the catalog, in
     `spare_folder` where that folder may not be written.
 
-    allowed_rows: rows of the catalog that lists may name, None for all. Raises UserError as `build_catalog_trie`.
+    allowed_rows: rows of the catalog that lists may name, None for all. keep: write the file. Raises
+    UserError as `build_catalog_trie`.
     """
     settings = (matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff, delimiter, tokenizer.eos_token_id)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -149,7 +151,8 @@ def catalog_trie(
         return load_catalog_trie(path), path
     except (FileNotFoundError, UserError):  # damaged: it is made again
         trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows, key)
-        save_catalog_trie(path, trie)
+        if keep:
+            save_catalog_trie(path, trie)
         return trie, path
 
 

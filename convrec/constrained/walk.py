@@ -63,19 +63,21 @@ class Walk:
         """The tokens that may come next, ascending."""
         return [self._token[node] for node in self.children()]
 
-    def advance(self, token: int) -> None:
-        """Take a token. Raises ValueError for one that is not allowed. Behind the end everything is ignored."""
+    def advance(self, token: int) -> int:
+        """Take a token and return its node. Raises ValueError for one that is not allowed. Behind the end everything
+        is ignored: END."""
         if self.node == END:
-            return
+            return END
         stop = self._first[self.node + 1]
-        child = bisect_left(self._token, token, self._first[self.node], stop)
+        child: int = bisect_left(self._token, token, self._first[self.node], stop)
         if child == stop or self._token[child] != token or child in self.closed.get(self.node, ()):
             raise ValueError(f"token {token} is not allowed after {len(self.items)} items (node {self.node})")
         line = int(self.catalog.trie.sequence_L[child])
         if line < 0:
             self.node = child
-            return
+            return child
         item = int(self.catalog.item_W[line % len(self.catalog.row_W)])
         self.items.append(item)
         self._exclude(item)
         self.node = self._root()
+        return child

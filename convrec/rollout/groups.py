@@ -34,6 +34,10 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from convrec.errors import one_line
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import make_matcher
+from convrec.lists.settings import ListSettings
+from convrec.rollout.constraint import ListConstraint, load_trie
 from convrec.rollout.reward_manager import GroupRewardManager, Response
 
 logger = logging.getLogger(__name__)
@@ -156,6 +160,16 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             and self.processor is None
         )
 
+    @cached_property
+    def constraint(self) -> ListConstraint | None:
+        """Of the run's lists, None where they are free."""
+        ours = self.config.convrec
+        if not ours.get("constrained"):
+            return None
+        trie, lists = load_trie(self.rollout_config), ListSettings.of(ours)
+        assert trie is not None  # recipes.preflight.constrained
+        return ListConstraint(trie, make_matcher(load_catalog(ours.catalog_file), lists), lists.num_items)
+
     def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
         is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
         return is_plain and self.groups_are_possible
@@ -212,7 +226,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             await self._score(rollouts)
             await tq.async_kv_batch_put(
                 keys=[rollout.key for rollout in rollouts],
-                fields=list_of_dict_to_tensordict([rollout.fields() for rollout in rollouts]),
+                fields=list_of_dict_to_tensordict([self._fields(rollout) for rollout in rollouts]),
                 tags=[rollout.tag() for rollout in rollouts],
                 partition_id=partition,
             )
@@ -222,6 +236,11 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             logger.exception("rollouts of %d prompts failed", len(prompts))
             status = "failure"
         await _put_status(uids, partition, status)
+
+    def _fields(self, rollout: Rollout) -> dict[str, Any]:
+        if self.constraint is None:
+            return rollout.fields()
+        return rollout.fields() | self.constraint.fields(rollout.sample, rollout.output.response_ids)
 
     async def _generate(self, prompts: list[Prompt]) -> list[Rollout]:
         if self.single_turn is None:
@@ -239,8 +258,9 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         requests: list[dict[str, Any]] = []
         for prompt in prompts:
             ids = await self._prompt_ids(self.single_turn, prompt)
+            constrained = {} if self.constraint is None else {"extra_args": self.constraint.extra_args(prompt.sample)}
             for session in range(prompt.n):
-                params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session)
+                params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session) | constrained
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
         start = time.perf_counter()

@@ -35,6 +35,7 @@ RANK_GRPO: Mapping[str, str] = {
     "rank_grpo/part/*/signal": "REWARDS: share of (prompt, rank) pairs whose rollouts differ in this part",
     "rank_grpo/part/*/advantage": "REWARDS: mean of |weight x advantage of this part alone|",
     "rank_grpo/truncated": "share of responses without a stop token",
+    "rank_grpo/forced": "CONSTRAINED=1: share of response tokens that were the only one allowed",
     **{f"rank_grpo/{name}": text for name, text in _LIST.items() if name != "reward"},
     **{f"val/{name}": f"{text}; mean over the rows of VAL_FILE" for name, text in _LIST.items()},
     "val/*_se": "standard error of val/*: rows of one conversation count as one draw",

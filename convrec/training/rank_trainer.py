@@ -95,6 +95,7 @@ class RankGRPOMixin(ConvRecMixin):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         fields = ["uid", "responses", "response_mask", "extra_fields"]
+        fields += ["loss_mask"] if self.settings.constrained else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         is_padding = np.array([tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
         infos = [extra["reward_extra_info"] for extra in data["extra_fields"]]
@@ -131,6 +132,12 @@ class RankGRPOMixin(ConvRecMixin):
             underflow_penalty=self.settings.underflow_penalty,
             mask_truncated=self.settings.mask_truncated,
         )
+        loss_mask_BT = mask_BT
+        if self.settings.constrained:  # forced tokens carry no choice: no ratio is diluted by them
+            loss_mask_BT = data["loss_mask"].to_padded_tensor(padding=0)
+            units_BT = units_BT.masked_fill(loss_mask_BT == 0, -1)
+            advantages_BT = advantages_BT.masked_fill(loss_mask_BT == 0, 0.0)
+            metrics["rank_grpo/forced"] = 1.0 - (loss_mask_BT.sum() / mask_BT.sum()).item()
         is_rank = (rank_ids_BT >= 0) & (rank_ids_BT < self.settings.num_items)
         token_returns_BT = returns_BK.gather(1, rank_ids_BT.clamp(0, self.settings.num_items - 1)) * is_rank
         metrics["rank_grpo/truncated"] = 1.0 - is_stop_BT.any(1)[~is_padding].float().mean().item()
@@ -142,7 +149,7 @@ class RankGRPOMixin(ConvRecMixin):
         }
         if self.settings.mask_truncated:
             # verl's engine counts a mini-batch's tokens by it: those of dropped rows are not in the token mean
-            output["loss_mask"] = mask_BT * is_stop_BT.any(1, keepdim=True)
+            output["loss_mask"] = loss_mask_BT * is_stop_BT.any(1, keepdim=True)
         if self.config.algorithm.rollout_correction.rollout_is is not None:
             output |= self._rollout_correction(batch, units_BT, metrics)
         nested = {key: response_to_nested(value, nested_mask) for key, value in output.items()}

@@ -192,11 +192,11 @@ class ConvRecMixin:
             temperature = self.config.actor_rollout_ref.rollout.temperature
             batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
             self.actor_rollout_wg.compute_log_prob(batch)
-        fields = ["log_probs", "rollout_log_probs", "response_mask"]
+        fields = ["log_probs", "rollout_log_probs", "loss_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        data["log_probs"] = response_from_nested(data["log_probs"], data["response_mask"])
+        data["log_probs"] = response_from_nested(data["log_probs"], data["loss_mask"])
         data = data.to_padded_tensor()
-        difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[data["response_mask"].bool()]
+        difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[data["loss_mask"].bool()]
         mean, largest, bound = difference.mean().item(), difference.max().item(), self.settings.rollout_check_bound
         logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
         if not mean <= bound:

@@ -19,7 +19,9 @@ from convrec.checkpoints.reshard import load_any_world_size
 from convrec.cpu.engine import register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.cpu.process_group import in_run_folder, init_process_group
+from convrec.rollout.constraint import load_trie
 from convrec.training import packed_attention, registration
+from convrec.training.constrained_engine import constrain
 from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ class ConvRecWorker(ActorRolloutRefWorker):
         if self._is_actor:
             send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
             load_any_world_size(self.actor.engine.checkpoint_manager)
+        if (catalog := load_trie(self.config.rollout)) is not None:
+            for worker in filter(None, (self.actor, self.ref)):
+                constrain(worker.engine, catalog)
         if is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 

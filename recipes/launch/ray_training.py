@@ -14,7 +14,7 @@ from convrec.runs import guard
 from convrec.training import registration, tracking
 from recipes.launch.environment import init_ray, process_environment
 from recipes.launch.recipe import Recipe
-from recipes.preflight import finding, findings
+from recipes.preflight import constrained, finding, findings
 
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
@@ -54,6 +54,8 @@ def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
     users = user_module_environment(str(config.convrec.get("reward")))
     os.environ.update(users)  # the driver's digest covers the module too
     environment |= users
+    if config.convrec.get("constrained"):
+        constrained.use_trie(config)
     start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):

@@ -17,6 +17,8 @@ from recipes.launch.schema import JudgeSettings, PairwiseJudgeSettings, RankGRPO
 from recipes.preflight import estimate
 from recipes.preflight.estimate import Requirements
 
+# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
+TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
 DATA_FILES = ("data.train_files", "data.val_files")
 
 
@@ -91,7 +93,9 @@ RANK_GRPO = Recipe(
         "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
         "actor/kl": "KL",
     },
-    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file"), estimate.needs, keeps_best=True),
+    requirements=Requirements(
+        RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY), estimate.needs, keeps_best=True
+    ),
     uses_ray=True,
     saves_when_asked=True,
 )

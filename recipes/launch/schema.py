@@ -81,6 +81,7 @@ class RankGRPOSettings(RLSettings, ListSettings):
         "sum", one_of(COMBINATIONS), "parts are summed, or each is normalised within prompt and rank and then summed"
     )
     preset: str = setting("paper", one_of(("paper", "reference")), "eq. 6, or the public code's behaviour")
+    constrained: bool = setting(False, BOOLEAN, "lists are of the catalog only, and so is the policy that trains")
     catalog_file: str = setting("data/reddit_v2/catalog.parquet", PATH, "the catalog (CATALOG_FILE)")
     overflow_penalty: float = setting(-0.1, NON_POSITIVE_NUMBER, "advantage of an item after the N-th")
     underflow_penalty: float = setting(-0.1, NON_POSITIVE_NUMBER, "advantage of a stop before the N-th item")

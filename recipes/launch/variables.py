@@ -63,6 +63,12 @@ def _one_of(choices: Collection[str]) -> Callable[[str], str]:
     return parse
 
 
+def _switch(text: str) -> str:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1")
+    return "true" if text == "1" else "false"
+
+
 def _some_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         parts = [part.strip() for part in text.split(",")]
@@ -228,6 +234,13 @@ VARIABLES: tuple[Variable, ...] = (
         _one_of(("paper", "reference")),
         "paper",
         "eq. 6, or the public code's behaviour",
+    ),
+    Variable(
+        "CONSTRAINED",
+        _lists("convrec.constrained"),
+        _switch,
+        "0",
+        "1: lists hold unseen items of the catalog only, in sampling and in training",
     ),
     Variable("NUM_ITEMS", _lists("convrec.num_items"), _positive_int, "20", "items of a list = ranks (N)"),
     Variable("TOTAL_EPOCHS", _both("trainer.total_epochs", "trainer.total_epochs"), _positive_int, "10 / 2", "epochs"),

@@ -21,7 +21,7 @@ from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
-from recipes.preflight import host
+from recipes.preflight import constrained, host
 from recipes.preflight.cores import rollout_devices
 
 
@@ -42,6 +42,8 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         )
     _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
+    if ours.constrained:
+        warnings += constrained.check(config, catalog)
     for sentences in (catalog.problems, catalog.spellings() if ours.matching == "fuzzy" else []):
         warnings += [f"{catalog_file}: {sentence}" for sentence in sentences[:5]]
         if len(sentences) > 5:

@@ -1,8 +1,9 @@
 """A run whose processes are killed: it ends by itself, says why, leaves nothing behind, and the same command resumes.
 
 While it lives, nothing of it listens beyond this machine's loopback. Its three starts also train what the demo does
-not: GSPO, asynchronously (resuming what was trained synchronously, and the other way round), two updates a batch; all
-on data of one's own, without years, and with checkpoints that are merged when they are read.
+not: GSPO, asynchronously (resuming what was trained synchronously, and the other way round), two updates a batch under
+the constraint of the catalog; all on data of one's own, without years, and with checkpoints that are merged when they
+are read.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ def killed(trained, own_data, run_folder) -> dict[str, Killed]:
     return {
         "VLLM::EngineCore": train_and_kill(trained, own_data, run_folder, "VLLM::EngineCore", ALGORITHM="gspo"),
         "raylet": train_and_kill(trained, own_data, run_folder, "raylet", "+scale=separate_async_cpu"),
-        DRIVER: train_and_kill(trained, own_data, run_folder, DRIVER, MU="2", REWARD="log_decay"),
+        DRIVER: train_and_kill(trained, own_data, run_folder, DRIVER, MU="2", REWARD="log_decay", CONSTRAINED="1"),
     }
 
 
@@ -131,6 +132,9 @@ def test_each_algorithm_trains(killed):
     assert max(row["actor/grad_norm"] for row in asynchronous) > 0
     for row in two_updates:
         assert OF_THE_PASS in row  # mu > 1 needs the pass for old log-probs
+        assert row["actor/rollout_diff_max"] < 1e-3  # of the constrained policy; 2e-6 was seen
+        assert (row["rank_grpo/catalog_hit_ratio"], row["rank_grpo/num_items"]) == (1.0, 20.0)
+        assert row["rank_grpo/duplicates"] == row["rank_grpo/truncated"] == 0.0
     assert max(row["actor/ratio_max/all"] for row in two_updates) > 1.0  # the second update of a batch is off-policy
     assert two_updates[-1]["actor/kl"] > 0
 

@@ -139,7 +139,10 @@ def test_ones_own_catalog(project: Path) -> None:
             "SAVE_PATH=checkpoints/books_sft",
             f"SAVE_PATH=checkpoints/books_sft TOTAL_STEPS=2 {model}",
         ),
-        ("SAVE_PATH=checkpoints/books ", "SAVE_PATH=checkpoints/books TOTAL_STEPS=1 ROLLOUT_N=2 "),
+        (
+            "SAVE_PATH=checkpoints/books ",
+            "SAVE_PATH=checkpoints/books TOTAL_STEPS=1 ROLLOUT_N=2 MAX_PROMPT_LENGTH=256 MAX_RESPONSE_LENGTH=64 ",
+        ),
         ("--share 1", "--share 1 --teacher retrieval --judge cooccurrence"),  # the page's own words for "no server"
         ("export LLM_BASE_URL=http://127.0.0.1:8000/v1 LLM_MODEL=served-name", ""),
     )

@@ -1,6 +1,7 @@
 """verl's training worker with its FSDP engine on this CPU, in a process group of one, and TransferQueue in memory."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", ["a b c\n" * 40], vocab_size=300, **sizes)
 
 
-@pytest.fixture
-def training_worker(process_group: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Builds one; `micro_batch` rows, the rest are settings of the optimizer."""
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def build_training_worker(
+    model_folder: Path, micro_batch: int = 4, model: dict[str, Any] | None = None, **optimizer: Any
+) -> Any:
+    """In the process group that there is. `micro_batch` rows, `model` further settings of it."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
@@ -49,33 +55,35 @@ def training_worker(process_group: None, model_folder: Path, monkeypatch: pytest
     register_engine()
     use_length_groups()
     use_whole_batch_log_probs()
-    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in (one | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}).items():
-        monkeypatch.setenv(name, value)
-
-    def build(micro_batch: int = 4, **optimizer: Any) -> Any:
-        worker = TrainingWorker(
-            TrainingWorkerConfig(
-                model_type="language_model",
-                model_config=HFModelConfig(
-                    path=str(model_folder),
-                    use_remove_padding=False,
-                    override_config={"attn_implementation": "sdpa"},
-                ),
-                engine_config=FSDPEngineConfig(
-                    strategy="fsdp2",
-                    use_torch_compile=False,
-                    use_dynamic_bsz=False,
-                    micro_batch_size_per_gpu=micro_batch,
-                ),
-                optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10} | optimizer),
-                checkpoint_config=CheckpointConfig(),
-            )
+    worker = TrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(
+                path=str(model_folder),
+                use_remove_padding=False,
+                override_config={"attn_implementation": "sdpa"},
+                **(model or {}),
+            ),
+            engine_config=FSDPEngineConfig(
+                strategy="fsdp2",
+                use_torch_compile=False,
+                mixed_precision={"param_dtype": "fp32"},
+                use_dynamic_bsz=False,
+                micro_batch_size_per_gpu=micro_batch,
+            ),
+            optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10} | optimizer),
+            checkpoint_config=CheckpointConfig(),
         )
-        worker.reset()
-        return worker
+    )
+    worker.reset()
+    return worker
 
-    return build
+
+@pytest.fixture
+def training_worker(process_group: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    for name, value in (ALONE | MEETING).items():
+        monkeypatch.setenv(name, value)
+    return partial(build_training_worker, model_folder)
 
 
 class Queue:

@@ -36,6 +36,7 @@ class Trainer(RankGRPOMixin):
             {
                 "preset": preset,
                 "mask_truncated": mask_truncated,
+                "constrained": False,
                 "num_items": 2,
                 "rewards": rewards,
                 "reward_combination": combination,

@@ -47,7 +47,7 @@ def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypas
     started = queue(
         tags=[{}, {}],
         rollout_log_probs=nested(rollout),
-        response_mask=nested([torch.ones(length, dtype=torch.long) for length in RESPONSES]),
+        loss_mask=nested([torch.ones(length, dtype=torch.long) for length in RESPONSES]),
     )
 
     def off_by(difference: float) -> Any:

@@ -1,0 +1,151 @@
+"""An update's forward and backward pass under the constraint of a catalog, and in other ways. Prints JSON.
+
+python benchmarks/bench_constrained_update.py [--catalog CATALOG] [--lists 4] [--prompt 100] [--hidden 128] [--layers 2]
+
+A Qwen2 of that size with the vocabulary of bench_trie.py (--tokenizer as there) and lists of 20 items, with 10 items
+excluded each, sampled evenly from the allowed tokens; without --catalog titles are generated. Each round
+makes, one after the other, log-probs and their gradients with respect to all weights:
+
+constrained  this program's: logits of allowed tokens alone, none at a forced token
+masked       the same log-probs from whole logits with a mask, as one would write it
+free         the log-probs of the free policy, from whole logits, as verl does
+fused        these by verl's fused torch kernel
+
+The last three make logits for prompts too, as verl does. `head` is without the model below the head. Figures are
+medians of --repeats in CPU seconds, and ratios to `constrained`. `walk` is what reading the choices takes, once a step.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bench_trie import generated_catalog, load_tokenizer, tekken
+
+from convrec.constrained.catalog_trie import build_catalog_trie
+from convrec.constrained.choices import ChoiceReader, joined
+from convrec.constrained.log_probs import ConstrainedHead
+from convrec.constrained.walk import Walk
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+
+NUM_ITEMS, EXCLUDED = 20, 10
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--catalog")
+    arguments.add_argument("--tokenizer")
+    sizes = {"items": 7404, "lists": 4, "prompt": 100, "hidden": 128, "layers": 2, "repeats": 5, "seed": 3407}
+    for name, default in sizes.items():
+        arguments.add_argument(f"--{name}", type=int, default=default)
+    options = arguments.parse_args()
+    rng = random.Random(options.seed)
+    torch.manual_seed(options.seed)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else tekken()
+    films = load_catalog(options.catalog) if options.catalog else generated_catalog(options.items, rng)
+    catalog = build_catalog_trie(Matcher(films, "fuzzy" if options.catalog else "exact"), tokenizer, "\n")
+    constraints = [[NUM_ITEMS, *rng.sample(range(len(films)), EXCLUDED)] for _ in range(options.lists)]
+    walks = [Walk(catalog, constraint[0], constraint[1:]) for constraint in constraints]
+    written = [sampled(walk, rng) for walk in walks]
+    lists = [tokens for tokens, _ in written]
+
+    longest = options.prompt + max(map(len, lists))
+    rows = [[0] * options.prompt + one + [0] * (longest - options.prompt - len(one)) for one in lists]
+    input_ids = torch.tensor(rows)
+    targets = input_ids.flatten().roll(-1)
+    starts = [row * longest + options.prompt - 1 for row in range(len(lists))]
+    begin = time.process_time()
+    choices = joined(ChoiceReader(catalog).of(lists, constraints), starts)
+    walk_seconds = time.process_time() - begin
+    places = torch.from_numpy(choices.place_F).long()
+    allowed = [tokens for _, of_list in written for tokens in of_list]
+    is_closed = torch.ones(len(places), len(tokenizer), dtype=torch.bool)
+    for row, tokens in enumerate(allowed):
+        is_closed[row, tokens] = False
+
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=options.hidden,
+            intermediate_size=4 * options.hidden,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.hidden // 64,
+            num_key_value_heads=options.hidden // 64,
+        )
+    )
+    weight, head = model.lm_head.weight, ConstrainedHead(catalog)
+
+    def masked(hidden: torch.Tensor) -> torch.Tensor:
+        log_probs = (hidden @ weight.T).index_select(0, places).masked_fill(is_closed, -torch.inf).log_softmax(-1)
+        return log_probs.gather(1, targets[places, None])[:, 0]
+
+    def fused(hidden: torch.Tensor) -> torch.Tensor:
+        from verl.utils.experimental.torch_functional import FusedLinearForPPO
+
+        return FusedLinearForPPO()(hidden[None], weight, targets[None])[0]
+
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "constrained": lambda hidden: head.log_probs(hidden, weight, choices)[0],
+        "masked": masked,
+        "free": lambda hidden: -torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none"),
+        "fused": fused,
+    }
+    given = torch.randn(input_ids.numel(), options.hidden, requires_grad=True)
+    bodies: dict[str, Callable[[], torch.Tensor]] = {
+        "head": lambda: given,
+        "update": lambda: model.model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, 1),
+    }
+    with torch.no_grad():
+        difference = (ways["constrained"](given)[places] - masked(given)).abs().max()
+    spent: dict[str, dict[str, list[float]]] = {part: {way: [] for way in ways} for part in bodies}
+    for _ in range(options.repeats + 1):  # the first round is left out
+        for part, body in bodies.items():
+            for way, log_probs in ways.items():
+                model.zero_grad()
+                given.grad = None
+                begin = time.process_time()
+                log_probs(body()).sum().backward()
+                spent[part][way].append(time.process_time() - begin)
+    medians = {part: {way: statistics.median(times[1:]) for way, times in of.items()} for part, of in spent.items()}
+    response_tokens = sum(map(len, lists))
+    report: dict[str, Any] = {
+        "items": catalog.num_items,
+        "vocabulary": len(tokenizer),
+        "tokens": input_ids.numel(),
+        "response tokens": response_tokens,
+        "forced": 1 - len(places) / response_tokens,
+        "allowed tokens at a choice": statistics.mean(map(len, allowed)),
+        "largest difference to masked": difference.item(),
+        "walk": walk_seconds,
+        "seconds": medians,
+        "ratios": {
+            part: {way: seconds / of["constrained"] for way, seconds in of.items()} for part, of in medians.items()
+        },
+    }
+    print(json.dumps(report, indent=2))
+
+
+def sampled(walk: Walk, rng: random.Random) -> tuple[list[int], list[list[int]]]:
+    """The tokens of a list, and the allowed tokens where there was a choice."""
+    tokens, choices = [], []
+    while len(walk.items) < NUM_ITEMS:
+        allowed = walk.allowed()
+        if len(allowed) > 1:
+            choices.append(allowed)
+        tokens.append(rng.choice(allowed))
+        walk.advance(tokens[-1])
+    return tokens, choices
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What training under the constraint of a catalog needs, checked and made before Ray starts."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, excluded_items
+from convrec.errors import UserError
+from convrec.files import read_json
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.ranks import format_item
+from convrec.lists.settings import ListSettings
+from convrec.training import registration
+
+ON = "CONSTRAINED=1 (convrec.constrained)"
+# of a model's config.json: its logits are not the product of hidden states and head
+OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def check(config: DictConfig, catalog: Catalog) -> list[str]:
+    """Raise UserError for what cannot be trained under the constraint; return warnings. Writes nothing."""
+    _check_settings(config)
+    matcher = make_matcher(catalog, ListSettings.of(config.convrec))
+    trie, _ = _make_trie(config, matcher, keep=False)
+    _check_room(config, matcher, trie)
+    if not len(trie.left_out):
+        return []
+    row = int(trie.left_out[0])
+    line = format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]
+    return [
+        f"{config.convrec.catalog_file}: {len(trie.left_out)} rows are in no constrained list, since what is written "
+        f"for them is read as another item or as none; the first: row {row}, {line!r}"
+    ]
+
+
+def use_trie(config: DictConfig) -> None:
+    """Keep the catalog's trie beside it, or in the run folder, and have the rollout use it."""
+    from convrec.constrained.vllm_processor import PROCESSOR, TRIE
+
+    matcher = make_matcher(load_catalog(config.convrec.catalog_file), ListSettings.of(config.convrec))
+    _, file = _make_trie(config, matcher, keep=True)
+    given: dict[str, Any] = {"logits_processors": [PROCESSOR], "additional_config": {TRIE: str(file)}}
+    with open_dict(config):
+        OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.vllm", given, force_add=True)
+
+
+def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[CatalogTrie, Path]:
+    from transformers import AutoTokenizer
+
+    model = config.actor_rollout_ref.model
+    name = model.get("tokenizer_path") or model.path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except OSError as error:  # a Hugging Face id that cannot be loaded from here
+        raise UserError(f"{ON}: the tokenizer of {name}: {str(error).splitlines()[0]}") from None
+    folder = Path(config.trainer.default_local_dir)
+    return catalog_trie(
+        Path(config.convrec.catalog_file), matcher, tokenizer, config.convrec.delimiter, folder, keep=keep
+    )
+
+
+def _check_settings(config: DictConfig) -> None:
+    """What would train on another distribution than the one that samples, or on diluted ratios, is refused."""
+    ours, actor, rollout = config.convrec, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
+    if config.algorithm.adv_estimator != registration.NAME:
+        raise UserError(
+            f"{ON}: GRPO and GSPO take ratios and means over all tokens, most of which are forced: take "
+            "ALGORITHM=rank_grpo"
+        )
+    if ours.preset != "paper":
+        raise UserError(
+            f"{ON}: PRESET={ours.preset} shapes lists of wrong length and cuts ranks as the public code does, which "
+            "constrained lists have no use for: take PRESET=paper"
+        )
+    if config.trainer.v1.trainer_mode != registration.NAME:
+        raise UserError(
+            f"{ON}: trainer.v1.trainer_mode={config.trainer.v1.trainer_mode} goes on with responses that were broken "
+            "off, as parts of their prompts, where a list under the constraint would begin anew: take "
+            f"{registration.NAME}"
+        )
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        raise UserError(
+            f"{ON}: actor_rollout_ref.actor.strategy={actor.strategy}: the log-probs of allowed tokens need whole "
+            "hidden states and the whole head in each process (no tensor parallel actor): take fsdp2"
+        )
+    for part in ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config"):
+        key = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"
+        if (OmegaConf.select(config, key) or 1) > 1:
+            raise UserError(f"{ON}: {key}: it cuts responses over processes, which need whole ones: take 1")
+    if "lm_head" in str(model.target_modules) and model.lora_rank:
+        raise UserError(
+            f"{ON}: LoRA on lm_head (actor_rollout_ref.model.target_modules) is not in its rows: leave it out"
+        )
+    if rollout.name != "vllm":
+        raise UserError(f"{ON}: actor_rollout_ref.rollout.name={rollout.name}: lists are held to the catalog by vLLM")
+    if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.full_determinism:
+        raise UserError(
+            f"{ON}: actor_rollout_ref.rollout: lists are sampled by single_turn_agent without full_determinism "
+            "(convrec.deterministic=true gives every rollout a seed)"
+        )
+    if not rollout.calculate_log_probs or rollout.logprobs_mode != "processed_logprobs":
+        raise UserError(
+            f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
+            "log-probs of the constrained policy"
+        )
+    file = Path(model.path).expanduser() / "config.json"
+    settings = read_json(file) if file.exists() else {}
+    if other := [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
+        raise UserError(
+            f"{ON}: {model.path} changes its logits behind the head ({', '.join(other)}): take another model"
+        )
+
+
+def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None:
+    """Every conversation leaves enough items, and the longest list fits."""
+    num_items, limit = config.convrec.num_items, config.data.max_response_length
+    if (longest := trie.longest_list(num_items)) > limit:
+        row = trie.longest_line()
+        raise UserError(
+            f"MAX_RESPONSE_LENGTH={limit}: {num_items} items can take {longest} tokens under {ON} (the longest is row "
+            f"{row} of {config.convrec.catalog_file}, {matcher.catalog.titles[row]!r}): set it to {longest}"
+        )
+    items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
+    for files in (config.data.train_files, config.data.val_files):
+        for file in [files] if isinstance(files, str) else files:
+            for sample, seen in _seen_of(file):
+                if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
+                    continue  # nearly always, and known without a set
+                left = trie.num_items - sum(bool(trie.lines_of(item)) for item in excluded_items(matcher, seen))
+                if left < num_items:
+                    raise UserError(
+                        f"{file}, {sample}: {left} of the catalog's {trie.num_items} items are not seen in that "
+                        f"conversation, and a list has {num_items}: leave the row out, or lower NUM_ITEMS"
+                    )
+
+
+def _seen_of(file: str) -> Iterator[tuple[str, Sequence[str]]]:
+    table = pq.read_table(file, columns=["sample_id", "seen_titles"])
+    for sample, seen in zip(table["sample_id"].to_pylist(), table["seen_titles"].to_pylist(), strict=True):
+        yield sample, seen or ()

@@ -1,0 +1,65 @@
+"""The choices of a list against the walk's own allowed tokens."""
+
+import random
+from typing import Any
+
+import pytest
+
+from convrec.constrained.catalog_trie import CatalogTrie
+from convrec.constrained.choices import ChoiceReader, joined
+from convrec.constrained.walk import Walk
+
+
+def sampled(catalog: CatalogTrie, num_items: int, excluded: list[int], rng: random.Random) -> list[int]:
+    walk, tokens = Walk(catalog, num_items, excluded), []
+    while len(walk.items) < walk.num_items:
+        tokens.append(rng.choice(walk.allowed()))
+        walk.advance(tokens[-1])
+    return tokens
+
+
+def test_choices_are_the_places_with_more_than_one_allowed_token(catalog: CatalogTrie) -> None:
+    rng, reader, trie = random.Random(0), ChoiceReader(catalog), catalog.trie
+    forced = 0
+    for excluded in ([], [3, 5], [0, 1, 2, 999]):
+        tokens = sampled(catalog, 3, excluded, rng)
+        choices = reader.of_one(tokens, [3, *excluded])
+        walk, free = Walk(catalog, 3, excluded), {}
+        for place, token in enumerate(tokens):
+            if len(allowed := walk.allowed()) > 1:
+                free[place] = allowed
+            walk.advance(token)
+        assert choices.place_F.tolist() == list(free)
+        for choice, (place, allowed) in enumerate(free.items()):
+            children = set(range(*trie.first_child[[choices.node_F[choice], choices.node_F[choice] + 1]]))
+            closed = set(choices.closed_X[choices.closed_at_X == choice].tolist())
+            assert closed <= children
+            assert sorted(trie.token_L[list(children - closed)].tolist()) == allowed
+            assert trie.token_L[choices.chosen_F[choice]] == tokens[place]
+        forced += len(tokens) - len(free)
+    assert forced
+
+
+def test_joined_counts_places_and_choices_on(catalog: CatalogTrie) -> None:
+    rng, reader = random.Random(1), ChoiceReader(catalog)
+    constraints = [[4], [3, 0, 3], [2, 5]]
+    one_by_one = [reader.of_one(sampled(catalog, n, excluded, rng), [n, *excluded]) for n, *excluded in constraints]
+    together = joined(one_by_one, [10, 200, 3000])
+    assert together.place_F.tolist() == [
+        place + start for one, start in zip(one_by_one, (10, 200, 3000), strict=True) for place in one.place_F
+    ]
+    nodes = [
+        (one.node_F[at], child) for one in one_by_one for at, child in zip(one.closed_at_X, one.closed_X, strict=True)
+    ]
+    assert nodes
+    assert [*zip(together.node_F[together.closed_at_X], together.closed_X, strict=True)] == nodes
+
+
+def test_what_no_list_under_the_constraint_has_raises(catalog: CatalogTrie, tokenizer: Any) -> None:
+    tokens = [*tokenizer.encode("Up (2009)"), tokenizer.eos_token_id]
+    reader = ChoiceReader(catalog)
+    assert len(reader.of_one(tokens, [1]).place_F)
+    with pytest.raises(ValueError, match="not allowed"):
+        reader.of_one(tokens, [1, 11])
+    with pytest.raises(ValueError, match="not allowed"):
+        reader.of_one(tokens, [2])
