@@ -16,6 +16,8 @@ from convrec.training.worker import report_new_rate, set_learning_rate
 
 
 class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
+    val_dataloader: Any
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if self.resume_global_step % self.steps_per_epoch == 0:
@@ -29,7 +31,7 @@ class ConvRecSFTTrainer(sft_trainer.SFTTrainer):
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
         self.train_sampler.seed = self.config.data.seed  # verl leaves it at 0, whatever SEED is
-        if self.val_dataloader is not None and not len(self.val_dataloader):
+        if self.val_dataset is not None and not len(self.val_dataloader):
             # fewer rows than a batch: verl would take none of them, and the validation loss would be no number
             sampler = DistributedSampler(
                 self.val_dataset,
