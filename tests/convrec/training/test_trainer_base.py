@@ -44,11 +44,8 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("bypass_mode", [False, True])
 def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypass_mode: bool) -> None:
     rollout = [-torch.rand(length) for length in RESPONSES]
-    started = queue(
-        tags=[{}, {}],
-        rollout_log_probs=nested(rollout),
-        loss_mask=nested([torch.ones(length, dtype=torch.long) for length in RESPONSES]),
-    )
+    mask = nested([torch.ones(length, dtype=torch.long) for length in RESPONSES])
+    started = queue(tags=[{}, {}], rollout_log_probs=nested(rollout), response_mask=mask, loss_mask=mask)
 
     def off_by(difference: float) -> Any:
         def compute_log_prob(batch: Any) -> Any:
