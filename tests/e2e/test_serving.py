@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from .conftest import ROOT
+
 ASK = {"conversation": "USER: Hello. Any great 2000s war movies out there? Thanks!", "k": 5}
 START_SECONDS, BACK_SECONDS = 600, 300  # on busy cores
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
@@ -28,8 +31,11 @@ def service(trained, tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("serve")
-    command = [sys.executable, "-m", "recipes.serve", "--port", str(port), "--state", str(folder / "state")]
-    command += ["--model", f"demo={trained.out / 'rank_grpo'}", "--catalog", trained.files["CATALOG_FILE"]]
+    # what `make serve` runs, with the demo of the tests
+    recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "--model demo=outputs/demo/rank_grpo" in recipe[1]
+    command = [sys.executable, *recipe[1].replace("outputs/demo", str(trained.out)).split()]
+    command += ["--port", str(port), "--state", str(folder / "state")]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     too_late = threading.Timer(START_SECONDS, process.kill)

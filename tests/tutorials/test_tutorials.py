@@ -1,22 +1,18 @@
 """The commands of every tutorial, run in the order of the page at the smallest size, in a folder like the project's.
 
-What is run is the page's own text: each edit below names what it replaces, which must stand there. `make` is left to
-the demo's and the service's tests; `make serve` is run by what the Makefile has under that name.
+What is run is the page's own text: each edit below names what it replaces, which must stand there. `make demo` and
+`make serve` are left to the end-to-end tests of the demo and of the service.
 """
 
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -93,34 +89,6 @@ def test_the_demos_page(project: Path) -> None:
     assert not (project / "checkpoints").exists()  # a dry run makes nothing
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_make_serve_of_the_demos_page(project: Path) -> None:
-    port = free_port()
-    recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert recipe is not None
-    command = [sys.executable, *recipe[1].split(), "--port", str(port)]
-    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, start_new_session=True) as service:
-        too_late = threading.Timer(SECONDS, service.kill)
-        too_late.start()
-        try:
-            assert service.stdout is not None
-            assert "serving demo" in service.stdout.readline()
-            page = httpx.get(f"http://127.0.0.1:{port}/")
-            assert page.headers["content-type"].startswith("text/html")
-            asked = {"conversation": "Something with a good twist", "k": 3}
-            found = httpx.post(f"http://127.0.0.1:{port}/v1/recommendations", json=asked, timeout=60).json()
-            assert len(found["items"]) == 3
-        finally:
-            too_late.cancel()
-            service.send_signal(signal.SIGINT)
-        assert service.wait(60) == 130
-
-
 def test_a_reward_of_ones_own(project: Path) -> None:
     found = blocks("own-reward.md", ("TOTAL_STEPS=48", "TOTAL_STEPS=2"), ("TRAIN_BATCH_SIZE=16", "TRAIN_BATCH_SIZE=4"))
     ((_, reward),) = (block for block in found if block[0] == "python")
@@ -169,10 +137,10 @@ def without_ray() -> Iterator[None]:
 
 
 def test_a_cluster_run(project: Path, without_ray: None) -> None:
-    start, look, submit, evaluate = scripts_of(
+    start, look, first, others, evaluate = scripts_of(
         blocks("cluster-run.md", ("TOTAL_STEPS=8", "TOTAL_STEPS=3"), ("TRAIN_BATCH_SIZE=16", "TRAIN_BATCH_SIZE=4"))
     )
-    first, follow, stop, again = submit.splitlines()
+    follow, stop, again = others.splitlines()
     run_folder = project / "outputs" / "cluster"
     printed = shell(project, start, look, first)
     job = re.findall(r"rank-grpo-[\w-]+", printed)[-1]
