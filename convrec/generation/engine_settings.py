@@ -9,9 +9,12 @@ NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a c
 ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
 
 
-def engine_settings(dtype: str, gpu_memory_utilization: float, tensor_parallel: int) -> tuple[bool, dict[str, Any]]:
+def engine_settings(
+    dtype: str, gpu_memory_utilization: float, tensor_parallel: int, spare_cores: int = 0
+) -> tuple[bool, dict[str, Any]]:
     """(whether there is no GPU, engine arguments). On a CPU also sets the environment that vLLM's CPU build reads.
 
+    spare_cores: that the engine's threads leave alone on a CPU.
     dtype `auto`: float32 on a CPU, the checkpoint's own on a GPU.
     """
     import torch
@@ -21,10 +24,10 @@ def engine_settings(dtype: str, gpu_memory_utilization: float, tensor_parallel: 
         settings["distributed_executor_backend"] = ONE_PROCESS
     if torch.cuda.is_available():
         return False, settings | {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
-    return True, settings | _cpu_settings() | ({} if dtype == "auto" else {"dtype": dtype})
+    return True, settings | _cpu_settings(spare_cores) | ({} if dtype == "auto" else {"dtype": dtype})
 
 
-def _cpu_settings() -> dict[str, Any]:
+def _cpu_settings(spare_cores: int) -> dict[str, Any]:
     import psutil
 
     available_gib = psutil.virtual_memory().available // 2**30
@@ -32,7 +35,7 @@ def _cpu_settings() -> dict[str, Any]:
     # Pinning threads to cores helps only when nothing else runs on them, and a container may not own what it sees.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - spare_cores)))
     return {"enforce_eager": True, "dtype": "float32"}
 
 

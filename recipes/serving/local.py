@@ -40,7 +40,8 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
     keep_to_loopback()
     with guard.guarded(GONE) as folder:
         supervisor.note(temporary=str(folder))
-        environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(usable_cores())} | guard.environment(folder)
+        # Ray gives a worker one thread unless it is told; a core is left for HTTP, Ray and the scheduler of the engine
+        environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))} | guard.environment(folder)
         os.environ.update(environment)
         init_ray(
             address="local",
