@@ -45,7 +45,7 @@ class Engine:
         """
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
-        # a core for event loops and the scheduler: threads that wait for each other at every layer must not wait for them
+        # a core is left to event loops and the scheduler: threads that meet at every layer must not wait for a busy one
         self._on_cpu, of_machine = engine_settings(dtype, gpu_memory_utilization, tensor_parallel, spare_cores=1)
         from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
