@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def _start(places: Any, asked: Asked, replicas: int) -> None:
     else:
         os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // replicas))
     _recommender = asked.load()
+    # first of all at the exit, which otherwise waits for the engine's process, and that for the end of this one
+    util.Finalize(None, _recommender.close, exitpriority=0)
 
 
 def _write(chats: list[Chat], k: int) -> pa.Table:
@@ -127,7 +130,10 @@ def write_on_cluster(
     import ray
 
     packages = [str(ROOT / name) for name in ("convrec", "recipes", "data_prep")]
-    ray.init(address, runtime_env={"py_modules": packages}, log_to_driver=False)
+    try:
+        ray.init(address, runtime_env={"py_modules": packages}, log_to_driver=False)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        raise UserError(f"--address {address}: {error} (where it asks for a token: RAY_AUTH_MODE=token)") from None
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         count = replicas or max(1, gpus // asked.tensor_parallel)
