@@ -18,7 +18,12 @@ FRONT = "front"
 HEALTH_SECONDS = 2.0
 
 
-def build(args: ServiceSettings, replicas: int = 1) -> Application:
+def build(args: ServiceSettings) -> Application:
+    """What `serve deploy` calls: a replica of each deployment, but for what its file says."""
+    return application(args, replicas=1)
+
+
+def application(args: ServiceSettings, replicas: int) -> Application:
     """One deployment a model with so many replicas, and the front. GPUs are asked for where Ray has them."""
     names = [model.name for model in args.models]
     if len({*names, FRONT}) <= len(names):

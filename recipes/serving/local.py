@@ -56,7 +56,7 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
         from ray.serve.config import HTTPOptions
         from ray.serve.schema import LoggingConfig
 
-        from recipes.serving.app import build
+        from recipes.serving.app import application
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
@@ -64,7 +64,7 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
             options = HTTPOptions(host=host, port=port)
             serve.start(proxy_location="HeadOnly", http_options=options, logging_config=logs)
             try:
-                serve.run(build(settings, replicas), logging_config=logs)
+                serve.run(application(settings, replicas), logging_config=logs)
             except RuntimeError as error:
                 raise UserError(_why(str(error))) from None
             ready()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 
-from recipes.serving.app import FRONT, build
+from recipes.serving.app import FRONT, application, build
 from recipes.serving.schema import KEY_VARIABLE, ModelSettings, ServiceSettings
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -15,12 +16,12 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 def test_every_model_is_a_deployment_of_its_name_and_no_two_have_one():
     models = [ModelSettings(name=name, path="x") for name in ("books", "films")]
-    application = build(ServiceSettings(models=models), replicas=3)
-    settings, bound = application._bound_deployment.init_args
+    built = application(ServiceSettings(models=models), replicas=3)
+    settings, bound = built._bound_deployment.init_args
     assert [app._bound_deployment.name for app in bound.values()] == ["books", "films"]
     assert [app._bound_deployment.num_replicas for app in bound.values()] == [3, 3]
-    assert application._bound_deployment.name == FRONT
-    assert settings.limits.max_concurrent < application._bound_deployment.max_ongoing_requests
+    assert built._bound_deployment.name == FRONT
+    assert settings.limits.max_concurrent < built._bound_deployment.max_ongoing_requests
     for names in (("books", "books"), ("books", FRONT)):
         with pytest.raises(ValueError, match="every name once"):
             build(ServiceSettings(models=[ModelSettings(name=name, path="x") for name in names]))
@@ -37,9 +38,10 @@ def test_the_examples_say_what_ray_serve_and_the_application_understand(name):
             (container,) = group["template"]["spec"]["containers"]
             assert KEY_VARIABLE in {variable["name"] for variable in container["env"]}
         read = yaml.safe_load(read["spec"]["serveConfigV2"])
-    (application,) = ServeDeploySchema.model_validate(read).applications
-    assert application.import_path == f"{build.__module__}:{build.__name__}"
-    settings = ServiceSettings.model_validate(application.args)
+    (described,) = ServeDeploySchema.model_validate(read).applications
+    assert described.import_path == f"{build.__module__}:{build.__name__}"
+    assert call_user_app_builder_with_args_if_necessary(build, described.args)._bound_deployment.name == FRONT
+    settings = ServiceSettings.model_validate(described.args)
     assert not settings.loopback  # so the front starts with a key alone
-    assert {one.name for one in application.deployments} <= {FRONT, *(model.name for model in settings.models)}
+    assert {one.name for one in described.deployments} <= {FRONT, *(model.name for model in settings.models)}
     assert all(model.state for model in settings.models if model.catalog)
