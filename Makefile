@@ -25,8 +25,8 @@ test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the de
 test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
 	@$(PY) -m pytest -m long
 
-tutorials: setup ## the commands of the manual's tutorials, at the smallest size
-	@$(PY) -m pytest -m tutorial
+tutorials: setup ## the commands of the manual's tutorials, at the smallest size (PAGES="reward or catalog": of these)
+	@$(PY) -m pytest -m tutorial -k "$(or $(PAGES),test)"
 
 docs: setup ## the manual as a site in outputs/site, strict: links, reference pages and commands are checked
 	@$(PY) scripts/reference.py --check
