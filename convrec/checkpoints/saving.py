@@ -78,6 +78,7 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         _remove(folder)
     try:
         write()
+        _forget_attention(folder)
         manifest.write(folder)
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -93,6 +94,15 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         ) from error
     _remove(aside)
     prune(run_folder, keep)
+
+
+def _forget_attention(folder: Path) -> None:
+    """Take verl's attn_implementation out of the model's config: `varlen` is known to this program's processes alone,
+    and transformers refuses to load a model that names it."""
+    for file in folder.glob("**/huggingface/config.json"):
+        config = read_json(file)
+        if config.pop("attn_implementation", None) is not None:
+            write_json(file, config)
 
 
 def wait_for_shards(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transfer_queue import interface
 
 from convrec.errors import UserError
@@ -31,7 +31,7 @@ def start(settings: DictConfig) -> None:
         if time.monotonic() > deadline:
             raise UserError(HELD)
         time.sleep(1)
-    tq.init(settings)
+    tq.init(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)))  # it copies them away from their root
     if interface._TQ_STORAGE is None:  # not started but attached: another run came first
         raise UserError(HELD)
 

@@ -109,7 +109,7 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     try:
         size = estimate.model_size(model)
     except (OSError, ValueError) as error:
-        what = f"not here yet, so that memory and disk are not estimated ({str(error).splitlines()[0]})"
+        what = f"memory and disk are not estimated, its config cannot be read here ({str(error).splitlines()[0]})"
         return [Finding("model", "warning", model, what, "nothing, if every node can download it")]
     findings = []
     if not hub.is_folder(model) and not hub.is_cached(model):

@@ -31,9 +31,8 @@ PHASES = (
     Phase("kernels", "ranks and loss: right, and how fast", f"{HERE}.kernels:kernels", "kernels", 120),
     Phase("rollout", "vLLM's log-probs are the policy's", f"{HERE}.rollout:rollout", "rollout", 150),
     Phase("weights", "new weights reach vLLM through verl's transfer", f"{HERE}.rollout:weights", "rollout", 90),
+    Phase("sleep", "vLLM's sleep gives memory back, wake restores", f"{HERE}.rollout:sleep", "rollout", 60, gpus=1),
     Phase("lora_rollout", "an adapter reaches vLLM", f"{HERE}.rollout:lora_rollout", "lora rollout", 150),
-    Phase("cuda_graphs", "the same with CUDA graphs", f"{HERE}.rollout:cuda_graphs", "graphs", 180, gpus=1),
-    Phase("sleep", "vLLM's sleep gives memory back, wake restores", f"{HERE}.rollout:sleep", "graphs", 60, gpus=1),
     Phase("tensor_parallel", "a rollout over two GPUs", f"{HERE}.rollout:tensor_parallel", "parallel", 180, gpus=2),
-    Phase("step", "0.5B-shaped model, 48 x 8 responses: the recipe", f"{HERE}.step:step", "step", 300, gpus=1),
+    Phase("step", "0.5B-shaped model, 48 x 8 responses: the recipe", f"{HERE}.step:step", "step", 420, gpus=1),
 )

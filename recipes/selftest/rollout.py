@@ -26,8 +26,9 @@ MODEL_LENGTH = 256
 
 
 @cache
-def start_engine(place: Place, eager: bool, tensor_parallel: int = 1, lora: bool = False) -> Any:
-    """vLLM's engine with the settings and the worker extension that verl gives its server."""
+def start_engine(place: Place, tensor_parallel: int = 1, lora: bool = False) -> Any:
+    """vLLM's engine with the settings and the worker extension that verl gives its server. Each start takes a minute or
+    more on a GPU, with adapters or several GPUs less without CUDA graphs."""
     from verl.workers.rollout.vllm_rollout.utils import get_vllm_max_lora_rank
     from vllm import LLM
 
@@ -35,8 +36,9 @@ def start_engine(place: Place, eager: bool, tensor_parallel: int = 1, lora: bool
     os.environ.update({"VERL_RAY_JOB_ID": f"check-{uuid4().hex[:8]}", "VERL_REPLICA_RANK": "0"})
     settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": get_vllm_max_lora_rank(LORA_RANK)}
     settings = settings if lora else {}
+    eager = not place.gpus or lora or tensor_parallel > 1
     if place.gpus:
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        # vLLM forks its processes where this one has not used the GPU yet, which saves their imports
         settings |= {
             "distributed_executor_backend": "mp",
             "worker_extension_cls": "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension",
@@ -122,7 +124,11 @@ def compare(place: Place, engine: Any, policy: torch.nn.Module, adapter: bool = 
 
 
 def rollout(place: Place) -> dict[str, Any]:
-    return compare(place, start_engine(place, eager=True), load_policy(place, "float32"))
+    """On a GPU with CUDA graphs, as runs have it."""
+    start = time.perf_counter()
+    engine = start_engine(place)
+    seconds = time.perf_counter() - start
+    return {"seconds to start": seconds} | compare(place, engine, load_policy(place, "float32"))
 
 
 def send(place: Place, engine: Any, weights: Iterable[tuple[str, torch.Tensor]], **settings: Any) -> float:
@@ -158,7 +164,7 @@ def changed_policy(place: Place) -> torch.nn.Module:
 
 def weights(place: Place) -> dict[str, Any]:
     """Other weights, tied head included, reach a running engine: it then samples from them."""
-    engine, policy = start_engine(place, eager=True), changed_policy(place)
+    engine, policy = start_engine(place), changed_policy(place)
     rows, prompts, before, _ = sample(engine)
     old = float((before - policy_log_probs(policy, rows, prompts)).abs().mean())
     require(old > 0.05, f"the new weights are too near to the old ones to tell them apart: {old:.3g}")
@@ -172,7 +178,7 @@ def lora_rollout(place: Place) -> dict[str, Any]:
     from peft import LoraConfig, get_peft_model
     from peft.utils import get_peft_model_state_dict
 
-    engine = start_engine(place, eager=True, lora=True)
+    engine = start_engine(place, lora=True)
     adapter = LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     policy: Any = get_peft_model(load_policy(place, "float32"), adapter)
     generator = torch.Generator(device=place.device).manual_seed(3)
@@ -189,16 +195,9 @@ def lora_rollout(place: Place) -> dict[str, Any]:
     return {"seconds": seconds, "mean difference without": old} | figures
 
 
-def cuda_graphs(place: Place) -> dict[str, Any]:
-    start = time.perf_counter()
-    engine = start_engine(place, eager=False)
-    seconds = time.perf_counter() - start
-    return {"seconds to start": seconds} | compare(place, engine, load_policy(place, "float32"))
-
-
 def sleep(place: Place) -> dict[str, Any]:
     """Between two steps: level 2 drops weights and KV cache; woken, it gets new weights and samples with them."""
-    engine, policy = start_engine(place, eager=False), changed_policy(place)
+    engine, policy = start_engine(place), changed_policy(place)
 
     def used() -> float:
         free, total = torch.cuda.mem_get_info()
@@ -217,4 +216,4 @@ def sleep(place: Place) -> dict[str, Any]:
 
 
 def tensor_parallel(place: Place) -> dict[str, Any]:
-    return compare(place, start_engine(place, eager=True, tensor_parallel=2), load_policy(place, "float32"))
+    return compare(place, start_engine(place, tensor_parallel=2), load_policy(place, "float32"))

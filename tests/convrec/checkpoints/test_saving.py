@@ -53,6 +53,20 @@ def test_a_card_whose_licence_was_filled_in_leaves_the_checkpoint_complete(tmp_p
     assert saving.complete_steps(tmp_path) == []
 
 
+def test_a_saved_model_does_not_name_the_attention_of_its_run(tmp_path: Path) -> None:
+    """verl writes it into the model's config, and transformers loads no model that names one it does not know."""
+    exported = tmp_path / "global_step_2" / "actor" / "huggingface"
+
+    def write() -> None:
+        writer(tmp_path, 2)()
+        exported.mkdir()
+        (exported / "config.json").write_text('{"attn_implementation": "varlen", "model_type": "qwen2"}')
+
+    saving.save(tmp_path, 2, write)
+    assert json.loads((exported / "config.json").read_text()) == {"model_type": "qwen2"}
+    assert saving.complete_steps(tmp_path) == [2]
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step, ndcg in [(1, 0.1), (2, 0.3), (3, 0.2), (4, 0.25), (5, 0.1)]:
         save(tmp_path, step, keep=2)

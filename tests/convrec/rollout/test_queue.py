@@ -33,6 +33,7 @@ class Cluster:
 
     def init(self, settings: Any) -> None:
         self.begun += 1
+        self.settings = OmegaConf.create(settings)  # as TransferQueue's merge: away from the rest of the config
         interface._TQ_CONTROLLER = "controller"
         if self.starts:
             interface._TQ_STORAGE = {"SimpleStorage": {"TransferQueueStorageUnit#0": "unit"}}
@@ -52,6 +53,13 @@ def test_the_queue_is_started_at_once_on_a_free_cluster_and_its_processes_are_na
     assert cluster.begun == 1
     assert cluster.seconds == 0
     assert rollout_queue.actors() == {"TransferQueueController": "controller", "TransferQueueStorageUnit#0": "unit"}
+
+
+def test_the_queue_gets_values_not_references_to_the_rest_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, looks=0)
+    config = OmegaConf.create({"trainer": {"nnodes": 3}, "transfer_queue": {"units": "${trainer.nnodes}"}})
+    rollout_queue.start(config.transfer_queue)
+    assert OmegaConf.to_container(OmegaConf.merge({}, cluster.settings), resolve=True) == {"units": 3}
 
 
 def test_a_run_that_is_just_ending_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
