@@ -211,11 +211,12 @@ def _has_guard(folder: Path) -> bool:
 def _stat(pid: int) -> tuple[int, int] | None:
     """(parent, start time) of a process that is not a zombie; None when there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+    fields = text[text.rindex(b")") + 2 :].split(maxsplit=20)
+    return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
 
 
 def _processes() -> dict[int, tuple[int, int]]:

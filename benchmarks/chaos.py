@@ -1,0 +1,262 @@
+"""A small run of Rank-GRPO that is killed, stopped, starved of disk and moved in time until the minutes are over.
+
+    python benchmarks/chaos.py --demo outputs/demo --minutes 30        (make chaos MINUTES=30)
+
+The same run is trained twice from what `make demo` has left: undisturbed, and with a fault in every start, each resumed
+by the same command. At the end both have the same metrics, and no process, shared memory or temporary folder is left.
+Prints a table; OUT/chaos.json has it too. Exit status 1 where something of that does not hold.
+
+Not among the victims: the guard, which removes what the others leave, and for SIGSTOP the process that was started and
+its fork, which watches the others.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from convrec.runs.folder import latest_step, read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = ("kill", "stop", "SIGTERM", "SIGINT", "SIGUSR1", "disk full", "clock")
+DISK_MIB = 256  # three checkpoints of the demo's model, its log and its metrics
+END_SECONDS = 400.0  # that a disturbed start may take to end; a stopped one is waited for by the watchdog
+WATCHDOG_SECONDS = 30
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's libfaketime
+COMPARED = ("actor/policy_loss", "actor/grad_norm", "actor/kl", "rank_grpo/return@1", "rank_grpo/dcg", "val/ndcg")
+
+
+@dataclass
+class Row:
+    """One start: what was done to it, and how it ended."""
+
+    fault: str
+    target: str
+    after_step: int
+    status: int | None  # None: it had to be killed
+    seconds: float  # from the fault to the end
+    said: str
+    left: list[str]
+
+
+class Start:
+    """One start of the run, and everything it has started."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.file = log.open("w+")
+        # a background job of a script has Ctrl-C ignored, and would hand that on
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self.file, stderr=self.file, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        self.seen: set[psutil.Process] = set()
+        self.folders: set[str] = set()
+        self.segments: set[str] = set()
+
+    def look(self) -> list[psutil.Process]:
+        """Its processes now; notes what must be gone at the end."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+            self.seen |= set(tree)
+            for process in tree:
+                with contextlib.suppress(psutil.Error):
+                    self.folders |= {process.environ().get("CONVREC_RUN_TMP", "")} - {""}
+                    maps = {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
+                    self.segments |= {path for path in maps if not path.endswith("(deleted)")}
+            return tree
+        return []
+
+    def wait(self, seconds: float) -> int | None:
+        """Exit status; None where it did not end in time and was killed."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.look()
+            time.sleep(0.5)
+        if (status := self.process.poll()) is None:
+            self.process.kill()
+            self.process.wait()
+        return status
+
+    def left(self) -> list[str]:
+        _, alive = psutil.wait_procs(self.seen, timeout=40)
+        processes = [f"process {p.pid} {p.name()}" for p in alive if p.is_running()]
+        return [*processes, *(path for path in self.folders | self.segments if os.path.exists(path))]
+
+    def said(self) -> str:
+        self.file.seek(0)
+        lines = [line.split("\r")[-1].strip() for line in self.file.read().splitlines()]
+        lines = [line for line in lines if line and "step/s" not in line and "s/step" not in line]
+        return next((line for line in reversed(lines) if not line.startswith("full log")), "")
+
+
+class Campaign:
+    def __init__(self, demo: Path, out: Path, steps: int, seed: int) -> None:
+        self.out, self.steps, self.random = out, steps, random.Random(seed)
+        files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
+        self.environment = os.environ | {name: str(demo / "data" / f"{file}.parquet") for name, file in files.items()}
+        self.environment |= {"MODEL_PATH": str(demo / "sft"), "PYTHON": sys.executable, "TOTAL_STEPS": str(steps)}
+        self.environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256", "LR": "1e-5"}
+        self.environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "1", "SAVE_KEEP": "2", "TEST_FREQ": "5"}
+        self.environment |= {"TOTAL_EPOCHS": "1000", "SAVE_ON_TERM": "1"}
+        self.command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"]
+        self.command += ["data.val_max_samples=8", "convrec.deterministic=true"]
+        self.command += [f"convrec.watchdog_seconds={WATCHDOG_SECONDS}"]
+        self.faults = list(FAULTS)
+        self.rows: list[Row] = []
+
+    def start(self, run: Path, number: int, **more: str) -> Start:
+        log = self.out / f"{run.name}-{number}.log"
+        return Start(self.command, self.environment | {"SAVE_PATH": str(run)} | more, log)
+
+    def undisturbed(self) -> float:
+        """Seconds it took."""
+        begin = time.monotonic()
+        start = self.start(self.out / "undisturbed", 1)
+        status = start.wait(3600)
+        assert status == 0, f"the undisturbed run ended with {status}: {start.said()}"
+        return time.monotonic() - begin
+
+    def disturbed(self, run: Path, deadline: float) -> None:
+        """Starts with a fault each until the deadline, then one that may finish."""
+        faults: list[str] = []
+        while time.monotonic() < deadline and latest_step(run) < self.steps:
+            if not faults:
+                faults = self.random.sample(self.faults, len(self.faults))
+            self.one_start(run, faults.pop())
+            print(self.lines()[-1], flush=True)
+        begun, start = latest_step(run), self.start(run, len(self.rows) + 1)
+        status = start.wait(3600)
+        self.rows.append(Row("none", "", begun, status, 0.0, start.said(), start.left()))
+
+    def one_start(self, run: Path, fault: str) -> None:
+        more = {}
+        if fault == "clock":
+            more = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": self.random.choice(["+60s", "-60s"])}
+            more["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"
+        start = self.start(run, len(self.rows) + 1, **more)
+        self.wait_for_the_moment(start, run)
+        step, begin, target = latest_step(run), time.monotonic(), self.do(fault, start, run, more)
+        status = start.wait(END_SECONDS)
+        (run.parent / "filler").unlink(missing_ok=True)
+        self.rows.append(Row(fault, target, step, status, time.monotonic() - begin, start.said(), start.left()))
+
+    def wait_for_the_moment(self, start: Start, run: Path) -> None:
+        """One of four faults comes while it starts; the others at any time of the steps after the first."""
+        in_steps, begun = self.random.random() > 0.25, latest_step(run)
+        seconds = self.random.uniform(0, 15) if in_steps else self.random.uniform(1, 40)
+        deadline = time.monotonic() + END_SECONDS
+        while in_steps and latest_step(run) <= begun and start.process.poll() is None and time.monotonic() < deadline:
+            start.look()
+            time.sleep(0.2)
+        deadline = time.monotonic() + seconds
+        while start.process.poll() is None and time.monotonic() < deadline:
+            start.look()
+            time.sleep(0.2)
+
+    def do(self, fault: str, start: Start, run: Path, more: dict[str, str]) -> str:
+        """Returns what it was done to."""
+        if fault in ("kill", "stop", "clock"):
+            tree = start.look()
+            victims = [p for p in tree if not is_spared(p) and (fault != "stop" or p not in tree[:2])]
+            if not victims:
+                return "nothing there"
+            victim = self.random.choice(victims)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                name = name_of(victim)
+                victim.send_signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+                return f"{more['FAKETIME']}, then SIGKILL of {name}" if more else name
+            return "it had ended"
+        if fault == "disk full":
+            with contextlib.suppress(OSError), (run.parent / "filler").open("wb", buffering=0) as filler:
+                while True:
+                    filler.write(b"0" * 2**20)
+            return f"tmpfs of {DISK_MIB} MiB"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(start.process.pid, signal.Signals[fault])
+        return "the run"
+
+    def differences(self, run: Path) -> dict[str, float]:
+        """Largest relative difference of each metric over all steps; infinite where a step is missing."""
+        wanted, found = ({row["step"]: row for row in read_metrics(r)} for r in (self.out / "undisturbed", run))
+        worst = {}
+        for name in COMPARED:
+            steps = [step for step, row in wanted.items() if name in row]
+            pairs = [(wanted[step][name], found.get(step, {}).get(name, float("inf"))) for step in steps]
+            worst[name] = max((abs(a - b) / max(abs(a), 1e-12) if a != b else 0.0 for a, b in pairs), default=0.0)
+        return worst
+
+    def lines(self) -> list[str]:
+        head = [
+            "| fault | of | after step | exit status | seconds to the end | last line | left over |",
+            "|---" * 7 + "|",
+        ]
+        return head + [
+            f"| {r.fault} | {r.target} | {r.after_step} | {r.status} | {r.seconds:.0f} | {r.said[:110]} | "
+            f"{', '.join(r.left) or 'nothing'} |"
+            for r in self.rows
+        ]
+
+
+def is_spared(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("runs/guard.py" in word or "resource_tracker" in word for word in process.cmdline())
+    return True
+
+
+def name_of(process: psutil.Process) -> str:
+    words = process.cmdline() or [process.name()]
+    named = [word for word in words if word.startswith(("ray::", "VLLM::", "recipes."))]
+    return named[0] if named else " ".join(Path(word).name for word in words[:3] if not word.startswith("-"))[:40]
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path):
+    """A tmpfs of DISK_MIB; where the kernel forbids that, the folder itself, without the fault."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m", "convrec-chaos", str(folder)]
+    mounted = subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="what `make demo` has left")
+    parser.add_argument("--out", type=Path, default=Path("outputs/chaos"))
+    parser.add_argument("--minutes", type=float, default=30, help="of faults; both runs come on top")
+    parser.add_argument("--steps", type=int, default=30, help="of the run")
+    parser.add_argument("--seed", type=int, default=0, help="of faults, victims and moments")
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    arguments.out.mkdir(parents=True)
+    campaign = Campaign(arguments.demo, arguments.out, arguments.steps, arguments.seed)
+    print(f"undisturbed: {campaign.undisturbed():.0f} s for {arguments.steps} steps", flush=True)
+    with small_disk(arguments.out / "disk") as can_be_full:
+        impossible = [*([] if can_be_full else ["disk full"]), *([] if FAKETIME.exists() else ["clock"])]
+        campaign.faults = [fault for fault in FAULTS if fault not in impossible]
+        run = arguments.out / "disk" / "disturbed"
+        campaign.disturbed(run, time.monotonic() + 60 * arguments.minutes)
+        differences, step = campaign.differences(run), latest_step(run)
+    print("\n".join(campaign.lines()))
+    print(f"step {step} of {arguments.steps}; largest relative differences: {differences}")
+    rows = [asdict(row) for row in campaign.rows]
+    (arguments.out / "chaos.json").write_text(json.dumps({"rows": rows, "step": step, "differences": differences}))
+    is_well = step == arguments.steps and max(differences.values()) < 1e-5
+    return 0 if is_well and not any(row.left or row.status is None for row in campaign.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
