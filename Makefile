@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long tutorials docs reference test-gpu-pins lint format resolve pytest lock bench clean
+.PHONY: help setup demo serve test test-long tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -68,6 +68,9 @@ bench: setup ## every benchmark, about an hour: JSON in outputs/bench; trains on
 	  $(PY) benchmarks/bench_$$name.py > outputs/bench/$$name.json || exit 1; done
 	@for name in training validation; do echo $$name; \
 	  $(PY) benchmarks/bench_$$name.py --demo outputs/demo > outputs/bench/$$name.json || exit 1; done
+
+chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=30 of them, against an undisturbed one
+	@$(PY) benchmarks/chaos.py --demo outputs/demo --out outputs/chaos --minutes $(or $(MINUTES),30)
 
 clean: ## remove the environment and caches; data, outputs and checkpoints stay
 	rm -rf .venv .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
