@@ -90,7 +90,8 @@ class Start:
     def left(self) -> list[str]:
         _, alive = psutil.wait_procs(self.seen, timeout=40)
         processes = [f"process {p.pid} {p.name()}" for p in alive if p.is_running()]
-        return [*processes, *(path for path in self.folders | self.segments if os.path.exists(path))]
+        paths = self.folders | {path for path in self.segments if "faketime" not in path}  # libfaketime's own stay
+        return [*processes, *(path for path in paths if os.path.exists(path))]
 
     def said(self) -> str:
         self.file.seek(0)

@@ -43,6 +43,8 @@ def output_to(log_file: Path) -> Iterator[None]:
         try:
             yield
         finally:
+            for bar in list(getattr(tqdm, "_instances", ())):  # verl's: an interrupted one would draw itself once more,
+                bar.close()  # on the terminal
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError):  # the disk may be full
                     stream.flush()

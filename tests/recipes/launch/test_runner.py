@@ -277,3 +277,23 @@ def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (ended.stderr, log.read_text()) == ("after it ", "the run the end ")
+
+
+def test_a_bar_of_an_interrupted_library_does_not_come_back_on_the_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    code = (
+        "import pathlib\n"
+        "from tqdm import tqdm\n"
+        "from recipes.launch.console import output_to\n"
+        "held = []\n"
+        "try:\n"
+        f"    with output_to(pathlib.Path({str(log)!r})):\n"
+        "        held.append(tqdm(total=3, desc='Training'))\n"
+        "        held[0].update(1)\n"
+        "        raise KeyboardInterrupt\n"
+        "except KeyboardInterrupt:\n"
+        "    held.clear()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+    assert "Training" in log.read_text()
