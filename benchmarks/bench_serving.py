@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--malformed", type=int, default=10_000, help="requests; 0: none")
     parser.add_argument("--no-faults", dest="faults", action="store_false")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     model = resolve_model(options.model, "--model ")
     ports = free_port(), free_port()
     ours_at, plain_at = (f"http://127.0.0.1:{port}" for port in ports)
