@@ -33,8 +33,9 @@ class ProcessStack:
 
 
 def of_this_node(folder: Path) -> list[ProcessStack]:
-    """Of all processes in Python that belong to the run with this temporary folder."""
-    pids = [pid for pid in guard.processes_of(folder) if _runs_python(pid)]
+    """Of all processes in Python that belong to the run with this temporary folder; of others (Ray's raylet) that are
+    stopped, without stacks."""
+    pids = [pid for pid in guard.processes_of(folder) if _runs_python(pid) or _is_stopped(pid)]
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(lambda pid: _of_process(pid, folder), sorted(pids)))
 
@@ -49,6 +50,13 @@ def described(stacks: list[ProcessStack]) -> str:
 def _runs_python(pid: int) -> bool:
     try:
         return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")
+    except OSError:
+        return False
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return guard.state_of(pid) in "Tt"
     except OSError:
         return False
 

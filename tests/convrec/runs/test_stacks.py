@@ -70,6 +70,21 @@ def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> N
     assert found.trouble == "is stopped"
 
 
+def test_of_what_is_no_python_the_stopped_are_named(folder: Path) -> None:
+    """Ray's raylet, say: when it is stopped, no actor answers."""
+    environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
+    runs, stopped = (subprocess.Popen(["sleep", "100"], env=environment) for _ in range(2))
+    try:
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        (found,) = stacks.of_this_node(folder)
+        assert (found.pid, found.name, found.trouble) == (stopped.pid, "sleep 100", "is stopped")
+    finally:
+        for process in (runs, stopped):
+            process.kill()
+            process.wait()
+
+
 def test_a_process_without_the_handler_gets_no_signal(folder: Path) -> None:
     environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], env=environment)
