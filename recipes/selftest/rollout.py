@@ -27,8 +27,8 @@ MODEL_LENGTH = 256
 
 @cache
 def start_engine(place: Place, tensor_parallel: int = 1, lora: bool = False) -> Any:
-    """vLLM's engine with the settings and the worker extension that verl gives its server. Each start takes a minute or
-    more on a GPU, with adapters or several GPUs less without CUDA graphs."""
+    """vLLM's engine with the settings and the worker extension that verl gives its server. On a GPU a start takes a
+    minute or more, so phases share one, with CUDA graphs; those with adapters or several GPUs try eager mode."""
     from verl.workers.rollout.vllm_rollout.utils import get_vllm_max_lora_rank
     from vllm import LLM
 
@@ -38,7 +38,7 @@ def start_engine(place: Place, tensor_parallel: int = 1, lora: bool = False) -> 
     settings = settings if lora else {}
     eager = not place.gpus or lora or tensor_parallel > 1
     if place.gpus:
-        # vLLM forks its processes where this one has not used the GPU yet, which saves their imports
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         settings |= {
             "distributed_executor_backend": "mp",
             "worker_extension_cls": "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension",
