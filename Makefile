@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos clean
+.PHONY: help setup demo serve test test-long test-faults tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -23,10 +23,13 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, signals, faults and serving end to end
 
 test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
-	@$(PY) -m pytest -m long
+	@$(PY) -m pytest tests/e2e -m long
+
+test-faults: setup ## each signal in each phase of each stage, a node that is lost: half an hour, not in CI
+	@$(PY) -m pytest tests/e2e -m faults
 
 tutorials: setup ## the commands of the manual's tutorials, at the smallest size (PAGES="reward or catalog": of these)
-	@$(PY) -m pytest -m tutorial -k "$(or $(PAGES),test)"
+	@$(PY) -m pytest tests/tutorials -m tutorial -k "$(or $(PAGES),test)"
 
 docs: setup ## the manual as a site in outputs/site, strict: links, reference pages and commands are checked
 	@$(PY) scripts/reference.py --check
@@ -56,7 +59,7 @@ ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
 else
 	@$(PY) -m pytest -m "not e2e and not tutorial" --numprocesses 2 --dist loadfile; quick=$$?; \
-	  $(PY) -m pytest -m "e2e and not long" && exit $$quick
+	  $(PY) -m pytest -m "e2e and not long and not faults" && exit $$quick
 endif
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_serving.py --model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
-Both servers run at once on this machine, and the client takes turns between them at every level: `list` is POST
+Both servers run at once on this machine, and the client takes six turns between them at every level: `list` is POST
 /v1/recommendations of 20 items, `chat` our /v1/chat/completions, `plain` vLLM's own, the last two with the same body:
 the prompt that the list has, greedy, as many tokens as a list of 20 items has on average. Latency is of whole answers.
 
@@ -43,6 +43,7 @@ TALK = [
     "Looking for a good historical film tonight.",
 ]
 LIST_ITEMS = 20
+TURNS = 6  # of each service at every level
 READY_SECONDS = 900
 MALFORMED = (
     "",
@@ -86,10 +87,24 @@ def wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
     sys.exit(f"{address} does not answer:\n{log.read_text()[-2000:]}")
 
 
-async def load(address: str, ask: Ask, concurrent: int, seconds: float) -> dict[str, Any]:
+class Answers:
+    """What one service has answered at one level."""
+
+    def __init__(self) -> None:
+        self.latencies: list[float] = []
+        self.errors: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        cuts = statistics.quantiles(self.latencies, n=100) if len(self.latencies) > 1 else self.latencies * 99
+        of_p = {f"p{p}": round(cuts[p - 1], 4) for p in (50, 95, 99)} if cuts else {}
+        per_second = round(len(self.latencies) / self.seconds, 2)
+        return {"answers": len(self.latencies), "errors": dict(self.errors), "per_second": per_second, **of_p}
+
+
+async def load(address: str, ask: Ask, concurrent: int, seconds: float, answers: Answers) -> None:
     """`concurrent` conversations at once, each asking again when it was answered."""
-    latencies: list[float] = []
-    errors: Counter[str] = Counter()
+    latencies, errors = answers.latencies, answers.errors
     limits = httpx.Limits(max_connections=concurrent, max_keepalive_connections=concurrent)
     async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
         end = time.monotonic() + seconds
@@ -108,10 +123,7 @@ async def load(address: str, ask: Ask, concurrent: int, seconds: float) -> dict[
 
         begin = time.monotonic()
         await asyncio.gather(*map(talk, range(concurrent)))
-        took = time.monotonic() - begin
-    cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
-    of_p = {f"p{p}": round(cuts[p - 1], 4) for p in (50, 95, 99)} if cuts else {}
-    return {"answers": len(latencies), "errors": dict(errors), "per_second": round(len(latencies) / took, 2), **of_p}
+        answers.seconds += time.monotonic() - begin
 
 
 def list_of(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Response]:
@@ -212,10 +224,14 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
         "plain": (plain_at, completion_of(tokens)),
     }
     for address, ask in turns.values():
-        asyncio.run(load(address, ask, 4, 2.0))  # warm
+        asyncio.run(load(address, ask, 4, 2.0, Answers()))  # warm
     levels: dict[str, Any] = {}
     for concurrent in map(int, options.levels.split(",")):
-        found = {name: asyncio.run(load(*turn, concurrent, options.seconds)) for name, turn in turns.items()}
+        answers = {name: Answers() for name in turns}
+        for _ in range(TURNS):
+            for name, turn in turns.items():
+                asyncio.run(load(*turn, concurrent, options.seconds / TURNS, answers[name]))
+        found = {name: of_one.figures() for name, of_one in answers.items()}
         if all("p50" in one for one in found.values()):
             for name in ("chat", "list"):
                 found[f"{name}_to_plain"] = round(found[name]["p50"] / found["plain"]["p50"], 3)  # type: ignore[assignment]

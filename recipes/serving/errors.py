@@ -43,6 +43,10 @@ class Refused(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
+ENDED = Refused(503, "the model's process ended while it answered; it starts again: ask again", None, retry_after=5)
+STARTING = Refused(503, "the model's process starts: ask again", None, retry_after=5)
+
+
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}

@@ -1,4 +1,4 @@
-"""The deployment that speaks HTTP, and its way to the models' deployments."""
+"""The deployments that speak HTTP: one before the models' own, and one that holds its only model itself."""
 
 import os
 from collections.abc import AsyncIterator
@@ -11,13 +11,12 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from recipes.serving import http
-from recipes.serving.errors import Refused
+from recipes.serving.errors import ENDED
+from recipes.serving.model import ModelServer
 from recipes.serving.ports import keep_to_the_nodes_address
 from recipes.serving.schema import KEY_VARIABLE, ServiceSettings, check_key
 
 GONE = (RayActorError, RayServeException)  # the replica has ended, or none can be had
-RETRY_SECONDS = 5
-ENDED = Refused(503, "the model's process ended while it answered; it starts again: ask again", None, RETRY_SECONDS)
 
 
 class Replicas:
@@ -49,7 +48,8 @@ class Replicas:
 
     async def metrics(self) -> dict[str, str]:
         answers = await self.handle.broadcast("metrics").results_async(return_exceptions=True)
-        return dict(answer for answer in answers if not isinstance(answer, Exception))
+        found = [answer for answer in answers if not isinstance(answer, Exception)]
+        return {replica: figures for answer in found for replica, figures in answer.items()}
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         for _ in range(2):
@@ -79,9 +79,33 @@ class Front:
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
         """Raises UserError where others than this machine can reach the service and there is no key."""
         self.settings, self.models = settings, models
-        self.key = os.environ.get(KEY_VARIABLE, "").strip() or None
-        check_key(self.key, settings.loopback)
+        self.key = service_key(settings)
         keep_to_the_nodes_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http.build(self.settings, {name: Replicas(handle) for name, handle in self.models.items()}, self.key)
+
+
+@serve.deployment
+@serve.ingress()
+class FrontWithModel:
+    """The front in the process of its model, for a service of one model with one replica: two processes less."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        """Raises UserError as Front and ModelServer do."""
+        self.settings, self.key = settings, service_key(settings)
+        (model,) = settings.models
+        self.model = ModelServer(model, settings.limits.max_items)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return http.build(self.settings, {self.model.name: self.model}, self.key)
+
+    def check_health(self) -> None:
+        self.model.check_health()
+
+
+def service_key(settings: ServiceSettings) -> str | None:
+    """Raises UserError where others than this machine can reach the service and there is no key."""
+    key = os.environ.get(KEY_VARIABLE, "").strip() or None
+    check_key(key, settings.loopback)
+    return key

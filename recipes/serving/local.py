@@ -1,4 +1,4 @@
-"""A service on this machine: Ray, Ray Serve's proxy and the application, until it is stopped."""
+"""A service on this machine: HAProxy, Ray, Ray Serve's proxy and the application, until it is stopped."""
 
 import logging
 import os
@@ -11,16 +11,20 @@ from convrec.errors import UserError
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import init_ray, keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
+from recipes.serving.haproxy import HAProxy
+from recipes.serving.proxy import SECONDS_VARIABLE, middlewares
 from recipes.serving.schema import ServiceSettings
 
 GONE = "the service was killed; its processes were ended"
 STATUS_SECONDS = 1.0
+LOOPBACK = "127.0.0.1"
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 lets everything else on the machine go first
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 and 10 s are little on busy cores: the proxy is killed
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__module__}.{middlewares.__name__}",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -42,6 +46,9 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
         supervisor.note(temporary=str(folder))
         # Ray gives a worker one thread unless it is told; a core is left for HTTP, Ray and the scheduler of the engine
         environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))} | guard.environment(folder)
+        environment[SECONDS_VARIABLE] = str(settings.limits.timeout_seconds)
+        haproxy = HAProxy(folder / "haproxy", host, port)
+        environment |= haproxy.environment
         os.environ.update(environment)
         init_ray(
             address="local",
@@ -61,16 +68,19 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
-            options = HTTPOptions(host=host, port=port)
+            options = HTTPOptions(host=LOOPBACK, port=haproxy.proxy)
             serve.start(proxy_location="HeadOnly", http_options=options, logging_config=logs)
             try:
                 serve.run(application(settings, replicas), logging_config=logs)
             except RuntimeError as error:
                 raise UserError(_why(str(error))) from None
+            haproxy.start()
             ready()
             while True:
                 time.sleep(STATUS_SECONDS)
+                haproxy.keep_running()
         finally:
+            haproxy.stop()
             ray.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""One model with its engine: what a Ray Serve replica of it does. The front calls these methods by their names."""
+"""One model with its engine, in a process of Ray Serve: the front's own, or a replica that the front calls."""
 
 import asyncio
 import contextlib
@@ -79,15 +79,15 @@ class ModelServer:
     async def put_items(self, items: list[dict[str, Any]]) -> int:
         return await self._change("add_items", items)
 
-    async def delete_items(self, ids: list[str]) -> int:
+    async def delete_items(self, ids: list[str | int]) -> int:
         return await self._change("remove_items", ids)
 
-    async def metrics(self) -> tuple[str, str]:
-        """(name of this replica, its figures in Prometheus' form)."""
+    async def metrics(self) -> dict[str, str]:
+        """Name of this replica -> its figures in Prometheus' form."""
         from prometheus_client import generate_latest
         from ray import serve
 
-        return serve.get_replica_context().replica_id.unique_id, generate_latest().decode()
+        return {serve.get_replica_context().replica_id.unique_id: generate_latest().decode()}
 
     def check_health(self) -> None:
         """Ray Serve calls it every few seconds."""

@@ -7,6 +7,7 @@ same command. Rollouts have seeds of their own (`convrec.deterministic`), so tha
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -22,8 +23,6 @@ from convrec.checkpoints import saving
 from convrec.runs.folder import latest_step, read_metrics
 
 from .conftest import ROOT, trained_steps
-
-pytestmark = pytest.mark.long
 
 PLANTED = "planted-" + secrets.token_hex(8)
 STEPS = 4
@@ -115,6 +114,12 @@ class Cluster:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
+    def stop(self) -> None:
+        for process in self.processes():  # not `ray stop`, which would end every cluster of this machine
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        subprocess.run(["rm", "-rf", str(self.ray_folder), str(self.other_folder)], check=False)
+
 
 @pytest.fixture(scope="module")
 def cluster(trained, own_data, tmp_path_factory):
@@ -143,12 +148,10 @@ def cluster(trained, own_data, tmp_path_factory):
         }
         yield cluster
     finally:
-        for process in cluster.processes():  # not `ray stop`, which would end every cluster of this machine
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        subprocess.run(["rm", "-rf", str(cluster.ray_folder), str(cluster.other_folder)], check=False)
+        cluster.stop()
 
 
+@pytest.mark.long
 def test_a_submitted_run_on_two_nodes_streams_its_log_and_returns_its_status(cluster) -> None:
     assert cluster.two_status == 0, cluster.two_out[-3000:] + cluster.two_err[-3000:]
     assert "Rank-GRPO finished" in cluster.two_out
@@ -159,6 +162,7 @@ def test_a_submitted_run_on_two_nodes_streams_its_log_and_returns_its_status(clu
     assert shards == {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"}
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_then_stops_the_job_and_the_same_command_resumes(cluster) -> None:
     assert cluster.one_status == 130
     assert "asked the job to save a checkpoint and end" in cluster.one_err
@@ -169,6 +173,7 @@ def test_ctrl_c_saves_then_stops_the_job_and_the_same_command_resumes(cluster) -
     assert trained_steps(cluster.folder / "one") == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_two_nodes_and_a_resumed_run_give_the_numbers_of_one_that_ran_through(cluster) -> None:
     """fp32 on CPU: sums over two processes are made in another order, and Adam at lr 1e-3 carries that on: 1e-3.
 
@@ -186,6 +191,7 @@ def test_two_nodes_and_a_resumed_run_give_the_numbers_of_one_that_ran_through(cl
         assert max(row[name] for row in two.values()) > 0, name
 
 
+@pytest.mark.long
 def test_the_users_rank_reward_travels_with_the_job(cluster) -> None:
     for name in ("one", "two"):
         returns = [row["rank_grpo/return@1"] for row in read_metrics(cluster.folder / name) if "rank_grpo/dcg" in row]
@@ -198,6 +204,7 @@ def prompts_of(run_folder: Path, step: int) -> list[str]:
     return sorted(json.loads(line)["input"] for line in lines)
 
 
+@pytest.mark.long
 def test_two_nodes_and_a_resumed_run_train_the_same_prompts_in_the_same_order_of_steps(cluster) -> None:
     two = [prompts_of(cluster.folder / "two", step) for step in range(1, STEPS + 1)]
     one = [prompts_of(cluster.folder / "one", step) for step in range(1, STEPS + 1)]
@@ -205,6 +212,7 @@ def test_two_nodes_and_a_resumed_run_train_the_same_prompts_in_the_same_order_of
     assert two[0] != two[1]  # two steps of one epoch, with other rows
 
 
+@pytest.mark.long
 def test_no_file_or_log_holds_a_key(cluster) -> None:
     """The submitter and the nodes have it in their environment."""
     texts = [cluster.two_out, cluster.two_err, cluster.one_out, cluster.one_err, cluster.again_out, cluster.again_err]
@@ -217,6 +225,29 @@ def test_no_file_or_log_holds_a_key(cluster) -> None:
     assert not [path for path in files if PLANTED.encode() in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_nothing_of_the_jobs_is_left_on_the_nodes(cluster) -> None:
     _, left = psutil.wait_procs(list(cluster.outside), timeout=20)
     assert not left, [process.cmdline() for process in left]
+
+
+@pytest.mark.faults
+def test_a_node_that_is_lost_is_named_with_what_it_held(trained, own_data, tmp_path_factory) -> None:
+    cluster = Cluster(tmp_path_factory.mktemp("lost"), trained, own_data)
+    try:
+        cluster.start()
+        job = cluster.submit("lost", N_NODES="2", TOTAL_STEPS="1000")
+        deadline = time.monotonic() + 600
+        while not trained_steps(cluster.folder / "lost") and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert job.poll() is None, job.communicate()
+        (raylet,) = [
+            p for p in cluster.processes() if p.name() == "raylet" and str(cluster.other_folder) in str(p.cmdline())
+        ]
+        raylet.kill()
+        out, _ = job.communicate(timeout=200)
+    finally:
+        cluster.stop()
+    assert job.returncode == 1, out[-3000:]
+    (said,) = [line for line in out.splitlines() if "is lost; it held: " in line]
+    assert re.search(r"the node \S+ \(127\.0\.0\.1, [0-9a-f]{8}\) is lost; it held: .*training worker [01]", said)

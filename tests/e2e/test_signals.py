@@ -1,16 +1,30 @@
-"""Real signals to real runs, at moments at which they used to end them with a traceback, an abort or without a word."""
+"""Real signals to real runs: at the moments at which they used to end them with a traceback, an abort or without a
+word, and (`make test-faults`, half an hour) each signal in each phase of each stage."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 
-from .conftest import ROOT, descendants, killed_on_error
+from convrec.runs import stacks
+from convrec.runs.folder import latest_step
+
+from .conftest import ROOT, Demo, descendants, killed_on_error, trained_steps
+
+INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+END_SECONDS = 60  # the end of a step, its checkpoint and the end of the processes
+AGAIN = "stopped; the same command does it again"
+T = TypeVar("T")
+Moment = Callable[[subprocess.Popen, Path], bool]
 
 
 def ray_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
@@ -18,45 +32,182 @@ def ray_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
     return any(process.name() == "raylet" for process in descendants(run))
 
 
+def vllm_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
+    return any("EngineCore" in " ".join(words) for words in of_each(descendants(run), psutil.Process.cmdline))
+
+
+def of_each(processes: list[psutil.Process], what: Callable[[psutil.Process], T]) -> list[T]:
+    """Of those that have not ended meanwhile."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append(what(process))
+    return found
+
+
 def first_step_is_logged(run: subprocess.Popen, run_folder: Path) -> bool:
     return any(path.stat().st_size for path in run_folder.glob("metrics/*.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("script", "model", "number", "moment"),
-    [
-        ("run_rank_grpo.sh", "sft", signal.SIGTERM, ray_is_starting),
-        ("run_sft.sh", "model", signal.SIGUSR1, first_step_is_logged),
-    ],
-)
-def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(trained, tmp_path, script, model, number, moment):
-    run_folder = tmp_path / "run"
-    environment = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
-    environment |= {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder), "MODEL_PATH": str(trained.out / model)}
-    environment |= trained.files | {"TRAIN_BATCH_SIZE": "4", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
-    environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64"}
-    if model == "model":
-        environment["TRAIN_FILE"] = str(trained.out / "data" / "sft_train.parquet")
-        environment["VAL_FILE"] = str(trained.out / "data" / "sft_validation.parquet")
+def after(seconds: float) -> Moment:
+    """Seconds after the process has its handlers: its imports, then its work."""
+
+    def moment(run: subprocess.Popen, run_folder: Path) -> bool:
+        started = descendants(run)
+        return bool(started) and time.time() - started[0].create_time() > seconds
+
+    return moment
+
+
+def within(function: str, step: int = 0) -> Moment:
+    """The process that does the work is in this function, and so many steps are behind it."""
+
+    def moment(run: subprocess.Popen, run_folder: Path) -> bool:
+        if step and not (first_step_is_logged(run, run_folder) and max(trained_steps(run_folder), default=0) >= step):
+            return False
+        # the fork, or the child in which an evaluation generates
+        return any(f"    {function} (" in stacks._by_py_spy(process.pid) for process in descendants(run)[:3])
+
+    return moment
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, its environment, and what it says when it has been stopped before its first step."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    says: str = "stopped after step 0; the same command resumes"
+
+
+def training(demo: Demo, out: Path, script: str) -> Stage:
+    is_sft = script == "run_sft.sh"
+    environment = demo.files | {"TRAIN_BATCH_SIZE": "4", "TOTAL_STEPS": "1000", "SAVE_PATH": str(out)}
+    environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "PYTHON": sys.executable}
+    environment |= {"MODEL_PATH": str(demo.out / ("model" if is_sft else "sft"))}
+    if is_sft:
+        environment["TRAIN_FILE"] = str(demo.out / "data" / "sft_train.parquet")
+        environment["VAL_FILE"] = str(demo.out / "data" / "sft_validation.parquet")
+        return Stage(("bash", str(ROOT / script)), environment)
+    return Stage(("bash", str(ROOT / script), "trainer.val_before_train=false"), environment)
+
+
+def evaluation(demo: Demo, out: Path) -> Stage:
+    data = {"--data": "data/test.parquet", "--catalog": "data/catalog.parquet", "--train": "data/train.parquet"}
+    words = [word for option, file in data.items() for word in (option, str(demo.out / file))]
+    command = (sys.executable, "-m", "recipes.evaluate", "--model", str(demo.out / "sft"), *words, "--out", str(out))
+    return Stage(command, says=AGAIN)
+
+
+def data_preparation(demo: Demo, out: Path) -> Stage:
+    rows = [f"--{split}=100000" for split in ("train", "validation", "test")]
+    return Stage((sys.executable, "-m", "data_prep.sample", "--out", str(out), *rows), says=AGAIN)
+
+
+def stopped(stage: Stage, out: Path, moment: Moment, number: signal.Signals, **variables: str) -> str:
+    """Start it, signal it at the moment, and check how it ends. Returns its last line."""
+    outside = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
     run = subprocess.Popen(
-        ["bash", str(ROOT / script)], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        stage.command, env=outside | stage.environment | variables, cwd=ROOT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(INT, signal.SIG_DFL),  # a script's background job has it ignored
+    )  # fmt: skip
     with killed_on_error(run):
         deadline = time.monotonic() + 200
-        while not moment(run, run_folder):
+        while not moment(run, out):
             assert run.poll() is None, run.communicate()[1][-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.05)
         processes = descendants(run)
-        folders = {process.environ().get("CONVREC_RUN_TMP") for process in processes} - {None}
+        folders = {of_one.get("CONVREC_RUN_TMP") for of_one in of_each(processes, psutil.Process.environ)} - {None}
         run.send_signal(number)
-        _, error = run.communicate(timeout=60)
-    assert run.returncode == 130
-    after_start = error[error.index("starting ") :].splitlines()[1:]
-    assert after_start[-1] == "stopped after step 0; the same command resumes"
-    assert not [line for line in after_start[:-1] if line.strip() and "step" not in line]  # the progress bar
+        _, error = run.communicate(timeout=END_SECONDS)
+    assert run.returncode == 130, error[-3000:]
+    lines = [line for line in error[max(0, error.find("starting ")) :].splitlines() if line.strip()]
+    assert not [line for line in lines[:-1] if not is_progress(line)], error[-3000:]
     _, left = psutil.wait_procs(processes, timeout=5)
     assert not left
-    assert not (run_folder / "running").exists()
-    assert folders
+    assert not (out / "running").exists()
     assert not [folder for folder in folders if os.path.exists(folder)]
+    return lines[-1]
+
+
+def is_progress(line: str) -> bool:
+    return any(word in line for word in ("starting", "step", "it/s", "prompts", "full log", "loading"))
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "moment"),
+    [("run_rank_grpo.sh", TERM, ray_is_starting), ("run_sft.sh", USR1, first_step_is_logged)],
+)
+def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(trained, tmp_path, script, number, moment):
+    stage = training(trained, tmp_path / "run", script)
+    stage.environment["TEST_FREQ"] = "-1"
+    assert stopped(stage, tmp_path / "run", moment, number) == stage.says
+
+
+# ---- each signal in each phase
+
+SIGNALS = pytest.mark.parametrize("number", [TERM, INT, USR1], ids=lambda number: number.name)
+OF_RANK_GRPO = {
+    "ray_starts": ray_is_starting,
+    "vllm_starts": vllm_is_starting,
+    "rollout": within("sample", 1),
+    "update": within("_update_actor", 1),
+    "checkpoint": within("_save_checkpoint", 1),
+    "validation": within("_validate", 1),
+}
+OF_SFT = {
+    "start": within("_init_engine"),
+    "step": within("train_batch"),
+    "checkpoint": within("save_checkpoint"),
+    "validation": within("infer_batch"),
+}
+
+
+@pytest.mark.faults
+@SIGNALS
+@pytest.mark.parametrize("phase", OF_RANK_GRPO)
+def test_rank_grpo(trained, tmp_path, phase, number):
+    """SIGUSR1, and SIGTERM with SAVE_ON_TERM=1, save at the end of the step; the other two end at once."""
+    out = tmp_path / "run"
+    stage = training(trained, out, "run_rank_grpo.sh")
+    in_steps = OF_RANK_GRPO[phase] not in (ray_is_starting, vllm_is_starting)
+    saves = in_steps and number in (TERM, USR1)
+    often = {"SAVE_FREQ": "1", "TEST_FREQ": "1"} if phase in ("checkpoint", "validation") else {}
+    stage.environment.update({"ROLLOUT_N": "4", "SAVE_FREQ": "1000", "TEST_FREQ": "-1"} | often)
+    said = stopped(stage, out, OF_RANK_GRPO[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
+    step = latest_step(out)
+    assert said == f"stopped {'as asked ' if saves else ''}after step {step}; the same command resumes"
+    assert (step >= 1) == (saves or bool(often))
+    if saves:
+        assert step == max(trained_steps(out))  # the step that was running is saved, and logged
+
+
+@pytest.mark.faults
+@SIGNALS
+@pytest.mark.parametrize("phase", OF_SFT)
+def test_sft(trained, tmp_path, phase, number):
+    out = tmp_path / "run"
+    stage = training(trained, out, "run_sft.sh")
+    often = "1" if phase in ("checkpoint", "validation") else "1000"
+    stage.environment.update({"SAVE_FREQ": often, "TEST_FREQ": often})
+    said = stopped(stage, out, OF_SFT[phase], number)
+    assert said == f"stopped after step {latest_step(out)}; the same command resumes"
+
+
+@pytest.mark.faults
+@SIGNALS
+@pytest.mark.parametrize("moment", [vllm_is_starting, within("_run_engine")], ids=["vllm_starts", "lists"])
+def test_evaluation(trained, tmp_path, moment, number):
+    stage = evaluation(trained, tmp_path / "out")
+    assert stopped(stage, tmp_path / "out", moment, number) == stage.says
+
+
+@pytest.mark.faults
+@SIGNALS
+@pytest.mark.parametrize("seconds", [0.3, 5], ids=["imports", "rows"])
+def test_data_preparation(trained, tmp_path, seconds, number):
+    stage = data_preparation(trained, tmp_path / "out")
+    assert stopped(stage, tmp_path / "out", after(seconds), number) == stage.says
+    assert list(tmp_path.iterdir()) == []  # neither the folder nor a part of it
