@@ -16,6 +16,8 @@ from recipes.serving.haproxy import PORTS, HAProxy, free_ports
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # keeps connections
+
     def do_GET(self):
         body = f"{self.path} of {self.server.server_port}".encode()
         self.send_response(200)
