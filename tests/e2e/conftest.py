@@ -1,6 +1,7 @@
 """One set-up for the slow tests: the demo, cut to a few steps, run as a user runs it and interrupted once."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -67,6 +68,20 @@ def trained_steps(run_folder: Path) -> list[int]:
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
+
+
+def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str, str, int]]:
+    """(process, address, port) of everything that listens on more than the loopback."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            listening = [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            found += [
+                (process.name(), address.ip, address.port)
+                for address in listening
+                if not ipaddress.ip_address(address.ip.removeprefix("::ffff:")).is_loopback
+            ]
+    return found
 
 
 @contextlib.contextmanager

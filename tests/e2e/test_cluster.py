@@ -22,7 +22,7 @@ import pytest
 from convrec.checkpoints import saving
 from convrec.runs.folder import latest_step, read_metrics
 
-from .conftest import ROOT, trained_steps
+from .conftest import ROOT, reachable_from_elsewhere, trained_steps
 
 PLANTED = "planted-" + secrets.token_hex(8)
 STEPS = 4
@@ -241,6 +241,7 @@ def test_a_node_that_is_lost_is_named_with_what_it_held(trained, own_data, tmp_p
         while not trained_steps(cluster.folder / "lost") and job.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         assert job.poll() is None, job.communicate()
+        reachable = reachable_from_elsewhere(cluster.processes())
         (raylet,) = [
             p for p in cluster.processes() if p.name() == "raylet" and str(cluster.other_folder) in str(p.cmdline())
         ]
@@ -249,5 +250,6 @@ def test_a_node_that_is_lost_is_named_with_what_it_held(trained, own_data, tmp_p
     finally:
         cluster.stop()
     assert job.returncode == 1, out[-3000:]
+    assert not reachable  # all of it keeps to the address that `ray start` was given
     (said,) = [line for line in out.splitlines() if "is lost; it held: " in line]
     assert re.search(r"the node \S+ \(127\.0\.0\.1, [0-9a-f]{8}\) is lost; it held: .*training worker [01]", said)

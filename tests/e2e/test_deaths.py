@@ -7,7 +7,6 @@ are read.
 """
 
 import contextlib
-import ipaddress
 import os
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from convrec.checkpoints.models import resolve_model
 from convrec.runs.folder import latest_step, read_metrics
 from recipes.evaluation.single import evaluate
 
-from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error
+from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error, reachable_from_elsewhere
 
 pytestmark = pytest.mark.long
 
@@ -162,20 +161,6 @@ def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
     assert results["model"]["n"] == 64
     assert results["model"]["catalog_hit_ratio"] > 0.1  # it writes years, which are taken off
     assert 0 < results["popularity"]["ndcg@20"]["mean"] < 1
-
-
-def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str, str, int]]:
-    """(process, address, port) of everything that listens on more than the loopback."""
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            listening = [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-            found += [
-                (process.name(), address.ip, address.port)
-                for address in listening
-                if not ipaddress.ip_address(address.ip.removeprefix("::ffff:")).is_loopback
-            ]
-    return found
 
 
 def shared_memory_of(process: psutil.Process) -> set[str]:
