@@ -121,7 +121,9 @@ def stopped(stage: Stage, out: Path, moment: Moment, number: signal.Signals, **v
         processes = descendants(run)
         folders = {of_one.get("CONVREC_RUN_TMP") for of_one in of_each(processes, psutil.Process.environ)} - {None}
         run.send_signal(number)
+        begin = time.monotonic()
         _, error = run.communicate(timeout=END_SECONDS)
+    print(f"{number.name}: the end after {time.monotonic() - begin:.1f} s")
     assert run.returncode == 130, error[-3000:]
     lines = [line for line in error[max(0, error.find("starting ")) :].splitlines() if line.strip()]
     assert not [line for line in lines[:-1] if not is_progress(line)], error[-3000:]
