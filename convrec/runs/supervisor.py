@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 SECONDS = 15.0  # from KeyboardInterrupt to SIGKILL: Ray's shutdown takes 2 to 5 s, trackers upload what is left
 SAVE_SECONDS = 900.0  # that the end of a step and its checkpoint may take
@@ -81,7 +82,13 @@ def _begin_fork(parent: int, number: int, ignored: set[signal.Signals]) -> None:
         signal.signal(stop, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
     show = sys.excepthook
-    sys.excepthook = lambda kind, *rest: None if issubclass(kind, KeyboardInterrupt) else show(kind, *rest)
+
+    def show_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # in the middle of an import of C code a KeyboardInterrupt becomes another error
+        if not issubclass(kind, KeyboardInterrupt) and not was_asked_to_stop():
+            show(kind, error, trace)
+
+    sys.excepthook = show_failure
 
 
 # ---- the supervisor ----

@@ -32,6 +32,13 @@ def ready():
 DEAF = "signal.signal(signal.SIGINT, lambda number, frame: None); ready(); time.sleep(600)"
 WORK = {
     "in Python": "ready(); time.sleep(60)",
+    "in an import of C code": """
+ready()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    raise ImportError("PyCapsule_Import could not import module") from None
+""",
     "deaf to interrupts": DEAF,
     # what Ray's core does while `ray.init` runs
     "with another handler of SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: os.abort()); ready(); time.sleep(60)",
@@ -99,6 +106,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, psut
         ("in Python", signal.SIGTERM),
         ("in Python", signal.SIGINT),
         ("in Python", signal.SIGUSR1),
+        ("in an import of C code", signal.SIGTERM),
         ("deaf to interrupts", signal.SIGTERM),
         ("with another handler of SIGTERM", signal.SIGTERM),
         ("holding a run folder, with children", signal.SIGTERM),
