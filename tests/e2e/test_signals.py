@@ -51,10 +51,10 @@ def first_step_is_logged(run: subprocess.Popen, run_folder: Path) -> bool:
 
 def after(seconds: float) -> Moment:
     """Seconds after the process has its handlers: its imports, then its work."""
+    since: dict[int, float] = {}
 
     def moment(run: subprocess.Popen, run_folder: Path) -> bool:
-        started = descendants(run)
-        return bool(started) and time.time() - started[0].create_time() > seconds
+        return bool(descendants(run)) and time.monotonic() - since.setdefault(run.pid, time.monotonic()) > seconds
 
     return moment
 
