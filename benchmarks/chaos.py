@@ -32,7 +32,7 @@ FAULTS = ("kill", "stop", "SIGTERM", "SIGINT", "SIGUSR1", "disk full", "clock")
 DISK_MIB = 256  # three checkpoints of the demo's model, its log and its metrics
 END_SECONDS = 400.0  # that a disturbed start may take to end; a stopped one is waited for by the watchdog
 WATCHDOG_SECONDS = 30
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's libfaketime
+CLOCK = Path(__file__).with_name("clock.c")
 COMPARED = ("actor/policy_loss", "actor/grad_norm", "actor/kl", "rank_grpo/return@1", "rank_grpo/dcg", "val/ndcg")
 
 
@@ -90,8 +90,7 @@ class Start:
     def left(self) -> list[str]:
         _, alive = psutil.wait_procs(self.seen, timeout=40)
         processes = [f"process {p.pid} {p.name()}" for p in alive if p.is_running()]
-        paths = self.folders | {path for path in self.segments if "faketime" not in path}  # libfaketime's own stay
-        return [*processes, *(path for path in paths if os.path.exists(path))]
+        return [*processes, *(path for path in self.folders | self.segments if os.path.exists(path))]
 
     def said(self) -> str:
         self.file.seek(0)
@@ -112,6 +111,7 @@ class Campaign:
         self.command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"]
         self.command += ["data.val_max_samples=8", "convrec.deterministic=true"]
         self.command += [f"convrec.watchdog_seconds={WATCHDOG_SECONDS}"]
+        self.clock = out.resolve() / "clock.so"
         self.faults = list(FAULTS)
         self.rows: list[Row] = []
 
@@ -126,6 +126,15 @@ class Campaign:
         status = start.wait(3600)
         assert status == 0, f"the undisturbed run ended with {status}: {start.said()}"
         return time.monotonic() - begin
+
+    def can_change_the_clock(self) -> bool:
+        compiler = shutil.which("cc")
+        return (
+            bool(compiler)
+            and not subprocess.run(
+                [compiler, "-O2", "-shared", "-fPIC", "-o", str(self.clock), str(CLOCK), "-ldl"], check=False
+            ).returncode
+        )
 
     def disturbed(self, run: Path, deadline: float) -> None:
         """Starts with a fault each until the deadline, then one that may finish."""
@@ -142,9 +151,8 @@ class Campaign:
     def one_start(self, run: Path, fault: str) -> None:
         more = {}
         if fault == "clock":
-            # ahead: behind, libfaketime makes every sleep of Python end with EINVAL
-            more = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+60s"}
-            more["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"
+            # behind, waits of gRPC until a time of day would end at once, and spin: the kernel's clock is another
+            more = {"LD_PRELOAD": str(self.clock), "CHAOS_CLOCK": "60"}
         start = self.start(run, len(self.rows) + 1, **more)
         self.wait_for_the_moment(start, run)
         step, begin, target = latest_step(run), time.monotonic(), self.do(fault, start, run, more)
@@ -176,7 +184,7 @@ class Campaign:
             with contextlib.suppress(psutil.NoSuchProcess):
                 name = name_of(victim)
                 victim.send_signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
-                return f"{more['FAKETIME']}, then SIGKILL of {name}" if more else name
+                return f"{more['CHAOS_CLOCK']} s, then SIGKILL of {name}" if more else name
             return "it had ended"
         if fault == "disk full":
             with contextlib.suppress(OSError), (run.parent / "filler").open("wb", buffering=0) as filler:
@@ -246,8 +254,9 @@ def main() -> int:
     arguments.out.mkdir(parents=True)
     campaign = Campaign(arguments.demo, arguments.out, arguments.steps, arguments.seed)
     print(f"undisturbed: {campaign.undisturbed():.0f} s for {arguments.steps} steps", flush=True)
+    has_clock = campaign.can_change_the_clock()
     with small_disk(arguments.out / "disk") as can_be_full:
-        impossible = [*([] if can_be_full else ["disk full"]), *([] if FAKETIME.exists() else ["clock"])]
+        impossible = [*([] if can_be_full else ["disk full"]), *([] if has_clock else ["clock"])]
         campaign.faults = [fault for fault in FAULTS if fault not in impossible]
         run = arguments.out / "disk" / "disturbed"
         campaign.disturbed(run, time.monotonic() + 60 * arguments.minutes)
