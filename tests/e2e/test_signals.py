@@ -160,7 +160,7 @@ OF_RANK_GRPO = {
     "validation": within("_validate", 1),
 }
 OF_SFT = {
-    "start": within("_init_engine"),
+    "start": after(4),  # it imports torch and verl
     "step": within("train_batch"),
     "checkpoint": within("save_checkpoint"),
     "validation": within("infer_batch"),
