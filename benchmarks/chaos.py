@@ -195,15 +195,20 @@ class Campaign:
             os.kill(start.process.pid, signal.Signals[fault])
         return "the run"
 
-    def differences(self, run: Path) -> dict[str, float]:
-        """Largest relative difference of each metric over all steps; infinite where a step is missing."""
+    def differences(self, run: Path) -> tuple[dict[str, float], list[int]]:
+        """(the largest relative difference of each metric over the steps that both have logged, the steps whose metrics
+        are lost: the run ended between their checkpoint and their metrics, as the next start has said)."""
         wanted, found = ({row["step"]: row for row in read_metrics(r)} for r in (self.out / "undisturbed", run))
         worst = {}
         for name in COMPARED:
-            steps = [step for step, row in wanted.items() if name in row]
-            pairs = [(wanted[step][name], found.get(step, {}).get(name, float("inf"))) for step in steps]
-            worst[name] = max((abs(a - b) / max(abs(a), 1e-12) if a != b else 0.0 for a, b in pairs), default=0.0)
-        return worst
+            pairs = [(row[name], found[step][name]) for step, row in wanted.items() if name in found.get(step, {})]
+            assert pairs, name
+            worst[name] = max(abs(a - b) / max(abs(a), 1e-12) if a != b else 0.0 for a, b in pairs)
+        lost = [step for step, row in wanted.items() if COMPARED[0] in row and COMPARED[0] not in found.get(step, {})]
+        texts = [log.read_text() for log in self.out.glob("disturbed-*.log")]
+        unsaid = [step for step in lost if not any(f"ended after step {step} was saved and before" in t for t in texts)]
+        assert not unsaid, f"the metrics of steps {unsaid} are missing without a word"
+        return worst, lost
 
     def lines(self) -> list[str]:
         head = [
@@ -260,11 +265,14 @@ def main() -> int:
         campaign.faults = [fault for fault in FAULTS if fault not in impossible]
         run = arguments.out / "disk" / "disturbed"
         campaign.disturbed(run, time.monotonic() + 60 * arguments.minutes)
-        differences, step = campaign.differences(run), latest_step(run)
+        (differences, lost), step = campaign.differences(run), latest_step(run)
+        shutil.copytree(run / "metrics", arguments.out / "metrics")
     print("\n".join(campaign.lines()))
-    print(f"step {step} of {arguments.steps}; largest relative differences: {differences}")
+    print(f"step {step} of {arguments.steps}; largest relative differences: {differences}; metrics lost of: {lost}")
     rows = [asdict(row) for row in campaign.rows]
-    (arguments.out / "chaos.json").write_text(json.dumps({"rows": rows, "step": step, "differences": differences}))
+    (arguments.out / "chaos.json").write_text(
+        json.dumps({"rows": rows, "step": step, "differences": differences, "lost": lost})
+    )
     is_well = step == arguments.steps and max(differences.values()) < 1e-5
     return 0 if is_well and not any(row.left or row.status is None for row in campaign.rows) else 1
 
