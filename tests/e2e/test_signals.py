@@ -3,6 +3,7 @@ word, and (`make test-faults`, half an hour) each signal in each phase of each s
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from convrec.runs import stacks
 from convrec.runs.folder import latest_step
 
 from .conftest import ROOT, Demo, descendants, killed_on_error, trained_steps
@@ -45,8 +45,18 @@ def of_each(processes: list[psutil.Process], what: Callable[[psutil.Process], T]
     return found
 
 
+def generation_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
+    words = of_each(descendants(run), psutil.Process.cmdline)
+    return any("convrec.generation.child" in " ".join(of_one) for of_one in words)
+
+
 def first_step_is_logged(run: subprocess.Popen, run_folder: Path) -> bool:
     return any(path.stat().st_size for path in run_folder.glob("metrics/*.jsonl"))
+
+
+def stack_of(process: psutil.Process) -> str:
+    command = [Path(sys.executable).with_name("py-spy"), "dump", "--pid", str(process.pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def after(seconds: float) -> Moment:
@@ -66,7 +76,7 @@ def within(function: str, step: int = 0) -> Moment:
         if step and not (first_step_is_logged(run, run_folder) and max(trained_steps(run_folder), default=0) >= step):
             return False
         # the fork, or the child in which an evaluation generates
-        return any(f"    {function} (" in stacks._by_py_spy(process.pid) for process in descendants(run)[:3])
+        return any(re.search(rf"[ .]{function} \(", stack_of(process)) for process in descendants(run)[:3])
 
     return moment
 
@@ -200,7 +210,7 @@ def test_sft(trained, tmp_path, phase, number):
 
 @pytest.mark.faults
 @SIGNALS
-@pytest.mark.parametrize("moment", [vllm_is_starting, within("_run_engine")], ids=["vllm_starts", "lists"])
+@pytest.mark.parametrize("moment", [generation_is_starting, within("_run_engine")], ids=["vllm_starts", "lists"])
 def test_evaluation(trained, tmp_path, moment, number):
     stage = evaluation(trained, tmp_path / "out")
     assert stopped(stage, tmp_path / "out", moment, number) == stage.says
