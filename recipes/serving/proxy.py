@@ -1,5 +1,5 @@
 """In Ray Serve's proxy, which gets a request where no process of the service answers: how long it is held, and what is
-said then. Pure ASGI, no Ray.
+said then.
 
 Ray Serve's proxy imports `middlewares` (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH). It holds a request until there is a
 process; of one that dies meanwhile it says nothing, which its server makes a 500, or 503 as text.
@@ -23,6 +23,13 @@ HEALTH_SECONDS = 5.0
 
 
 def middlewares() -> list[Middleware]:
+    """Those of the proxy; none in the service's own processes, which call this too and have their own limits."""
+    from ray import serve  # late: it reads the environment when it is imported, which `recipes.serving.local` sets
+    from ray.serve.exceptions import RayServeException
+
+    with contextlib.suppress(RayServeException):
+        serve.get_replica_context()
+        return []
     seconds = float(os.environ.get(SECONDS_VARIABLE, Limits().timeout_seconds))
     return [Middleware(Held, seconds=seconds)]
 
