@@ -25,7 +25,7 @@ test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the de
 test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
 	@$(PY) -m pytest tests/e2e -m long
 
-test-faults: setup ## each signal in each phase of each stage, a node that is lost: half an hour, not in CI
+test-faults: setup ## each signal in each phase of each stage, a lost node, options of verl: half an hour, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
 
 tutorials: setup ## the commands of the manual's tutorials, at the smallest size (PAGES="reward or catalog": of these)
@@ -67,7 +67,7 @@ lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 
 bench: setup ## every benchmark, about an hour: JSON in outputs/bench; trains on what `make demo` has left
 	@mkdir -p outputs/bench
-	@for name in matching loss conversion rra; do echo $$name; \
+	@for name in matching loss conversion remap_adjust; do echo $$name; \
 	  $(PY) benchmarks/bench_$$name.py > outputs/bench/$$name.json || exit 1; done
 	@for name in training validation; do echo $$name; \
 	  $(PY) benchmarks/bench_$$name.py --demo outputs/demo > outputs/bench/$$name.json || exit 1; done

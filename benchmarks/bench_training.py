@@ -25,7 +25,7 @@ import psutil
 from omegaconf import OmegaConf
 
 from convrec.runs.folder import read_metrics
-from recipes.preflight import estimate
+from recipes.planning import estimate, models
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_SECONDS = 10.0
@@ -137,7 +137,7 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 def estimate_of(run: Path) -> int:
     """Bytes of host memory that the doctor estimates for a run on a CPU."""
     config = OmegaConf.load(run / "config.yaml")
-    return estimate.needs(config, estimate.model_size(config.actor_rollout_ref.model.path)).host
+    return estimate.needs(config, models.model_size(config.actor_rollout_ref.model.path)).host
 
 
 def main() -> None:

@@ -50,6 +50,17 @@ def folder_written_whole(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` for what is needed until the block ends."""
+    partial = _partial(path)
+    partial.mkdir()
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _partial(path: Path) -> Path:
     """This thread's temporary name for `path`; those of threads of this host that have ended are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)

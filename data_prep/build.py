@@ -8,7 +8,7 @@ Stages, each with its parquet in --out and a record STAGE.json of settings and s
     rows            rows.parquet, catalog.parquet           the conversations: a share of train, all of validation
     teacher         teacher.parquet, items.parquet          a list for each, and every item that is met
     metadata        metadata.parquet                        words for each item
-    remap           remap.parquet                           the best candidates with s
+    remap           remap.parquet, item_vectors.npy         the best candidates with s, and what s is made of
     reflect         reflect.parquet                         their ratings, and s + gamma * rating
     adjust          adjusted.parquet, adjust_weights.parquet  w s + b, and w, b and what they moved
     demonstrations  sft_train.parquet, sft_validation.parquet  what run_sft.sh reads
@@ -35,26 +35,23 @@ from typing import Any
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
-from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
 from convrec.lists.settings import ListSettings
-from convrec.llm import LLM, endpoint
-from data_prep.stages import demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import Asker, FailedQuestions, failed_again
+from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
+from data_prep.stages.asking import FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
+from data_prep.stages.models import MODEL_JUDGES, TRAINED_JUDGES, add_models, asker_of, asking_with, model_of
+from data_prep.stages.ranges import Workers
 from data_prep.stages.record import Stage, read_record, refuse_foreign, run_stage
 
 STAGES = {  # what each writes
     "rows": (rows.ROWS, rows.CATALOG),
     "teacher": (teacher.FILE, teacher.ITEMS),
     "metadata": (metadata.FILE,),
-    "remap": (remap.FILE,),
+    "remap": (remap.FILE, remap.VECTORS),
     "reflect": (reflect.FILE,),
     "adjust": (rows.ADJUSTED, rows.ADJUST_WEIGHTS),
     "demonstrations": tuple(demonstrations.FILES.values()),
 }
-TRAINED_JUDGES = MODES  # with this project
-MODEL_JUDGES = ("list", *TRAINED_JUDGES)
-MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096} | dict.fromkeys(TRAINED_JUDGES, MAX_RESPONSE_TOKENS)
 
 
 def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
@@ -66,12 +63,12 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         return _plan_rows(given)
     num_items = _num_items(Path(given.out), name)
     if name == "teacher":
-        asker, asked = _asker(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
+        asker, asked = asker_of(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
         settings = {"teacher": given.teacher, "num_items": num_items} | asked
-        return Stage(name, ["rows"], STAGES[name], partial(teacher.run, asker=asker)), settings
+        return Stage(name, ["rows"], STAGES[name], asking_with(teacher.run, asker)), settings
     if name == "metadata":
-        asker, asked = _asker(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
-        run = partial(metadata.run, asker=asker)
+        asker, asked = asker_of(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
+        run = asking_with(metadata.run, asker)
         return Stage(name, ["rows", "teacher"], STAGES[name], run), {"metadata": given.metadata} | asked
     if name == "remap":
         chosen = _remap(given)
@@ -84,21 +81,21 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         } | {"remap": chosen}
         if given.trust_remote_code:  # otherwise the records of former versions stay good
             settings["trust_remote_code"] = True
-        run = partial(remap.run, num_items=num_items, is_chosen=given.remap is not None)
+        run = partial(remap.run, num_items=num_items, is_chosen=given.remap is not None, workers=_workers(given))
         return Stage(name, ["rows", "teacher", "metadata"], STAGES[name], run), settings
     if name == "reflect":
-        asker, asked = _asker(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
+        asker, asked = asker_of(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
         judged = min(given.judged or given.candidates, given.candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
         if given.criteria and given.judge in TRAINED_JUDGES:
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
-        return Stage(name, ["rows", "remap"], STAGES[name], partial(reflect.run, asker=asker)), settings
+        return Stage(name, ["rows", "remap"], STAGES[name], asking_with(reflect.run, asker)), settings
     if name == "adjust":
-        settings = {
-            key: getattr(given, key)
-            for key in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "held_out", "seed")
-        }
-        return Stage(name, ["rows", "remap", "reflect"], STAGES[name], _adjust), settings
+        softmax = _softmax(given)
+        penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
+        settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
+        reads = ["rows", "teacher", "remap", "reflect"]
+        return Stage(name, reads, STAGES[name], partial(adjust.run, workers=_workers(given))), settings
     assert name == "demonstrations"
     settings = {"num_items": num_items, "check": True}
     return Stage(name, ["rows", "adjust"], STAGES[name], demonstrations.run), settings
@@ -111,10 +108,17 @@ def _remap(given: argparse.Namespace) -> str:
     return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
 
 
-def _adjust(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    from data_prep.stages import adjust  # the only stage that needs torch
+def _softmax(given: argparse.Namespace) -> str:
+    """--softmax; where it is not given, what remap leaves scores of. Raises UserError where it leaves too few."""
+    record = read_record(Path(given.out), "remap")
+    is_remapped = record is not None and record["settings"]["remap"] == "full"
+    if given.softmax == "catalog" and not is_remapped:
+        raise UserError(f"--softmax catalog: {given.out} has remap none, which scores the teacher's items alone")
+    return given.softmax or ("catalog" if is_remapped else "candidates")
 
-    return adjust.run(folder, settings)
+
+def _workers(given: argparse.Namespace) -> Workers:
+    return Workers(given.workers, given.address)
 
 
 def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
@@ -145,18 +149,6 @@ def _num_items(folder: Path, name: str) -> int:
     if record is None:
         raise UserError(f"{folder}: the stage `rows` is not there yet; `{name}` reads it: run it first, or `all`")
     return record["settings"]["num_items"]
-
-
-def _asker(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
-    where = endpoint(role)
-    sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
-    sampling = {key: value for key, value in sampling.items() if value is not None}
-    cache = given.cache or Path(given.out) / "answers"
-    price = given.judge_price if role == "judge" and given.judge_price else given.price
-    options = {"concurrency": given.concurrency, "max_retries": given.retries, "timeout": given.timeout}
-    llm = LLM(where, cache, price=price, most_failed=given.skip_failed, **options)
-    failed = FailedQuestions(Path(given.out), kind if kind in STAGES else "reflect")
-    return Asker(llm, sampling, failed), {"model": where.model, "sampling": sampling}
 
 
 def build(given: argparse.Namespace) -> None:
@@ -192,26 +184,20 @@ def _check_ahead(given: argparse.Namespace) -> None:
     for name, files in STAGES.items() if not given.redo else ():
         refuse_foreign(Path(given.out), name, files)
     if "llm" in (given.teacher, given.metadata):
-        endpoint("teacher")
+        model_of(given, "teacher")
     if given.judge in MODEL_JUDGES:
-        endpoint("judge")
+        model_of(given, "judge")
     if given.remap != "none":
         check_embedding(given.embedding)
+    if given.address:
+        with _workers(given).open():
+            pass  # the cluster is there
     if given.candidates < given.num_items:
         raise UserError(f"--candidates {given.candidates}: give at least --num-items ({given.num_items})")
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if name not in ("moved", "sources", "warnings")}
-
-
-def _sampling(text: str) -> dict[str, Any]:
-    value = json.loads(text)  # a ValueError becomes argparse's message
-    if not isinstance(value, dict):
-        raise ValueError("an object")
-    if ours := sorted(value.keys() & {"model", "messages", "stream"}):
-        raise argparse.ArgumentTypeError(f"{', '.join(ours)} is no sampling parameter")
-    return value
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -266,21 +252,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
     add("--judged", type=int, help="reflect: candidates that a pointwise or pairwise judge rates (all)")
     add("--criteria", help="reflect: those of a pointwise or pairwise judge, criteria.yaml beside it (the defaults)")
-    add("--penalty", type=float, default=0.01, help="adjust: on |w - 1|^2 and |b|^2 (%(default)s)")
-    add("--learning-rate", type=float, default=0.02, help="adjust: of the fit (%(default)s)")
-    add("--batch-size", type=int, default=512, help="adjust: conversations (%(default)s)")
-    add("--max-epochs", type=int, default=200, help="adjust; 0: w = 1 and b = 0 (%(default)s)")
-    add("--patience", type=int, default=10, help="adjust: epochs without a better held-out likelihood (%(default)s)")
-    add("--held-out", type=float, default=0.1, help="adjust: share of conversations to stop by (%(default)s)")
-    add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
-    add("--retries", type=int, default=8, help="models: of one request (%(default)s)")
-    add("--timeout", type=float, default=600.0, help="models: seconds for one answer (%(default)s)")
-    add("--skip-failed", type=float, default=0.05, help="models: share of a stage's questions that may stay without "
-        "an answer; OUT/failed.jsonl names them (%(default)s)")  # fmt: skip
-    add("--cache", help="models: folder of the answers (OUT/answers)")
-    add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
-    add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
-    add("--judge-price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: the judge's (--price)")
+    add(
+        "--softmax",
+        choices=tuple(adjust.PENALTY),
+        help="adjust: over all of the catalog, or the candidates alone (catalog; candidates with --remap none)",
+    )
+    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 over the candidates)")
+    add("--max-epochs", type=int, default=100, help="adjust: passes of the fit; 0: w = 1 and b = 0 (%(default)s)")
+    add("--workers", type=int, help="remap, adjust: processes, or tasks at once with --address (one for every core)")
+    add_models(parser)
     given = parser.parse_args(argv)
     _check_numbers(given)
     return given
@@ -293,12 +273,9 @@ def _check_numbers(given: argparse.Namespace) -> None:
         "dimensions": (given.dimensions >= 1, "at least 1"),
         "candidates": (given.candidates >= 1, "at least 1"),
         "judged": (given.judged is None or given.judged >= 1, "at least 1"),
-        "penalty": (given.penalty >= 0, "at least 0"),
-        "learning_rate": (given.learning_rate > 0, "above 0"),
-        "batch_size": (given.batch_size >= 1, "at least 1"),
+        "penalty": (given.penalty is None or given.penalty >= 0, "at least 0"),
         "max_epochs": (given.max_epochs >= 0, "at least 0"),
-        "patience": (given.patience >= 1, "at least 1"),
-        "held_out": (0 <= given.held_out < 1, "at least 0, below 1"),
+        "workers": (given.workers is None or given.workers >= 1, "at least 1"),
         "skip_failed": (0 <= given.skip_failed < 1, "at least 0, below 1"),
     }
     for name, (holds, wanted) in rules.items():

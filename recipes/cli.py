@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]  # of the packages and conf/
 COMMANDS = {  # what is typed -> (module, help)
     "demo": ("recipes.demo", "the whole method, small, on a CPU"),
     "doctor": ("recipes.doctor", "is a run possible here, or on that cluster?"),
+    "plan": ("recipes.plan", "steps, hours, memory and network of a run on any cluster, computed"),
     "gpu-check": ("recipes.gpu_check", "does all that a run needs of GPUs work on this machine?"),
     "recommend": ("recipes.recommend", "lists for the conversations of a file"),
     "evaluate": ("recipes.evaluate", "metrics of a model, or of every checkpoint"),

@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from convrec.data.damage import REPORT, add_skip_damaged
 from convrec.errors import UserError
+from convrec.generation.placement import add_placement
 from convrec.kinds import shown
 from convrec.lists.matching import MATCHERS
 from convrec.lists.metrics import PROTOCOLS
@@ -133,7 +134,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--max-prompt-length", type=int, default=2048, help="tokens (%(default)s)")
     parser.add_argument("--max-response-length", type=int, default=1024, help="tokens (%(default)s)")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs the model spans (%(default)s)")
+    add_placement(parser)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     parser.add_argument("--constrained", action="store_true", help="beside the free lists: lists of the catalog only")
     parser.add_argument("--allow", help="--constrained: the items lists may hold, one a line, or a catalog (parquet)")

@@ -47,10 +47,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data_prep.judge_data": LIBRARY,
     "data_prep.commands": LIBRARY
     | {"data_prep.sample_data", "data_prep.own_data", "data_prep.stages", "data_prep.judge_data"},
-    "recipes.preflight": LIBRARY,
-    "recipes.launch": LIBRARY | {"recipes.preflight"},
+    "recipes.planning": LIBRARY,
+    "recipes.preflight": LIBRARY | {"recipes.planning"},
+    "recipes.launch": LIBRARY | {"recipes.planning", "recipes.preflight"},
     "recipes.cluster": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.evaluation": LIBRARY,
+    "recipes.experiments": LIBRARY
+    | {"recipes.planning", "recipes.preflight", "recipes.launch", "recipes.cluster", "recipes.evaluation"},
     "recipes.batch": LIBRARY | {"data_prep.own_data"},
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
@@ -61,12 +64,18 @@ MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.c
 # Heavy libraries and the only places of the library that may name them; recipes may name any.
 SEAMS = {
     "verl": ("convrec/training/", "convrec/rollout/", "convrec/cpu/", "convrec/checkpoints/models.py"),
-    "ray": ("convrec/training/", "convrec/rollout/", "convrec/cpu/"),
+    "ray": (
+        "convrec/training/",
+        "convrec/rollout/",
+        "convrec/cpu/",
+        "convrec/generation/cluster.py",
+        "data_prep/stages/ranges.py",
+    ),
     "transfer_queue": ("convrec/training/", "convrec/rollout/"),
     "vllm": (
         "convrec/rollout/server.py",
         "convrec/cpu/server.py",
-        "convrec/generation/child.py",
+        "convrec/generation/offline.py",
         "convrec/generation/executor.py",
         "convrec/constrained/vllm_processor.py",
         "convrec/serving/",
@@ -190,3 +199,10 @@ def test_contributing_names_every_folder() -> None:
     tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     folders = {Path(file).parent.name for file in FILES}
     assert not {name for name in folders if f"{name}/" not in tree}, "add a line to the tree in CONTRIBUTING.md"
+
+
+def test_make_bench_names_benchmarks_that_are_there() -> None:
+    named = re.findall(r"@for name in (.*); do", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    names = " ".join(named).split()
+    assert len(names) > 4
+    assert [name for name in names if not (ROOT / "benchmarks" / f"bench_{name}.py").exists()] == []

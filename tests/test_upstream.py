@@ -272,14 +272,17 @@ PINS = (
     Pin(
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer.step",
         "e22f53aadb7805d2",
-        ("convrec.training.trainer_base:ConvRecMixin._load_checkpoint",),
-        "parameter_sync_step updates a step",
+        (
+            "convrec.training.trainer_base:ConvRecMixin._load_checkpoint",
+            "convrec.training.unlogged:KeepsUnlogged.step",
+        ),
+        "parameter_sync_step updates a step; it fills the metrics before it returns",
     ),
     # SFT
     Pin(
         "verl.trainer.sft_trainer:run_sft",
         "5c028a6a2bc8c667",
-        ("recipes.launch.sft_training:train",),
+        ("recipes.launch.sft_training:_train_here",),
         "which does its steps",
     ),
     Pin(
@@ -287,32 +290,68 @@ PINS = (
         "88292f0424ff619b",
         (
             "convrec.training.tracking:install",
-            "convrec.training.sft_trainer:ConvRecSFTTrainer",
+            "convrec.training.sft.trainer:ConvRecSFTTrainer",
         ),
         "epochs, the last step",
     ),
     Pin(
         "verl.trainer.sft_trainer:SFTTrainer.__init__",
         "dd1971b1909af414",
-        ("convrec.training.sft_trainer:ConvRecSFTTrainer.__init__",),
+        ("convrec.training.sft.trainer:SFTMixin.__init__",),
         "the state is loaded here",
     ),
     Pin(
         "verl.trainer.sft_trainer:SFTTrainer._init_engine",
         "0140f0899f7f843a",
-        ("convrec.training.sft_trainer:ConvRecSFTTrainer._init_engine",),
+        ("convrec.training.sft.trainer:ConvRecSFTTrainer._init_engine",),
         "steps and epochs",
+    ),
+    Pin(
+        "verl.trainer.sft_trainer:SFTTrainer._get_lora_train_meta",
+        "465aaf46c206cc98",
+        ("convrec.training.sft.on_ray:ConvRecRaySFTTrainer._build_ckpt_handler",),
+        "called without its trainer",
+    ),
+    Pin(
+        "verl.trainer.sft_trainer_ray:SFTTrainer.__init__",
+        "c2b69fee7f6cac2c",
+        ("convrec.training.sft.on_ray:ConvRecRaySFTTrainer.__init__",),
+        "the state is loaded here",
+    ),
+    Pin(
+        "verl.trainer.sft_trainer_ray:SFTTrainer.fit",
+        "2f83522cc05eb96d",
+        ("convrec.training.sft.trainer:SFTMixin.fit", "convrec.training.sft.on_ray:ConvRecRaySFTTrainer.__init__"),
+        "epochs, the last step; it waits for each answer at once",
+    ),
+    Pin(
+        "verl.trainer.sft_trainer_ray:SFTTrainer._build_dataloader",
+        "f14c93be79994080",
+        ("convrec.training.sft.trainer:SFTMixin._build_dataloader",),
+        "the loaders are replaced; steps and epochs",
+    ),
+    Pin(
+        "verl.trainer.sft_trainer_ray:SFTTrainer._build_engine",
+        "2db810b684ef2524",
+        ("convrec.training.sft.on_ray:ConvRecRaySFTTrainer._build_engine",),
+        "which does its steps",
+    ),
+    Pin(
+        "verl.utils.checkpoint.checkpoint_handler:CheckpointHandler.save_checkpoint",
+        "3e967ed50a7b0298",
+        ("convrec.training.sft.trainer:SFTMixin._build_ckpt_handler",),
+        "what a step folder has; data_0.pt",
     ),
     Pin(
         "torchdata.stateful_dataloader.stateful_dataloader:StatefulDataLoader.load_state_dict",
         "10e7ad3304cc7176",
-        ("convrec.training.sft_trainer:ConvRecSFTTrainer.__init__",),
+        ("convrec.training.sft.trainer:SFTMixin.__init__",),
         "next_iter_state",
     ),
     Pin(
         "torchdata.stateful_dataloader.stateful_dataloader:StatefulDataLoader._get_iterator",
         "e4e230ab1471c8b0",
-        ("convrec.training.sft_trainer:ConvRecSFTTrainer.__init__",),
+        ("convrec.training.sft.trainer:SFTMixin.__init__",),
         "next_iter_state",
     ),
     # checkpoints, stops, lost processes
@@ -342,8 +381,15 @@ PINS = (
             "convrec.training.trainer_base:ConvRecMixin.on_step_begin",
             "convrec.training.trainer_base:ConvRecMixin.on_step_end",
             "convrec.training.tracking:install",
+            "convrec.training.unlogged:KeepsUnlogged._make_up_validation",
         ),
-        "order of save, log, validate; Tracking",
+        "order of save, log, validate; Tracking; after the last step it trains nothing",
+    ),
+    Pin(
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_metrics",
+        "9c5c555787889555",
+        ("convrec.training.unlogged:KeepsUnlogged._metrics_of_trained",),
+        "called once more; what it counts is put back",
     ),
     Pin(
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.on_step_end",
@@ -389,14 +435,14 @@ PINS = (
     Pin(
         "transfer_queue.interface:init",
         "4a75f86c544eea7e",
-        ("convrec.rollout.queue:start",),
-        "an existing controller is attached to",
+        ("convrec.rollout.queue:_ControllerOfThisRun",),
+        "how the controller is made; an existing one is attached to",
     ),
     Pin(
         "transfer_queue.interface:_init_from_existing",
         "ed43e32c550d3e6f",
-        ("convrec.rollout.queue:_has_controller",),
-        "the actor's name",
+        ("convrec.rollout.queue:_RayOfThisRun",),
+        "how the controller is looked up",
     ),
     Pin(
         "transfer_queue.interface:_maybe_create_tq_storage",

@@ -1,8 +1,9 @@
-"""Checkpoints of a Rank-GRPO run that survive what may happen while they are written.
+"""Checkpoints of a run that survive what may happen while they are written.
 
 RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
+RUN/global_step_N/metrics.json           RL: the step's metrics, should it end before they are logged (step_metrics)
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
-RUN/best.json                            {"step": N, "val/ndcg": x} (judges: "val/score"): the best validated one saved
+RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
 RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
 
 A RUN/global_step_N that is a link is read, and when its turn comes the link is removed: nothing outside of RUN is.
@@ -23,7 +24,8 @@ from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_o
 
 BEST = "best.json"
 STOP = "stop"
-VALIDATION_METRICS = ("val/ndcg", "val/score")  # the first that is there: a judge has no NDCG
+# the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
+VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
 ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
 
@@ -46,7 +48,7 @@ def forget_stops(run_folder: Path) -> None:
     """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
     stop_of_this_job = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
-    for file in run_folder.glob(f"{STOP}.*-[0-9]*-[0-9]*-*"):  # ids of `recipes.submit`
+    for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `recipes.submit` and `recipes.matrix`
         if file.name != stop_of_this_job:
             file.unlink(missing_ok=True)
 
@@ -141,7 +143,8 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
         return
     best = _read_json(run_folder / BEST)
     # a best of another metric (the run was another recipe's) cannot be compared with
-    if best_step(run_folder) is None or metric not in best or metrics[metric] > best[metric]:
+    gain = VALIDATION_METRICS[metric] * (metrics[metric] - best.get(metric, math.nan))
+    if best_step(run_folder) is None or metric not in best or gain > 0:
         write_json(run_folder / BEST, {"step": step, metric: metrics[metric]})
         prune(run_folder, keep)
 
@@ -159,8 +162,8 @@ def complete_steps(run_folder: Path) -> list[int]:
 def choose_resume_step(run_folder: Path) -> list[str]:
     """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
 
-    Up to the step that the tracker names a checkpoint without a manifest counts too when its shards are whole: verl's
-    SFT trainer writes no manifest.
+    Up to the step that the tracker names a checkpoint without a manifest counts too when its shards are whole: early
+    versions wrote none.
     """
     if not run_folder.is_dir():
         return []

@@ -11,10 +11,10 @@ Nothing here knows about recommendations: a judge's prompts are stored the same 
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +23,8 @@ from tqdm import tqdm
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.generation.generate import Constraint, GenerationRow, Messages, generate
+from convrec.generation.generate import ONE, Constraint, GenerationRow, Messages, Work, generate, generate_all
+from convrec.generation.placement import Places
 
 KEY = b"convrec.generation_key"
 SCHEMA = pa.schema(
@@ -37,8 +38,6 @@ SCHEMA = pa.schema(
     ]
 )
 Answer = dict[str, Any]  # a row of SCHEMA
-# (prompts, what to do with every finished batch: position in prompts and answer) -> None
-Answerer = Callable[[list[Messages], Callable[[list[tuple[int, Answer]]], None]], None]
 
 
 def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
@@ -46,79 +45,128 @@ def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
     return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in prompt]).encode()).hexdigest()[:16]
 
 
+class Asked(NamedTuple):
+    """What one model is asked: prompts by their prompt_id, and where its answers are kept.
+
+    constraint: its `exclude` has one list for each of the prompts.
+    """
+
+    model_path: str
+    prompts: Mapping[str, Messages]
+    path: Path
+    constraint: Constraint | None = None
+
+    def store(self, settings: Mapping[str, Any]) -> "Store":
+        """Raises UserError for a model that is half written."""
+        folder = Path(self.model_path)
+        if folder.is_dir():
+            check_hugging_face(folder)
+        what = {
+            "model": fingerprint(folder) if folder.is_dir() else self.model_path,
+            **settings,
+        }  # an id is its own name
+        if self.constraint:  # the trie's name has the key of its contents
+            excluded = sorted(self._excluded().items())
+            what["constraint"] = [Path(self.constraint.trie).name, self.constraint.num_items, excluded]
+        if settings.get("temperature") == 0:
+            what.pop("seed", None)
+        return Store(what, self.prompts, self.path)
+
+    def constraint_of(self, prompts: Sequence[Messages]) -> Constraint | None:
+        excluded = self._excluded()
+        exclude = [excluded.get(prompt_id(prompt), []) for prompt in prompts]
+        return self.constraint and replace(self.constraint, exclude=exclude)
+
+    def _excluded(self) -> dict[str, list[int]]:
+        if not self.constraint:
+            return {}
+        return dict(zip(map(prompt_id, self.prompts.values()), self.constraint.exclude, strict=True))
+
+
 def model_answers(
-    model_path: str,
-    prompts: Mapping[str, Messages],
-    path: Path,
-    *,
-    tensor_parallel: int = 1,
-    progress: bool = True,
-    constraint: Constraint | None = None,
-    **settings: Any,
+    asked: Asked, *, places: Places = ONE, progress: bool = True, **settings: Any
 ) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
 
-    constraint: its `exclude` has one list for each of `prompts`.
     settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...); one answer each.
-    Greedy answers are the same with any seed. vLLM's log goes beside `path`. Raises UserError for a model that is half
-    written, before vLLM starts.
+    Greedy answers are the same with any seed. vLLM's log goes beside the answers. Raises UserError for a model that is
+    half written, before vLLM starts.
     """
-    folder = Path(model_path)
-    if folder.is_dir():
-        check_hugging_face(folder)
-
-    exclude_of = dict(zip(map(prompt_id, prompts.values()), constraint.exclude, strict=True)) if constraint else {}
-
-    def answer(missing: list[Messages], keep: Callable[[list[tuple[int, Answer]]], None]) -> None:
-        exclude = [exclude_of.get(prompt_id(prompt), []) for prompt in missing]
+    store = asked.store(settings)
+    if missing := store.missing():
         generate(
-            model_path,
+            asked.model_path,
             missing,
-            tensor_parallel=tensor_parallel,
-            log_file=path.with_name("vllm.log"),
+            places=places,
+            log_file=asked.path.with_name("vllm.log"),
             progress=progress,
-            on_batch=lambda rows: keep([(row.prompt_index, _record(row)) for row in rows]),
-            constraint=replace(constraint, exclude=exclude) if constraint else None,
+            on_batch=store.keep_rows,
+            constraint=asked.constraint_of(missing),
             **settings,
         )
-
-    name = fingerprint(folder) if folder.is_dir() else model_path  # a Hugging Face id stands for itself
-    what = {"model": name, **settings}
-    if constraint:  # the trie's name has the key of its contents
-        what["constraint"] = [Path(constraint.trie).name, constraint.num_items, sorted(exclude_of.items())]
-    if settings.get("temperature") == 0:
-        what.pop("seed", None)
-    return stored_answers(what, prompts, path, answer)
+    return store.answers(), len(missing)
 
 
-def stored_answers(
-    what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path, answer: Answerer
-) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> answer from `path` where it has them for the same `what`, else from `answer`; how many it was asked.
-
-    what: everything that determines the answers, as JSON can write it. A prompt that `answer` does not keep has none.
-    Answers in `path` to another `what` are replaced, with a line on stderr.
-    """
-    key = hashlib.sha256(json.dumps(dict(what), sort_keys=True).encode()).hexdigest().encode()
-    known: dict[str, Answer] = {}
-    if path.exists():
-        table = _read(path)
-        if (table.schema.metadata or {}).get(KEY) == key:
-            known = {row["prompt_id"]: row for row in table.to_pylist()}
-        else:
-            tqdm.write(
-                f"{path}: replacing {table.num_rows} answers of another model or with other settings", file=sys.stderr
+def answer_side_by_side(
+    all_asked: Sequence[Asked], places: Places, log: Path, *, progress: bool = True, **settings: Any
+) -> None:
+    """Have several models answer at once, each on replicas of its own; their answers are kept at their paths."""
+    works = []
+    for asked in all_asked:
+        store = asked.store(settings)
+        if missing := store.missing():
+            works.append(
+                Work(
+                    asked.model_path,
+                    missing,
+                    tensor_parallel=places.tensor_parallel,
+                    on_batch=store.keep_rows,
+                    gathers=False,  # a sweep of many checkpoints has more answers than memory
+                    constraint=asked.constraint_of(missing),
+                    **settings,
+                )
             )
-    missing = [name for name in prompts if name not in known]
+    generate_all(works, places, log, progress)
 
-    def keep(answers: list[tuple[int, Answer]]) -> None:
+
+class Store:
+    """The answers at `path` to one `what`. Answers to another one are replaced, with a line on stderr.
+
+    what: everything that determines the answers, as JSON can write it.
+    """
+
+    def __init__(self, what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path) -> None:
+        self._prompts, self._path = prompts, path
+        self._key = hashlib.sha256(json.dumps(dict(what), sort_keys=True).encode()).hexdigest().encode()
+        self._known: dict[str, Answer] = {}
+        if path.exists():
+            table = _read(path)
+            if (table.schema.metadata or {}).get(KEY) == self._key:
+                self._known = {row["prompt_id"]: row for row in table.to_pylist()}
+            else:
+                tqdm.write(
+                    f"{path}: replacing {table.num_rows} answers of another model or with other settings",
+                    file=sys.stderr,
+                )
+        self._missing = [name for name in prompts if name not in self._known]
+
+    def missing(self) -> list[Messages]:
+        """The prompts without an answer when this was made."""
+        return [self._prompts[name] for name in self._missing]
+
+    def keep(self, answers: Sequence[tuple[int, Answer]]) -> None:
+        """Write the answers that have come: (position in `missing`, answer)."""
         for position, record in answers:
-            known[missing[position]] = {"prompt_id": missing[position], **record}
-        write_table(path, pa.Table.from_pylist(list(known.values()), SCHEMA.with_metadata({KEY: key})))
+            self._known[self._missing[position]] = {"prompt_id": self._missing[position], **record}
+        schema = SCHEMA.with_metadata({KEY: self._key})
+        write_table(self._path, pa.Table.from_pylist(list(self._known.values()), schema))
 
-    if missing:
-        answer([prompts[name] for name in missing], keep)
-    return {name: known[name] for name in prompts if name in known}, len(missing)
+    def keep_rows(self, rows: Sequence[GenerationRow]) -> None:
+        self.keep([(row.prompt_index, _record(row)) for row in rows])
+
+    def answers(self) -> dict[str, Answer]:
+        """By prompt_id, in the order of the prompts; a prompt that was not kept has none."""
+        return {name: self._known[name] for name in self._prompts if name in self._known}
 
 
 def _read(path: Path) -> pa.Table:

@@ -1,27 +1,31 @@
 """Batched generation with vLLM's offline engine.
 
-vLLM runs in a child process with the engine inside it (generation_worker): whatever happens to the run, ending that one
-process leaves nothing behind, all its memory comes back, and its log goes to a file and not to the screen.
+vLLM runs in child processes with the engine inside them (convrec.generation.child), one for each replica: whatever
+happens to the run, ending them leaves nothing behind, all their memory comes back, and their log goes to a file and not
+to the screen. Replicas share the prompts in batches. Greedy answers do not depend on their number where arithmetic does
+not depend on what is computed together: in float32, which a CPU has.
 """
 
+import hashlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import check_model_path
-from convrec.errors import UserError
+from convrec.generation import offline
+from convrec.generation.placement import Placement, Places
+from convrec.generation.pool import Job, open_pool
 from convrec.generation.prompts import Messages
 from convrec.progress import Progress
-from convrec.runs import guard, supervisor
 
-BATCH = "batch"  # what the child says when a line of results is written
+# Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
+# CPU that many can be an hour, and fewer are as fast (docs/explanation/performance.md).
+GPU_BATCH, CPU_BATCH = 1024, 128
+ONE = Placement()
 
 
 @dataclass(frozen=True)
@@ -46,177 +50,171 @@ class Constraint:
     exclude: Sequence[list[int]]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the child is asked for."""
-
-    model: str
-    prompts: list[Messages]
-    max_tokens: int
-    max_prompt_tokens: int
-    temperature: float
-    n: int
-    seed: int
-    dtype: str
-    tensor_parallel: int
-    gpu_memory_utilization: float
-    batch_size: int | None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    constraint: dict[str, Any] | None = None  # a Constraint's fields
-
-
 def as_messages(prompt: str | Sequence[dict[str, str]]) -> Messages:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [{"role": str(message["role"]), "content": str(message["content"])} for message in prompt]
 
 
+class Work:
+    """What one model is asked: each distinct prompt once.
+
+    on_batch: as `generate`'s. gathers: whether `rows` has the answers in the end; else they are on_batch's alone, which
+    is let go with the last of them.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        prompts: Sequence[str | Messages],
+        *,
+        max_tokens: int,
+        max_prompt_tokens: int = 2048,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int = 0,
+        dtype: str = "auto",
+        tensor_parallel: int = 1,
+        gpu_memory_utilization: float = 0.85,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        constraint: Constraint | None = None,
+        on_batch: Callable[[list[GenerationRow]], None] | None = None,
+        gathers: bool = True,
+    ) -> None:
+        model = check_model_path(model_path)
+        messages = [as_messages(prompt) for prompt in prompts]
+        excluded = constraint.exclude if constraint else [[]] * len(messages)
+        self._keys = [
+            hashlib.sha256(json.dumps(one, sort_keys=True).encode()).digest()
+            for one in zip(messages, excluded, strict=True)
+        ]
+        firsts: dict[bytes, int] = {}
+        for index, key in enumerate(self._keys):
+            firsts.setdefault(key, index)
+        self._firsts = list(firsts.values())
+        self._place_of = {key: place for place, key in enumerate(firsts)}
+        self._on_batch = on_batch
+        self._answers: offline.Answers | None = [[]] * len(firsts) if gathers else None
+        self._left = len(firsts)
+        self.n = n
+        self.asked: offline.Batch = [(messages[index], excluded[index]) for index in self._firsts]
+        self.request = offline.Request(
+            model=str(Path(model).absolute()) if Path(model).exists() else model,
+            max_tokens=max_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+            sampling={
+                "temperature": temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "n": n,
+                "seed": seed if temperature > 0 else None,
+            },
+            seed=seed,
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            gpu_memory_utilization=gpu_memory_utilization,
+            chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
+            trie=str(Path(constraint.trie).absolute()) if constraint else None,
+            num_items=constraint.num_items if constraint else 0,
+        )
+
+    def keep(self, start: int, answers: offline.Answers) -> None:
+        """Of the prompts from `start` on in `asked`."""
+        if self._answers is not None:
+            self._answers[start : start + len(answers)] = answers
+        if self._on_batch:
+            named = zip(self._firsts[start : start + len(answers)], answers, strict=True)
+            self._on_batch([GenerationRow(first, **answer) for first, of_prompt in named for answer in of_prompt])
+        self._left -= len(answers)
+        if self._answers is None and self._left == 0:
+            self._on_batch = None
+
+    def rows(self) -> list[GenerationRow]:
+        assert self._answers is not None
+        places = [self._place_of[key] for key in self._keys]
+        return [GenerationRow(index, **answer) for index, place in enumerate(places) for answer in self._answers[place]]
+
+
 def generate(
     model_path: str | Path,
     prompts: Sequence[str | Messages],
     *,
-    max_tokens: int,
-    max_prompt_tokens: int = 2048,
-    temperature: float = 0.0,
-    n: int = 1,
-    seed: int = 0,
-    dtype: str = "auto",
-    tensor_parallel: int = 1,
-    gpu_memory_utilization: float = 0.85,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    places: Places = ONE,
     log_file: str | Path | None = None,
     progress: bool = True,
     batch_size: int | None = None,
-    on_batch: Callable[[list[GenerationRow]], None] | None = None,
-    constraint: Constraint | None = None,
+    **settings: Any,
 ) -> list[GenerationRow]:
     """Answers to `prompts`, `n` rows for each, in the order of the prompts (prompt_index says whose row it is).
 
-    Each distinct prompt is generated once: equal prompts (with equal exclusions) share their rows. A prompt over
-    `max_prompt_tokens` keeps its instruction and the end of its conversation. `dtype="auto"` is float32 on a CPU and
-    the checkpoint's own on a GPU. `chat_template_kwargs` are the template's own arguments; None asks a thinking model
-    to answer right away.
+    settings: those of Work. Each distinct prompt is generated once: equal prompts (with equal exclusions) share their
+    rows. A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `dtype="auto"` is
+    float32 on a CPU and the checkpoint's own on a GPU. `chat_template_kwargs` are the template's own arguments; None
+    asks a thinking model to answer right away. `places`: where the replicas run, which share the prompts in batches.
     `on_batch` gets the rows of every `batch_size` distinct prompts as soon as they are there, under the index of the
-    first occurrence: what an interrupted call has paid for can be kept. None: generation_worker's CPU_BATCH, GPU_BATCH.
+    first occurrence: what an interrupted call has paid for can be kept. Of several replicas they come in any order.
+    None: CPU_BATCH or GPU_BATCH, fewer where that has all replicas end together. A batch whose replica is killed is
+    asked again, and no other one. A prompt's samples come of `seed` alone: they depend on no other prompt.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
     """
-    model = check_model_path(model_path)
-    messages = [as_messages(prompt) for prompt in prompts]
-    if not messages:
-        return []
-    excluded = constraint.exclude if constraint else [[]] * len(messages)
-    keys = [json.dumps(one, sort_keys=True) for one in zip(messages, excluded, strict=True)]
-    distinct = {key: position for position, key in enumerate(dict.fromkeys(keys))}
-    asked = [json.loads(key) for key in distinct]
-    request = Request(
-        model=model,
-        prompts=[message for message, _ in asked],
-        max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        temperature=temperature,
-        n=n,
-        seed=seed,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        gpu_memory_utilization=gpu_memory_utilization,
-        batch_size=batch_size,
-        chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
-        constraint=asdict(replace(constraint, exclude=[exclude for _, exclude in asked])) if constraint else None,
+    work = Work(model_path, prompts, tensor_parallel=places.tensor_parallel, **settings)
+    generate_all([work], places, Path(log_file) if log_file else None, progress, batch_size)
+    return work.rows()
+
+
+def generate_all(
+    works: Sequence[Work],
+    places: Places,
+    log_file: Path | None = None,
+    progress: bool = True,
+    batch_size: int | None = None,
+) -> None:
+    """Have each model answer; `Work.keep` gets the answers as they come.
+
+    One model has all replicas. Several go side by side, each on replicas of its own: one, or more where there are more
+    replicas than models.
+    """
+    works = [work for work in works if work.asked]
+    if not works:
+        return
+    bar = Progress(
+        total=sum(len(work.asked) * work.n for work in works),
+        desc="generating (starting vLLM)",
+        unit="list",
+        mininterval=0.5,
+        disable=not progress,
+        note=hub.download_note(works[0].request.model),
     )
-    with guard.guarded("") as temporary, tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
-        supervisor.note(temporary=str(temporary))
-        log_path = Path(log_file) if log_file else Path(folder) / "vllm.log"
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        firsts = list({key: index for index, key in reversed(list(enumerate(keys)))}.values())[::-1]
 
-        def finished(start: int, answers: list[list[dict[str, Any]]]) -> None:
-            if on_batch:
-                places = enumerate(answers, start)
-                on_batch(
-                    [
-                        GenerationRow(firsts[place], **answer)
-                        for place, answers_of_place in places
-                        for answer in answers_of_place
-                    ]
-                )
+    def advance(number: int) -> None:
+        bar.set_description_str("generating", refresh=False)
+        bar.update(number)
 
-        outputs = _run_child(request, Path(folder), log_path, progress, finished)
-    rows: list[GenerationRow] = []
-    for index, key in enumerate(keys):
-        rows.extend(GenerationRow(prompt_index=index, **answer) for answer in outputs[distinct[key]])
-    return rows
-
-
-def _run_child(
-    request: Request,
-    folder: Path,
-    log_path: Path,
-    progress: bool,
-    finished: Callable[[int, list[list[dict[str, Any]]]], None],
-) -> list[list[dict[str, Any]]]:
-    request_path, result_path = folder / "request.json", folder / "result.jsonl"
-    request_path.write_text(json.dumps(asdict(request)))
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "convrec.generation.child", str(request_path), str(result_path)]
-    command += [str(write_end), str(os.getpid())]
-    with log_path.open("ab") as log:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[write_end], env=_child_environment()
-        )
-    os.close(write_end)
-    outputs: list[list[dict[str, Any]]] = []
-    batches = 0
-    try:
-        with (
-            os.fdopen(read_end) as events,
-            Progress(
-                total=len(request.prompts) * request.n,
-                desc="generating (starting vLLM)",
-                unit="list",
-                mininterval=0.5,
-                disable=not progress,
-                note=hub.download_note(request.model),
-            ) as bar,
-        ):
-            for line in events:  # answers finished since the last line, or that a batch is written; ends with the child
-                if line.strip() == BATCH:
-                    answers = _result(result_path, batches)
-                    batches += 1
-                    finished(len(outputs), answers)
-                    outputs += answers
-                    continue
-                if bar.n == 0:
-                    bar.set_description_str("generating", refresh=False)
-                bar.update(int(line))
-        code = child.wait()
-    finally:
-        if child.poll() is None:
-            child.terminate()
-            try:
-                child.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-    error_path = folder / "error.json"
-    if error_path.exists():
-        raise UserError(json.loads(error_path.read_text()))
-    if code or len(outputs) < len(request.prompts):
-        tail = "\n".join(log_path.read_text(errors="replace").strip().splitlines()[-15:])
-        raise RuntimeError(f"vLLM generation failed (exit status {code}); the end of {log_path}:\n{tail}")
-    return outputs
+    done = 0
+    with bar, open_pool(places, offline.TARGET, log_file, advance) as pool:
+        jobs: list[Job] = []
+        whose: list[tuple[Work, list[int]]] = []  # of a job: its work, and where its batches start
+        share = max(1, len(pool.places) // len(works))
+        for work in works:
+            size = batch_size or size_of_batch(len(work.asked), share, pool.places[0].on_gpu)
+            starts = range(0, len(work.asked), size)
+            # a job a batch: whoever is free does it. Of several models a job a replica, which loads one model
+            for of_job in (
+                [[start] for start in starts] if len(works) == 1 else [starts[i::share] for i in range(share)]
+            ):
+                jobs.append(Job(work.request, [work.asked[start : start + size] for start in of_job]))
+                whose.append((work, list(of_job)))
+        for number, part, answers in pool.answers(jobs):
+            work, of_job = whose[number]
+            done += len(answers) * work.n
+            advance(max(0, done - bar.n))  # a replica on another node says nothing before
+            work.keep(of_job[part], answers)
 
 
-def _result(path: Path, batch: int) -> list[list[dict[str, Any]]]:
-    """Line `batch` of the child's results: for each of its prompts the answers."""
-    with path.open() as lines:
-        return json.loads(next(line for number, line in enumerate(lines) if number == batch))
-
-
-def _child_environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    # The engine runs inside the child: no EngineCore process that could outlive it.
-    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    environment.setdefault("VLLM_NO_USAGE_STATS", "1")
-    root = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    return environment
+def size_of_batch(prompts: int, replicas: int, on_gpu: bool) -> int:
+    """The usual one; of several replicas, such that all have as many batches of one size."""
+    usual = GPU_BATCH if on_gpu else CPU_BATCH
+    if replicas == 1:
+        return usual
+    rounds = math.ceil(prompts / (replicas * usual))
+    return math.ceil(prompts / (replicas * rounds))

@@ -38,6 +38,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
+from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.reward_manager import GroupRewardManager, Response
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's `AgentLoopWorkerTQ`, in groups. What it does not know (agents, tools, images) goes verl's way."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keep_to_this_run()
         super().__init__(*args, **kwargs)
         self.first_failure: str | None = None
         self.waiting: list[Prompt] = []

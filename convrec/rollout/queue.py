@@ -3,45 +3,49 @@
 Without verl, whose imports take long: it starts while they go on.
 """
 
-import time
 from typing import Any
 
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
-from transfer_queue import interface
+from transfer_queue import controller, interface
 
-from convrec.errors import UserError
 
-OTHERS_SECONDS = 30.0
-HELD = (
-    "another run holds this Ray cluster, which trains one at a time: wait until it has ended, or end it "
-    "(`ray job list`, `ray job stop ID`), or give RAY_ADDRESS the address of another cluster"
-)
+class _RayOfThisRun:
+    """`ray` as TransferQueue sees it: actors have their names in the run's namespace, whatever namespace is asked for.
+
+    Ray gives each driver a namespace of its own, which its actors share.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ray, name)
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        return ray.get_actor(name)
+
+
+class _ControllerOfThisRun:
+    """The class of TransferQueue's controller, started in the run's namespace."""
+
+    @staticmethod
+    def options(name: str, namespace: str) -> Any:
+        return controller.TransferQueueController.options(name=name)
+
+
+def keep_to_this_run() -> None:
+    """Have this process look for the queue of its own run alone. Every process of a run calls it before it uses it.
+
+    TransferQueue's controller has one name in a namespace of the whole Ray cluster, so that a second run there would
+    silently attach to the first one's and take its rollouts.
+    """
+    interface.ray = _RayOfThisRun()
+    interface.TransferQueueController = _ControllerOfThisRun
 
 
 def start(settings: DictConfig) -> None:
-    """Start TransferQueue; verl's task then finds it there.
-
-    Its controller has one name in a whole Ray cluster, and a second run would silently attach to the first one's and
-    take its rollouts: UserError. That of a run that has just ended is gone within OTHERS_SECONDS.
-    """
-    deadline = time.monotonic() + OTHERS_SECONDS
-    while _has_controller():
-        if time.monotonic() > deadline:
-            raise UserError(HELD)
-        time.sleep(1)
+    """Start TransferQueue; verl's task then finds it there."""
+    keep_to_this_run()
     tq.init(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)))  # it copies them away from their root
-    if interface._TQ_STORAGE is None:  # not started but attached: another run came first
-        raise UserError(HELD)
-
-
-def _has_controller() -> bool:
-    try:
-        ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    except ValueError:
-        return False
-    return True
 
 
 def actors() -> dict[str, Any]:

@@ -155,7 +155,7 @@ class NewMetrics:
 
 
 def is_logged(run_folder: Path, step: int) -> bool:
-    """Whether metrics of the step were written: a run that is killed after it saved loses those of its last step."""
+    """Whether metrics of the step were written."""
     return any(row["step"] == step for row in read_metrics(run_folder))
 
 

@@ -6,19 +6,20 @@ Of a process that is there and does nothing, a stopped vLLM engine say, nobody k
 that do not end (convrec.runs.phases).
 """
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from convrec.errors import NoProgress, ProcessLost
+from convrec.errors import NoProgress, ProcessLost, is_of_lost_process
 from convrec.runs import guard, supervisor
 from convrec.runs.phases import Phases
 from convrec.training.nodes import Nodes, hanging_processes
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
 UNREACHABLE_SECONDS = 60.0  # Ray's connections break and are made again; a node is given up after about 30 s
+DEATH_SECONDS = 3.0  # that Ray may take to know of a death whose first sign was another process's error
 SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for ended processes as well
 
 
@@ -71,9 +73,7 @@ class Watch:
     def problem(self) -> ProcessLost | None:
         """What ends the run, if there is something."""
         if lost := self.lost_actor():
-            return ProcessLost(
-                self.nodes.lost_node() or f"the {lost} is gone (killed, or out of memory); the log may say why"
-            )
+            return ProcessLost(self.nodes.lost_node() or _gone(lost))
         if self.phases is None or (overdue := self.phases.overdue()) is None:
             return None
         where = hanging_processes(self.silent())
@@ -114,3 +114,31 @@ class Watch:
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self.error and not self.stopped.is_set():
             raise self.error
+
+
+@contextlib.contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Watch what runs inside. Ray's error for a process or a node that is lost becomes a ProcessLost that names it."""
+    watch.start()
+    try:
+        yield
+    except RayError as error:  # the others notice that a process is gone, and of that only a closed connection
+        lost = watch.nodes.lost_node() or _lost_actor(watch)
+        if lost or is_of_lost_process(error):
+            supervisor.note(lost="yes")
+        if lost:
+            raise ProcessLost(lost) from error
+        raise
+    finally:
+        watch.stop()
+
+
+def _lost_actor(watch: Watch) -> str:
+    deadline = time.monotonic() + DEATH_SECONDS
+    while not (name := watch.lost_actor()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return _gone(name) if name else ""
+
+
+def _gone(actor: str) -> str:
+    return f"the {actor} is gone (killed, or out of memory); the log may say why"

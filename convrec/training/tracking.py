@@ -7,6 +7,7 @@ before training goes on: the newest one has the whole curve. TensorBoard is told
 checkpoint, or after step 0 where there is none yet. Console and file need nothing.
 
 The validation with which a start begins repeats that of the checkpoint: SwanLab and TensorBoard keep the first one.
+What earlier starts have not logged of the checkpoint's step goes to all trackers (convrec.runs.step_metrics).
 
 A tracker that cannot be opened, or fails later, is left out with a line in the log; the run goes on. Not so the file of
 the metrics: what reports and resumed runs read is part of the run.
@@ -23,8 +24,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from convrec.runs import step_metrics
 from convrec.runs.folder import METRICS, latest_step, read_metrics
 
 logger = logging.getLogger(__name__)
@@ -63,19 +66,22 @@ def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
     return file.is_file() and host in file.read_text(errors="replace")
 
 
-def install(trainer_module: Any, run_folder: Path, name: str) -> None:
+def install(trainer_module: Any, run_folder: Path, name: str, on_log: Callable[..., None] | None = None) -> None:
     """Make verl's trainer of this process open its trackers as `resumable` does, and choose where they write.
 
     trainer_module: verl's, trainer_base or sft_trainer. They make their Tracking inside `fit`, and the former its
     ValidationGenerationsLogger, so the names are replaced where they are looked up; tests pin both. name: the run's,
-    the group of its starts.
+    the group of its starts. on_log: is told the metrics too, as `data` and `step`.
     """
     os.environ.update(tracker_environment(run_folder, name, os.environ))
 
     def open_trackers(
         project_name: str, experiment_name: str, default_backend: str | list[str] = "console", config: Any = None
     ) -> Any:
-        return resumable(run_folder, project_name, experiment_name, default_backend, config)
+        tracking = resumable(run_folder, project_name, experiment_name, default_backend, config)
+        if on_log:
+            tracking.logger["on_log"] = SimpleNamespace(log=on_log)
+        return tracking
 
     trainer_module.Tracking = open_trackers
     if hasattr(trainer_module, "ValidationGenerationsLogger"):  # SFT generates nothing
@@ -92,7 +98,11 @@ def resumable(
     done = latest_step(run_folder)
     starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
     name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
-    earlier = read_metrics(run_folder)
+    unlogged = step_metrics.unlogged(run_folder, done)
+    earlier = [
+        {key: value for key, value in row.items() if row["step"] != done or key not in unlogged}
+        for row in read_metrics(run_folder)
+    ]
     kept: dict[str, Any] = {}
     # starts, not done: one that was killed before its first checkpoint has written events too
     if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
@@ -111,6 +121,8 @@ def resumable(
             if row["step"] <= done:
                 data = {key: value for key, value in row.items() if key != "step"}
                 tracking.log(data=data, step=row["step"], backend=refill)
+    if unlogged:
+        tracking.log(data=unlogged, step=done)
     return tracking
 
 

@@ -16,20 +16,19 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
-from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.workers.utils.padding import response_from_nested
 
 from convrec.checkpoints import saving
-from convrec.errors import ProcessLost, is_of_lost_process
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
-from convrec.runs import card, supervisor
+from convrec.runs import card
 from convrec.runs.phases import Phases
 from convrec.statistics import error_of_mean
 from convrec.training import liveness, registration
 from convrec.training.registration import register_rollout
+from convrec.training.unlogged import KeepsUnlogged
 from convrec.training.worker import ConvRecWorker, report_new_rate
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ PHASES = {  # method -> the name that verl's `timing_s/` has for it
 POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
 
 
-class ConvRecMixin:
+class ConvRecMixin(KeepsUnlogged):
     """Over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
 
     config: DictConfig
@@ -102,19 +101,10 @@ class ConvRecMixin:
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
-        self.watch.start()
+        self._make_up_validation()
         gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
-        try:
+        with liveness.watched(self.watch):
             super().fit(agent_loop_manager)
-        except RayError as error:  # the others notice that a node is lost, and of that only a closed connection
-            if lost := self.watch.nodes.lost_node():
-                supervisor.note(lost="yes")
-                raise ProcessLost(lost) from error
-            if is_of_lost_process(error):
-                supervisor.note(lost="yes")
-            raise
-        finally:
-            self.watch.stop()
 
     def _phases(self) -> Phases | None:
         """Time the phases of a step under verl's names for them; None where nobody watches them."""
@@ -148,6 +138,7 @@ class ConvRecMixin:
         self.saved_step = self.global_steps
 
     def _write_checkpoint(self) -> None:
+        self._write_step_metrics()  # first: with verl's last file the checkpoint can be resumed
         super()._save_checkpoint()
         if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
             saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")

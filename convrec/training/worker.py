@@ -20,6 +20,7 @@ from convrec.cpu.engine import register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.rollout.constraint import load_trie
+from convrec.rollout.queue import keep_to_this_run
 from convrec.training import packed_attention, registration
 from convrec.training.constrained_engine import constrain
 from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
@@ -31,6 +32,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
     """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keep_to_this_run()
         super().__init__(*args, **kwargs)
         registration.register()
 
@@ -43,13 +45,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         # before the model is built; a worker whose version does not look here is found by the driver later
         if registration.DRIVERS_DIGEST in os.environ:
             registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
-        use_plain_load()
-        packed_attention.register()
-        use_whole_batch_log_probs()
-        use_length_groups()
-        if is_cpu_host():
-            register_engine()
-            init_process_group()
+        prepare_process()
         super().init_model()
         if self._is_actor:
             send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
@@ -67,6 +63,17 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
 class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
     """With the copies of its weights that verl's asynchronous trainer goes back to within one synchronisation."""
+
+
+def prepare_process() -> None:
+    """What verl is told in every process that trains, before its model is built."""
+    use_plain_load()
+    packed_attention.register()
+    use_whole_batch_log_probs()
+    use_length_groups()
+    if is_cpu_host():
+        register_engine()
+        init_process_group()
 
 
 def send_weights_as(engine: Any, dtype: torch.dtype) -> None:

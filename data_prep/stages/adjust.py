@@ -1,209 +1,263 @@
 """Adjust: s_final = w s + b per catalog item, fitted to what was really recommended (docs/explanation/method.md 6).
 
-maximise  sum over training conversations of sum over their ground truths g of log softmax over candidates (w s + b)[g]
-          - penalty (|w - 1|^2 + |b|^2)
+The objective is that of data_prep/stages/objective.py. Its softmax is over
 
-Only the candidates of a conversation enter its softmax (the rest have no score); ground truths that are no candidate
-have no term and are counted. Fitted in minibatches with Adam; stopped when the held-out conversations' likelihood no
-longer rises, and the best w and b so far are kept: at worst the start, w = 1 and b = 0.
+catalog      all of the catalog but what the user has seen: the paper's eq. 13. Ground truths that are no candidate
+             count, and items that are no candidate may come into the list. Their s is remap's, without a rating
+candidates   a conversation's candidates alone, which come in another order; ground truths that are none have no term.
+             Without remap the others have no score
 """
 
+import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
+from scipy import sparse
 
 from convrec.data.schema import TRUTH, truth_of
 from convrec.errors import UserError
+from convrec.files import scratch_folder
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
 from data_prep.stages import reflect, remap
-from data_prep.stages.record import Summary, read_blocks, read_record
-from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, catalog_matcher, item_name, year_column
+from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
+from data_prep.stages.ranges import ALONE, Range, RangeMap, Workers, ranges_of
+from data_prep.stages.record import Summary, count_rows, read_range, read_record
+from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, item_name, year_column
+from data_prep.stages.spaces import space_of
+from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
-SCHEMA = remap.SCHEMA  # candidates now in the order of s_final
-BLOCK = 4096
+PENALTY = {"catalog": 10.0, "candidates": 1.0}  # measured: notes/remap_adjust.md
 MOVED = 5  # items shown that gained places, and that lost some
+FEW_CONVERSATIONS = 300  # that fit w and b: below, a warning
 
 
-class Ragged(NamedTuple):
-    """B conversations of at most K candidates; padding has item 0, score 0 and is_candidate False."""
+class Counts(NamedTuple):
+    """Of the training split's ground truths."""
 
-    items_BK: torch.Tensor  # int64
-    scores_BK: torch.Tensor  # float32
-    is_candidate_BK: torch.Tensor
-    truth_BK: torch.Tensor  # float32, 1 where the candidate is a ground truth
+    conversations: frozenset[int]  # checksums of the groups with one that is fitted
+    ground_truths: int
+    fitted: int
+    not_candidates: int
+    truth_M: np.ndarray  # how often each item is one that is fitted
 
-    def rows(self, index: torch.Tensor) -> "Ragged":
-        return Ragged(*(tensor[index] for tensor in self))
-
-
-def pad(items: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], truths: Sequence[set[int]]) -> Ragged:
-    shape = len(items), max(map(len, items), default=0)
-    items_BK, scores_BK = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    is_candidate_BK, truth_BK = np.zeros(shape, bool), np.zeros(shape, np.float32)
-    for b, (some, values, truth) in enumerate(zip(items, scores, truths, strict=True)):
-        items_BK[b, : len(some)], scores_BK[b, : len(some)] = some, values
-        is_candidate_BK[b, : len(some)] = True
-        truth_BK[b, : len(some)] = [item in truth for item in some]
-    return Ragged(*map(torch.from_numpy, (items_BK, scores_BK, is_candidate_BK, truth_BK)))
-
-
-def log_likelihood(data: Ragged, w_M: torch.Tensor, b_M: torch.Tensor) -> torch.Tensor:
-    """Sum over the conversations."""
-    final_BK = w_M[data.items_BK] * data.scores_BK + b_M[data.items_BK]
-    final_BK = final_BK.masked_fill(~data.is_candidate_BK, -torch.inf)
-    log_p_BK = torch.log_softmax(final_BK, dim=1)
-    return log_p_BK[data.truth_BK > 0].sum()
-
-
-def penalty_of(w_M: torch.Tensor, b_M: torch.Tensor, penalty: float) -> torch.Tensor:
-    return penalty * ((w_M - 1).square().sum() + b_M.square().sum())
-
-
-class Fit(NamedTuple):
-    w_M: torch.Tensor
-    b_M: torch.Tensor
-    history: list[float]  # held-out log-likelihood a ground truth, before the first epoch and after each
-    best_epoch: int
-
-
-def fit(
-    train: Ragged,
-    held_out: Ragged,
-    num_items: int,
-    *,
-    penalty: float,
-    learning_rate: float,
-    batch_size: int,
-    max_epochs: int,
-    patience: int,
-    seed: int,
-) -> Fit:
-    """Every conversation must have a ground truth among its candidates. Without `held_out` all epochs are run."""
-    generator = torch.Generator().manual_seed(seed)
-    w_M, b_M = torch.ones(num_items, requires_grad=True), torch.zeros(num_items, requires_grad=True)
-    optimizer = torch.optim.Adam([w_M, b_M], lr=learning_rate)
-    size, truths = len(train.items_BK), max(held_out.truth_BK.sum().item(), 1.0)
-
-    def on_held_out() -> float:
-        with torch.no_grad():
-            parts = torch.arange(len(held_out.items_BK)).split(BLOCK)
-            return sum(log_likelihood(held_out.rows(part), w_M, b_M).item() for part in parts) / truths
-
-    best = w_M.detach().clone(), b_M.detach().clone()
-    history, best_epoch = [on_held_out()], 0
-    for epoch in Progress(range(1, max_epochs + 1), desc="adjust", unit="epoch"):
-        for batch in torch.randperm(size, generator=generator).split(batch_size):
-            loss = -log_likelihood(train.rows(batch), w_M, b_M) + len(batch) / size * penalty_of(w_M, b_M, penalty)
-            optimizer.zero_grad()
-            (loss / len(batch)).backward()  # Adam's steps then hardly depend on the batch size
-            optimizer.step()
-        history.append(on_held_out())
-        if not len(held_out.items_BK) or history[-1] > history[best_epoch]:
-            best, best_epoch = (w_M.detach().clone(), b_M.detach().clone()), epoch
-        elif epoch - best_epoch >= patience:
-            break
-    return Fit(*best, history, best_epoch)
-
-
-def run(folder: Path, settings: dict[str, Any]) -> Summary:
-    """settings: penalty, learning_rate, batch_size, max_epochs, patience, held_out (share of groups), seed."""
-    matcher = catalog_matcher(folder)
-    candidates, scores, truths, groups, missed, total = _training_rows(folder, matcher)
-    if not candidates:
-        raise UserError(
-            f"{folder}: no training conversation has a ground truth among its candidates; raise --candidates"
+    def __add__(self, other: "Counts") -> "Counts":  # type: ignore[override]
+        return Counts(
+            self.conversations | other.conversations,
+            self.ground_truths + other.ground_truths,
+            self.fitted + other.fitted,
+            self.not_candidates + other.not_candidates,
+            self.truth_M + other.truth_M,
         )
-    names = sorted(set(groups))
-    order = np.random.default_rng(settings["seed"]).permutation(len(names))
-    out = {names[index] for index in order[: round(settings["held_out"] * len(names))]}
-    if len(out) == len(names):
-        raise UserError(
-            f"--held-out {settings['held_out']} leaves none of the {len(names)} conversations with a ground truth "
-            "among their candidates to fit on: give less"
-        )
-    is_out = np.array([group in out for group in groups], bool)
-    data = pad(candidates, scores, truths)
-    train, held_out = (data.rows(torch.from_numpy(np.flatnonzero(mask))) for mask in (~is_out, is_out))
-    options = {k: settings[k] for k in ("penalty", "learning_rate", "batch_size", "max_epochs", "patience", "seed")}
-    fitted = fit(train, held_out, len(matcher.catalog), **options)
-    w_M, b_M = fitted.w_M.numpy(), fitted.b_M.numpy()
-    top = _rewrite(folder, w_M, b_M)
-    truth_M = np.bincount([item for truth in truths for item in truth], minlength=len(matcher.catalog))
-    _write_weights(folder, matcher, w_M, b_M, truth_M, *top)
+
+
+def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Summary:
+    """settings: softmax, penalty, max_epochs (most passes over the conversations; 0: w = 1 and b = 0)."""
+    ranges, softmax = ranges_of(count_rows(folder / ROWS)), settings["softmax"]
+    matcher, writable_M = remap.writable_catalog(folder)
+    with scratch_folder(folder / "adjust") as scratch, workers.open() as map_ranges:
+        counts = Counts(frozenset(), 0, 0, 0, np.zeros(len(writable_M), int))
+        prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
+        for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
+            counts += some
+        if not counts.fitted:
+            where = "among its candidates; raise --candidates" if softmax == "candidates" else "in the catalog"
+            raise UserError(f"{folder}: no training conversation has a ground truth {where}")
+        fitted = _fit(folder, scratch, settings, writable_M, ranges, map_ranges)
+        top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
+    _write_weights(folder, matcher, fitted, counts.truth_M, *top)
     return {
-        "conversations": len(train.items_BK),
-        "held_out": len(held_out.items_BK),
-        "ground_truths": total,
-        "ground_truths_not_candidates": missed,
-        "epoch": fitted.best_epoch,
-        "held_out_log_likelihood": [round(fitted.history[0], 4), round(fitted.history[fitted.best_epoch], 4)],
+        "conversations": len(counts.conversations),
+        "ground_truths": counts.ground_truths,
+        "ground_truths_fitted": counts.fitted,
+        "ground_truths_not_candidates": counts.not_candidates,
+        "epochs": len(fitted.history),
+        "log_likelihood": [round(fitted.history[at] / counts.fitted, 4) for at in (0, -1) if fitted.history],
         "moved": moved(folder),
+        "warnings": _warnings(counts, settings),
     }
 
 
-def _training_rows(folder: Path, matcher: Matcher) -> tuple[list, list, list[set[int]], list[str], int, int]:
-    """Candidates, scores, ground-truth rows and group of each training row with a ground truth among its candidates;
-    how many ground truths are no candidate, and of how many."""
-    candidates, scores, truths, groups = [], [], [], []
-    missed = total = 0
-    columns = ["split", "group", TRUTH]
-    for row, kept, rated in _zipped(folder, columns):
-        if row["split"] != "train":
-            continue
-        pairs = [(title, matcher.catalog.year_of(year)) for title, year in truth_of(row)]
-        known = {matcher.identify(title, year).index for title, year in pairs if year is not None}
-        hits = known & set(kept["candidates"])
-        total += len(pairs)
-        missed += len(pairs) - len(hits)
-        if hits:
-            candidates.append(kept["candidates"])
-            scores.append(rated["scores"])
-            truths.append(hits)
-            groups.append(row["group"])
-    return candidates, scores, truths, groups, missed, total
+def _warnings(counts: Counts, settings: dict[str, Any]) -> list[str]:
+    warnings = []
+    if settings["max_epochs"] and len(counts.conversations) < FEW_CONVERSATIONS:
+        warnings.append(
+            f"w and b of every item are fitted to {len(counts.conversations)} conversations: fewer than "
+            f"{FEW_CONVERSATIONS} say little; give more (--share), or --max-epochs 0 to leave the scores as they are"
+        )
+    if (left := counts.ground_truths - counts.fitted) > counts.ground_truths / 10:
+        why = "no candidates" if settings["softmax"] == "candidates" else "not in the catalog, or seen"
+        warnings.append(f"{left:,} of {counts.ground_truths:,} ground truths are {why}: w and b do not know of them")
+    return warnings
 
 
-def _rewrite(folder: Path, w_M: np.ndarray, b_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+# ---- what the fit reads, written once: a part for each range
+
+
+def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: int) -> Counts:
+    """Leave the range's Part in `scratch`."""
+    rows = read_range(folder / ROWS, start, stop, ["split", "group", "seen_titles", TRUTH]).to_pylist()
+    kept = read_range(folder / remap.FILE, start, stop, ["candidates", "scores", "query"])
+    rated = read_range(folder / reflect.FILE, start, stop, ["scores"])
+    matcher, writable_M = remap.writable_catalog(folder)
+    shape = len(rows), len(writable_M)
+    sizes, candidates = _lists(kept["candidates"])
+    scores = _lists(rated["scores"])[1]
+    query_BD, spaces_B = np.zeros((shape[0], 0), np.float32), np.zeros(shape[0], int)
+    if softmax == "catalog":
+        query_BD = _lists(kept["query"])[1].reshape(shape[0], -1)
+        num_spaces = len(_vectors(folder, softmax))
+        spaces_B = np.array([space_of(row, num_spaces) for row in rows])
+        ratings = scores - _lists(kept["scores"])[1]
+        items = read_range(folder / TEACHER, start, stop, ["items"])["items"].to_pylist()
+        named_BM = remap.rank_weights([[m if m < shape[1] else -1 for m in some] for some in items], shape[1])
+        added_BM = _matrix(sizes, candidates, ratings, shape) + named_BM
+    else:
+        added_BM = _matrix(sizes, candidates, scores, shape)
+    seen = [matcher.seen_rows(row["seen_titles"]) for row in rows]
+    truth: list[list[int]] = []
+    groups, total, hits = set(), 0, 0
+    for row, its_seen, its_candidates in zip(rows, seen, np.split(candidates, np.cumsum(sizes)[:-1]), strict=True):
+        pairs = truth_of(row) if row["split"] == "train" else []
+        known = _known(matcher, pairs)
+        among = usable = known.intersection(its_candidates.tolist())
+        if softmax == "catalog" and len(its_candidates):  # none: the teacher gave no list
+            usable = {m for m in known.difference(its_seen) if writable_M[m]}
+        truth.append(sorted(usable))
+        total, hits = total + len(pairs), hits + len(among)
+        if usable:
+            groups.add(zlib.crc32(row["group"].encode()))
+    seen_BM, truth_BM = (
+        _matrix([len(some) for some in lists], np.concatenate([[], *lists]), None, shape) for lists in (seen, truth)
+    )
+    Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM).save(scratch / f"{start}.npz")
+    truth_M = np.bincount(truth_BM.indices, minlength=shape[1])
+    return Counts(frozenset(groups), total, truth_BM.nnz, total - hits, truth_M)
+
+
+def _known(matcher: Matcher, pairs: Sequence[tuple[str, str]]) -> set[int]:
+    """The catalog rows of ground truths."""
+    dated = ((title, matcher.catalog.year_of(year)) for title, year in pairs)
+    return {matcher.identify(title, year).index for title, year in dated if year is not None} - {-1}
+
+
+def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths, values one after the other) of a column of lists."""
+    return pc.list_value_length(column).to_numpy(), pc.list_flatten(column).to_numpy()
+
+
+def _matrix(
+    lengths: Sequence[int] | np.ndarray, columns: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]
+) -> sparse.csr_matrix:
+    """Row by row so many columns with their values (1 where none are given), float32."""
+    data = np.ones(len(columns), np.float32) if values is None else values.astype(np.float32)
+    return sparse.csr_matrix((data, columns.astype(np.int32), np.concatenate([[0], np.cumsum(lengths)])), shape)
+
+
+def _vectors(folder: Path, softmax: str) -> np.ndarray:
+    """(S, M, D) item vectors; over the candidates alone, D = 0: the parts have the whole score."""
+    vectors_SMD = np.load(folder / remap.VECTORS, mmap_mode="r")
+    return vectors_SMD if softmax == "catalog" else np.zeros((1, vectors_SMD.shape[1], 0), np.float32)
+
+
+# ---- the fit
+
+
+def _fit(
+    folder: Path,
+    scratch: Path,
+    settings: dict[str, Any],
+    writable_M: np.ndarray,
+    ranges: Sequence[Range],
+    map_ranges: RangeMap,
+) -> Fit:
+    with Progress(desc="adjust", unit="row") as bar:
+
+        def pass_over(w_M: np.ndarray, b_M: np.ndarray, powers: int) -> Sums:
+            weights = _weights(w_M, b_M, writable_M)
+            parts = map_ranges(partial(sum_range, folder, scratch, settings["softmax"], weights, powers), ranges)
+            found = Sums(0.0, np.zeros((powers, len(w_M))), np.zeros((powers, len(w_M))))
+            for (start, stop), some in zip(ranges, parts, strict=True):
+                found += some
+                bar.update(stop - start)
+            bar.set_postfix_str(f"log-likelihood {found.log_likelihood:,.1f}")
+            return found
+
+        return fit(pass_over, len(writable_M), settings["penalty"], settings["max_epochs"])
+
+
+Weights = tuple[np.ndarray, np.ndarray]  # w and b, float32; b is -inf for items that may be in no list
+
+
+def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weights:
+    return w_M.astype(np.float32), np.where(writable_M, b_M, -np.inf).astype(np.float32)
+
+
+def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
+    return sums(Part.load(scratch / f"{start}.npz"), _vectors(folder, softmax), *weights, powers)
+
+
+# ---- the lists
+
+
+def _rewrite(
+    folder: Path, scratch: Path, softmax: str, weights: Weights, ranges: Sequence[Range], map_ranges: RangeMap
+) -> tuple[np.ndarray, np.ndarray]:
     """Write the adjusted candidates; how often each item is in the first N before and after, on all rows."""
     record = read_record(folder, "rows")
     assert record is not None
-    n = record["settings"]["num_items"]
-    before_M, after_M = np.zeros(len(w_M), np.int64), np.zeros(len(w_M), np.int64)
-    with parquet_writer(folder / ADJUSTED, SCHEMA) as writer:
-        batch: list[dict] = []
-        for row, kept, rated in _zipped(folder, ["sample_id"]):
-            items, scores = np.array(kept["candidates"], np.int64), np.array(rated["scores"], np.float32)
-            final = w_M[items] * scores + b_M[items]
-            order = np.argsort(-final, kind="stable")
-            before_M[items[np.argsort(-scores, kind="stable")[:n]]] += 1
-            after_M[items[order[:n]]] += 1
-            batch.append({"sample_id": row["sample_id"], "candidates": items[order], "scores": final[order]})
-            if len(batch) == BLOCK:
-                writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
-                batch = []
-        writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
+    of_range = partial(rewrite_range, folder, scratch, softmax, weights, record["settings"]["num_items"])
+    before_M, after_M = np.zeros(len(weights[0]), np.int64), np.zeros(len(weights[0]), np.int64)
+    with (
+        parquet_writer(folder / ADJUSTED, remap.CANDIDATES_SCHEMA) as writer,
+        Progress(total=ranges[-1][1], desc="lists", unit="row") as bar,
+    ):
+        for table, first_before, first_after in map_ranges(of_range, ranges):
+            writer.write_table(table)
+            before_M += np.bincount(first_before, minlength=len(before_M))
+            after_M += np.bincount(first_after, minlength=len(after_M))
+            bar.update(len(table))
     return before_M, after_M
 
 
-def _zipped(folder: Path, columns: list[str]) -> Any:
-    """(row, remap's entry, reflect's entry) of every row."""
-    files = ((ROWS, columns), (remap.FILE, ["candidates"]), (reflect.FILE, ["scores"]))
-    for blocks in zip(*(read_blocks(folder / file, BLOCK, names) for file, names in files), strict=True):
-        yield from zip(*blocks, strict=True)
+def rewrite_range(
+    folder: Path, scratch: Path, softmax: str, weights: Weights, num_items: int, start: int, stop: int
+) -> tuple[pa.Table, np.ndarray, np.ndarray]:
+    """Rows start to stop of ADJUSTED, as many items for each as it has candidates; the items in the first N before and
+    after."""
+    names = read_range(folder / ROWS, start, stop, ["sample_id"])["sample_id"]
+    candidates = read_range(folder / remap.FILE, start, stop, ["candidates"])["candidates"].to_pylist()
+    rated = read_range(folder / reflect.FILE, start, stop, ["scores"])["scores"].to_pylist()
+    kept: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
+    scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(candidates)
+    part = Part.load(scratch / f"{start}.npz")
+    for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), *weights):
+        for b, final_M in zip(rows, final_BM, strict=True):
+            kept[b] = remap.top_candidates(final_M, len(candidates[b]))
+            scores[b] = final_M[kept[b]]
+    columns = [names, kept, scores]
+    schema = remap.CANDIDATES_SCHEMA
+    table = pa.table(
+        [pa.array(c, f.type) if isinstance(c, list) else c for c, f in zip(columns, schema, strict=True)], schema
+    )
+    before = [
+        np.array(c, int)[np.argsort(-np.array(s), kind="stable")[:num_items]]
+        for c, s in zip(candidates, rated, strict=True)
+    ]
+    return table, np.concatenate(before), np.concatenate([some[:num_items] for some in kept]).astype(int)
 
 
 def _write_weights(
     folder: Path,
     matcher: Matcher,
-    w_M: np.ndarray,
-    b_M: np.ndarray,
+    fitted: Fit,
     truth_M: np.ndarray,
     before_M: np.ndarray,
     after_M: np.ndarray,
@@ -211,8 +265,8 @@ def _write_weights(
     columns = {
         "title": pa.array(matcher.catalog.titles, pa.string()),
         "year": year_column(matcher.catalog),
-        "w": w_M,
-        "b": b_M,
+        "w": fitted.w_M.astype(np.float32),
+        "b": fitted.b_M.astype(np.float32),
         "ground_truths": truth_M,
         "lists_before": before_M,
         "lists_after": after_M,

@@ -8,10 +8,13 @@ interrupted is run again, and files without a record are somebody else's.
 
 import hashlib
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
@@ -130,6 +133,16 @@ def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> 
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=size, columns=columns):
             yield batch.to_pylist()
+
+
+def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+    """Rows start to stop; reads the row groups that have some of them."""
+    with pq.ParquetFile(path) as file:
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        ends = list(accumulate(sizes))
+        first, last = bisect_right(ends, start), bisect_left(ends, stop)
+        table = file.read_row_groups(list(range(first, last + 1)), columns)
+        return table.slice(start - (ends[first] - sizes[first]), stop - start)
 
 
 def count_rows(path: Path) -> int:

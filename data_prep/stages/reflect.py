@@ -289,9 +289,8 @@ def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker:
 
 
 def _blocks(folder: Path, size: int) -> Iterator[tuple[list[dict], list[dict]]]:
-    yield from zip(
-        read_blocks(folder / ROWS, size, RL_SCHEMA.names), read_blocks(folder / remap.FILE, size), strict=True
-    )
+    kept = read_blocks(folder / remap.FILE, size, ["candidates", "scores"])
+    yield from zip(read_blocks(folder / ROWS, size, RL_SCHEMA.names), kept, strict=True)
 
 
 def _name(matcher: Matcher, row: int) -> str:

@@ -7,43 +7,48 @@ S_IM       cosine of item and catalog item; I is 1 where the teacher's item is t
 c_BM       cosine of conversation and catalog item
 
 With unit vectors E, p S + lambda c = (p E + lambda e_conversation) E_catalog^T: one product a block of conversations,
-and only the `candidates` best unseen items of each are kept. Neither S nor the scores of all conversations ever exist.
+and only the `candidates` best unseen items of each are kept. From the vector p E + lambda e_conversation (`query`)
+adjust makes the other scores again. Neither S nor the scores of all conversations ever exist.
+
+Memory: a process holds a range of conversations and a block of scores; the vectors of the items are read from a file
+that all processes share.
 """
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from scipy import sparse
 
-from convrec.data.schema import conversation_text
 from convrec.errors import UserError
+from convrec.files import scratch_folder, written_whole
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item
 from convrec.progress import Progress
-from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
+from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
-from data_prep.stages.record import Summary, count_rows, read_blocks
-from data_prep.stages.rows import ROWS, catalog_matcher
+from data_prep.stages.ranges import ALONE, Workers, ranges_of
+from data_prep.stages.record import Summary, count_rows, read_range
+from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
+from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
-FILE = "remap.parquet"
-SCHEMA = pa.schema(
+FILE, VECTORS = "remap.parquet", "item_vectors.npy"
+CANDIDATES_SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
         ("candidates", pa.list_(pa.int32())),  # catalog rows, best first
         ("scores", pa.list_(pa.float32())),
     ]
 )
-BLOCK = 512  # conversations: a block of scores over 7,404 items is 15 MB
-FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
-FOLDS, ALL = 4, -1
+SCHEMA = CANDIDATES_SCHEMA.append(pa.field("query", pa.list_(pa.float32())))  # empty without remap
+BLOCK_SCORES = 2**22  # that exist at once in a process: 16 MiB
 NAMESAKES = (
     "the catalog has nothing but titles, whose words tfidf-svd compares: namesakes of what the teacher names rise"
 )
@@ -63,24 +68,42 @@ def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr
     return sparse.csr_matrix((values, (rows, columns)), shape=(len(teacher), num_items), dtype=np.float32)
 
 
-def remap_scores(
-    p_BI: sparse.csr_matrix, items_ID: np.ndarray, num_catalog: int, conversations_BD: np.ndarray, weight: float
+def query_vectors(
+    p_BI: sparse.csr_matrix, items_ID: np.ndarray, conversations_BD: np.ndarray, weight: float
 ) -> np.ndarray:
-    """(B, M) s of docs/explanation/method.md 6. items_ID: unit vectors, the catalog's M items first; weight: lambda."""
-    query_BD = p_BI @ items_ID + weight * conversations_BD
-    return query_BD @ items_ID[:num_catalog].T + p_BI[:, :num_catalog].toarray()
+    """(B, D) p E + lambda e_conversation, of unit vectors; weight: lambda."""
+    return np.asarray(p_BI @ items_ID + weight * conversations_BD, np.float32)
 
 
-def matched_scores(p_BI: sparse.csr_matrix, num_catalog: int) -> np.ndarray:
-    """(B, M) without remap, for the ablation: s = p I, and -inf (no candidate) for what the teacher did not name."""
-    p_BM = p_BI[:, :num_catalog].toarray()
-    return np.where(p_BM > 0, p_BM, -np.inf)
+def score_blocks(
+    query_BD: np.ndarray, spaces_B: np.ndarray, vectors_SMD: Sequence[np.ndarray], added_BM: sparse.csr_matrix
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows, their scores of all M items): the products with the item vectors of each row's space, plus what is added.
+
+    A block has at most BLOCK_SCORES scores, or one row; its array is the caller's to change.
+    """
+    size = max(1, BLOCK_SCORES // added_BM.shape[1])
+    for space in np.unique(spaces_B):
+        chosen = np.flatnonzero(spaces_B == space)
+        for start in range(0, len(chosen), size):
+            rows = chosen[start : start + size]
+            scores_BM = query_BD[rows] @ vectors_SMD[space].T
+            added = added_BM[rows].tocoo()
+            scores_BM[added.row, added.col] += added.data
+            yield rows, scores_BM
+
+
+def matched_scores(p_1M: sparse.csr_matrix) -> np.ndarray:
+    """(M,) without remap, for the ablation: s = p I, and -inf (no candidate) for what the teacher did not name."""
+    scores_M = np.full(p_1M.shape[1], -np.inf, np.float32)
+    scores_M[p_1M.indices] = p_1M.data
+    return scores_M
 
 
 def top_candidates(scores_M: np.ndarray, count: int) -> np.ndarray:
     """Rows of the `count` highest finite scores, best first; equal scores in the catalog's order."""
     usable = np.flatnonzero(np.isfinite(scores_M))
-    if len(usable) > count:
+    if 0 < count < len(usable):
         kth = np.partition(scores_M[usable], len(usable) - count)[len(usable) - count]
         usable = usable[scores_M[usable] >= kth]
     return usable[np.argsort(-scores_M[usable], kind="stable")][:count]
@@ -104,55 +127,103 @@ def _compares_titles(folder: Path, embedding: str) -> bool:
     return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
 
 
-def run(folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: bool = True) -> Summary:
+def run(
+    folder: Path,
+    settings: dict[str, Any],
+    num_items: int = 0,
+    is_chosen: bool = True,
+    workers: Workers = ALONE,
+) -> Summary:
     """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), remap ("full" or "none"), and
     trust_remote_code where it is given. is_chosen: whether `remap` was asked for; if not, raises UserError where most
     rows have fewer than `num_items` candidates without it."""
-    matcher = catalog_matcher(folder)
-    num_catalog, writable_M = len(matcher.catalog), writable_rows(matcher)
-    metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
-    spaces = make_spaces(folder, matcher, metadata, settings) if settings["remap"] == "full" else {}
-    total, kept, short = count_rows(folder / ROWS), 0, 0
-    with (
-        parquet_writer(folder / FILE, SCHEMA) as writer,
-        Progress(total=total, desc="remap", unit="row") as bar,
-    ):
-        for rows, teacher in zip(
-            read_blocks(folder / ROWS, BLOCK), read_blocks(folder / TEACHER, BLOCK, ["items", "answer"]), strict=True
+    total, kept, short, num_spaces = count_rows(folder / ROWS), 0, 0, 0
+    num_catalog = len(writable_catalog(folder)[0].catalog)
+    with scratch_folder(folder / "remap") as scratch, workers.open() as map_ranges:
+        if settings["remap"] == "full":
+            num_spaces = make_spaces(folder, scratch, settings, map_ranges)
+        with (
+            parquet_writer(folder / FILE, SCHEMA) as writer,
+            Progress(total=total, desc="remap", unit="row") as bar,
         ):
-            p_BI = rank_weights([entry["items"] for entry in teacher], len(metadata))
-            scores_BM = _scores(p_BI, num_catalog, spaces, rows, settings["conversation_weight"])
-            scores_BM[:, ~writable_M] = -np.inf
-            scores_BM[[entry["answer"] is None for entry in teacher]] = -np.inf  # without a list: no candidates
-            candidates_of_rows = []
-            for row, scores_M in zip(rows, scores_BM, strict=True):
-                scores_M[matcher.seen_rows(row["seen_titles"])] = -np.inf
-                candidates_of_rows.append(top_candidates(scores_M, settings["candidates"]))
-            kept += sum(map(len, candidates_of_rows))
-            short += sum(len(candidates) < num_items for candidates in candidates_of_rows)
-            writer.write_batch(
-                pa.record_batch(
-                    [
-                        pa.array([row["sample_id"] for row in rows]),
-                        pa.array(candidates_of_rows, SCHEMA.field("candidates").type),
-                        pa.array(
-                            [s[c] for s, c in zip(scores_BM, candidates_of_rows, strict=True)],
-                            SCHEMA.field("scores").type,
-                        ),
-                    ],
-                    schema=SCHEMA,
+            of_range = partial(remap_range, folder, scratch, settings, num_spaces)
+            for table in map_ranges(of_range, ranges_of(total)):
+                writer.write_table(table)
+                sizes = pc.list_value_length(table["candidates"]).to_numpy()
+                kept, short = kept + int(sizes.sum()), short + int((sizes < num_items).sum())
+                bar.update(len(table))
+            if not (num_spaces or is_chosen) and 2 * short > total:
+                raise UserError(
+                    f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} "
+                    f"lists of the teacher name fewer than {num_items} of its items and would be left out. Give "
+                    f"{BETTER}; or choose: --remap full or none"
                 )
-            )
-            bar.update(len(rows))
-        if not (spaces or is_chosen) and 2 * short > total:
-            raise UserError(
-                f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} lists "
-                f"of the teacher name fewer than {num_items} of its items and would be left out. Give {BETTER}; or "
-                "choose: --remap full or none"
-            )
-    dimensions = spaces[ALL].items_ID.shape[1] if spaces else 0
+        dimensions = write_item_vectors(folder / VECTORS, scratch, num_spaces, num_catalog)
     summary: Summary = {"candidates_a_row": round(kept / max(total, 1), 1), "dimensions": dimensions}
     return summary | {"too_few_candidates": short, "warnings": _warnings(folder, settings)}
+
+
+def remap_range(
+    folder: Path, scratch: Path, settings: dict[str, Any], num_spaces: int, start: int, stop: int
+) -> pa.Table:
+    """Rows start to stop of `FILE`. num_spaces: 0 without remap."""
+    rows = read_range(folder / ROWS, start, stop, ["sample_id", "seen_titles", "split", "group"]).to_pylist()
+    teacher = read_range(folder / TEACHER, start, stop, ["items", "answer"]).to_pylist()
+    matcher, writable_M = writable_catalog(folder)
+    num_items = pq.read_metadata(folder / METADATA).num_rows
+    p_BI = rank_weights([entry["items"] for entry in teacher], num_items)
+    named_BM = p_BI[:, : len(matcher.catalog)]
+    barred = [matcher.seen_rows(row["seen_titles"]) for row in rows]
+    candidates: list[np.ndarray] = [np.empty(0, np.int32)] * len(rows)
+    scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(rows)
+
+    def keep(b: int, scores_M: np.ndarray) -> None:
+        scores_M[~writable_M] = -np.inf
+        scores_M[barred[b]] = -np.inf
+        if teacher[b]["answer"] is not None:  # without a list: no candidates
+            candidates[b] = top_candidates(scores_M, settings["candidates"])
+            scores[b] = scores_M[candidates[b]]
+
+    query_BD = np.zeros((len(rows), 0), np.float32)
+    if num_spaces:
+        spaces_B = np.array([space_of(row, num_spaces) for row in rows])
+        query_BD = conversations_of(scratch, start, stop).copy()
+        for space in np.unique(spaces_B):
+            chosen = np.flatnonzero(spaces_B == space)
+            query_BD[chosen] = query_vectors(
+                p_BI[chosen], items_of(scratch, space), query_BD[chosen], settings["conversation_weight"]
+            )
+        vectors_SMD = [items_of(scratch, space)[: len(matcher.catalog)] for space in range(num_spaces)]
+        for block, scores_BM in score_blocks(query_BD, spaces_B, vectors_SMD, named_BM):
+            for b, scores_M in zip(block, scores_BM, strict=True):
+                keep(b, scores_M)
+    else:
+        for b in range(len(rows)):
+            keep(b, matched_scores(named_BM[b]))
+    columns = [[row["sample_id"] for row in rows], candidates, scores, list(query_BD)]
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+
+
+def writable_catalog(folder: Path) -> tuple[Matcher, np.ndarray]:
+    """The matcher and `writable_rows`; read once in a process."""
+    return _writable_catalog(folder, (folder / CATALOG).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
+    matcher = catalog_matcher(folder)
+    return matcher, writable_rows(matcher)
+
+
+def write_item_vectors(path: Path, scratch: Path, num_spaces: int, num_catalog: int) -> int:
+    """(S, M, D) float32, the catalog's items in each space, for adjust; (0, M, 0) without remap. Returns D."""
+    dimensions = items_of(scratch, 0).shape[1] if num_spaces else 0
+    with written_whole(path) as partial_path, partial_path.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (num_spaces, num_catalog, dimensions)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for space in range(num_spaces):
+            file.write(np.ascontiguousarray(items_of(scratch, space)[:num_catalog]).data)
+    return dimensions
 
 
 def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:
@@ -161,71 +232,3 @@ def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:
     if settings["remap"] == "full":
         return [f"{NAMESAKES}; --remap none leaves them out, {BETTER} tells items apart"]
     return [f"the catalog has nothing but titles: only the teacher's items, without remap; for remap give {BETTER}"]
-
-
-def _scores(
-    p_BI: sparse.csr_matrix, num_catalog: int, spaces: Mapping[int, "Space"], rows: list[dict], weight: float
-) -> np.ndarray:
-    if not spaces:
-        return matched_scores(p_BI, num_catalog)
-    fold_B = np.array([fold_of(row) if len(spaces) > 1 else ALL for row in rows])
-    scores_BM = np.empty((len(rows), num_catalog), np.float32)
-    for fold in np.unique(fold_B):
-        chosen, space = np.flatnonzero(fold_B == fold), spaces[int(fold)]
-        conversations_BD = space.embedder.encode([conversation_text(rows[b]) for b in chosen])
-        scores_BM[chosen] = remap_scores(p_BI[chosen], space.items_ID, num_catalog, conversations_BD, weight)
-    return scores_BM
-
-
-# ---- embeddings that have not read the conversation they are asked about
-
-
-class Space(NamedTuple):
-    embedder: Embedder
-    items_ID: np.ndarray
-
-
-def fold_of(row: dict) -> int:
-    """The part of the training split that a row's conversation belongs to; ALL for validation rows."""
-    return zlib.crc32(row["group"].encode()) % FOLDS if row["split"] == "train" else ALL
-
-
-def make_spaces(folder: Path, matcher: Matcher, metadata: list[str], settings: dict[str, Any]) -> dict[int, Space]:
-    """One for every row under ALL; where the embedding is fitted, also one a fold, fitted without that fold.
-
-    A later row of a conversation names what was recommended in an earlier one. An embedding that has read it ranks that
-    item higher for the earlier row than it ever could for a new conversation, and adjust would rely on it.
-    """
-    folds, texts = training_texts(folder) if settings["embedding"] == TFIDF_SVD else ([], [])
-    catalog = zip(matcher.catalog.titles, matcher.catalog.years, strict=True)
-    names = [format_item(title, year) for title, year in catalog if year is not None]
-    spaces = {}
-    for fold in sorted({ALL, *folds}):
-        # of ALL, everything
-        read = [text for text, fold_of_text in zip(texts, folds, strict=True) if fold_of_text != fold]
-        embedder = make_embedder(
-            settings["embedding"],
-            metadata + read,
-            names,
-            settings["dimensions"],
-            settings["seed"],
-            settings.get("trust_remote_code", False),
-        )
-        spaces[fold] = Space(embedder, embedder.encode(metadata))
-    return spaces
-
-
-def training_texts(folder: Path) -> tuple[list[int], list[str]]:
-    """(fold, conversation) of the training split, evenly thinned to FIT_TEXTS."""
-    folds: list[int] = []
-    texts: list[str] = []
-    step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
-    index = 0
-    for block in read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"]):
-        for row in block:
-            if row["split"] == "train":
-                if index % step == 0:
-                    folds.append(fold_of(row))
-                    texts.append(conversation_text(row))
-                index += 1
-    return folds, texts

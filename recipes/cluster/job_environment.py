@@ -91,7 +91,7 @@ def _variable_default(name: str) -> str:
     return next(variable.default for variable in VARIABLES if variable.name == name)
 
 
-def refuse_relative_paths(recipe: Recipe, arguments: list[str]) -> None:
+def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Raise UserError for an override that names a file relative to a folder that the job does not have.
 
     And for one of the run folder: stop files are put where SAVE_PATH says.

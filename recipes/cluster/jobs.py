@@ -2,75 +2,31 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import shlex
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
 
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
 from convrec.lists import user_rewards
+from recipes.cluster.client import AGENT_SECONDS, POLL_SECONDS, connect, persist, submit_job, wait_for
 from recipes.cluster.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
 from recipes.launch.misspelt import misspelt_variables
-from recipes.launch.recipe import RECIPES, Recipe
+from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import overrides_from_environment
 
-POLL_SECONDS = 1.0
-
-
 STOP_SECONDS = 60.0
-
-
-AGENT_SECONDS = 120.0
-
-
-NETWORK_SECONDS = 300.0  # that a cluster may be unreachable before its job is left alone
-
-
 DOCTOR_SECONDS = 900.0
-
-
 ASKED = "asked the job to save a checkpoint and end, at the end of its step"
-
-
 AFTER_CTRL_C = {"follow": "ask", "ask": "end", "wait": "end"}  # what `follow` does -> what it does next
-
-
-Answer = TypeVar("Answer")
-
-
-def connect(address: str) -> Any:
-    """A client of the cluster's job API. Raises UserError when it does not answer, refuses us, or has another Ray."""
-    import ray
-    from ray.exceptions import AuthenticationError
-    from ray.job_submission import JobSubmissionClient
-
-    try:
-        client = JobSubmissionClient(address)
-        cluster_version = client._do_request("GET", "/api/version").json()["ray_version"]
-    except AuthenticationError as error:  # status 401 or 403
-        raise UserError(
-            f"RAY_ADDRESS={address}: the cluster asks for a token (Ray turns that on by itself). Set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a copy of the head node's ~/.ray/auth_token"
-        ) from error
-    except Exception as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"RAY_ADDRESS={address}: no answer ({first_line}). It is the address of the dashboard, http://head:8265: "
-            "is Ray running there (`ray start --head --dashboard-host=...`), and the port reachable from here?"
-        ) from error
-    if cluster_version != ray.__version__:
-        raise UserError(
-            f"RAY_ADDRESS={address}: the cluster runs Ray {cluster_version}, here is Ray {ray.__version__}: install "
-            "the same version in both places"
-        )
-    return client
 
 
 def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
@@ -78,16 +34,9 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     reward = _checked_reward(recipe, arguments)  # a wrong setting stops here, not on the cluster
     address = os.environ["RAY_ADDRESS"]
     client = connect(address)
-    runtime_env = runtime_environment(recipe, os.environ, reward)
     job = f"{recipe.name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
-    runtime_env["env_vars"][SUBMISSION_VARIABLE] = job
-    save_path = runtime_env["env_vars"]["SAVE_PATH"]
-    for name in withheld(os.environ):
-        say(f"warning: {name} holds a password and stays here; set it where `ray start` is called, if the job needs it")
-    entrypoint = shlex.join(["python", "-m", *recipe.command, *arguments])
-    metadata = {"recipe": recipe.name, "save_path": save_path}
     try:
-        _submit_job(client, entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job, metadata=metadata)
+        save_path = submit_training(client, recipe, arguments, os.environ, job, reward)
     except KeyboardInterrupt:
         say(f"interrupted: {job} " + ("is stopped" if _withdraw(client, job) else "was not submitted"))
         return 130
@@ -99,31 +48,49 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     return follow(client, job)
 
 
-def _checked_reward(recipe: Recipe, arguments: list[str]) -> str:
+def submit_training(
+    client: Any,
+    recipe: Recipe,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    job: str,
+    reward: str = "",
+) -> str:
+    """Submit the recipe with these variables under this id. Returns SAVE_PATH as the cluster sees it.
+
+    reward: `reward_of` its settings.
+    """
+    runtime_env = runtime_environment(recipe, environment, reward)
+    runtime_env["env_vars"][SUBMISSION_VARIABLE] = job
+    save_path = runtime_env["env_vars"]["SAVE_PATH"]
+    for name in withheld(environment):
+        say(f"warning: {name} holds a password and stays here; set it where `ray start` is called, if the job needs it")
+    submit_job(
+        client,
+        entrypoint=shlex.join(["python", "-m", *recipe.command, *arguments]),
+        runtime_env=runtime_env,
+        submission_id=job,
+        metadata={"recipe": recipe.name, "save_path": save_path},
+    )
+    return save_path
+
+
+def _checked_reward(recipe: Recipe, arguments: Sequence[str]) -> str:
     """`convrec.reward`, once variables, overrides and a rank reward of the user's own have been checked."""
     overrides_from_environment(recipe, os.environ)  # at once: what follows takes seconds
     refuse_relative_paths(recipe, arguments)
     for warning in misspelt_variables(os.environ):
         say(f"warning: {warning}")
-    ours = compose_files(recipe, arguments).get("convrec", {})
+    return reward_of(compose_files(recipe, arguments))
+
+
+def reward_of(config: DictConfig) -> str:
+    """`convrec.reward` of these settings, tried out where it is the user's own; "" of a recipe without one."""
+    ours = config.get("convrec", {})
     reward = str(ours.get("reward", ""))
     if user_rewards.is_user_reward(reward):
         user_rewards.check(reward, ours.num_items)
     return reward
-
-
-def _submit_job(client: Any, **job: Any) -> None:
-    """Submit; a cluster that has just started has no agent to take the job yet, and says to try again later."""
-    logging.getLogger("ray").setLevel(logging.WARNING)  # a line for every .gitignore it meets
-    deadline = time.monotonic() + AGENT_SECONDS
-    while True:
-        try:
-            client.submit_job(**job)
-            return
-        except Exception as error:
-            if "try again later" not in str(error) or time.monotonic() > deadline:
-                raise UserError(f"the cluster refuses the job: {str(error).strip()}") from error
-            time.sleep(2 * POLL_SECONDS)
 
 
 def _withdraw(client: Any, job: str) -> bool:
@@ -132,23 +99,6 @@ def _withdraw(client: Any, job: str) -> bool:
         return False
     stop_now(client, job)
     return True
-
-
-def persist(ask: Callable[[], Answer], job: str) -> Answer:
-    """What the cluster answers. One that is out of reach is asked again for NETWORK_SECONDS; then UserError."""
-    deadline = time.monotonic() + NETWORK_SECONDS
-    while True:
-        try:
-            return ask()
-        except Exception as error:
-            if "status code 404" in str(error):
-                raise UserError(f"{job}: the cluster does not know it (any more)") from error
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"no answer from the cluster for {NETWORK_SECONDS / 60:.0f} minutes ({one_line(error)}): {job} "
-                    f"goes on without us. To follow it again: python -m recipes.submit --follow {job}"
-                ) from error
-            time.sleep(POLL_SECONDS)
 
 
 def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
@@ -162,8 +112,8 @@ def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
     job = f"doctor-{uuid.uuid4().hex[:8]}"
     runtime_env = runtime_environment(recipe, os.environ, reward)
     try:
-        _submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
-        info = _wait_for(client, job, DOCTOR_SECONDS)
+        submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
+        info = wait_for(client, job, DOCTOR_SECONDS)
     except KeyboardInterrupt:
         _withdraw(client, job)
         return 130
@@ -177,16 +127,6 @@ def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
     wanted = [line for line in lines if line.startswith('{"ok"')] if as_json else lines
     print("\n".join(wanted or lines))
     return 0 if info.status.name == "SUCCEEDED" else 1
-
-
-def _wait_for(client: Any, job: str, seconds: float) -> Any:
-    """The job's info when it has ended, or as it is after this time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        info = persist(lambda: client.get_job_info(job), job)
-        if info.status.is_terminal() or time.monotonic() > deadline:
-            return info
-        time.sleep(POLL_SECONDS)
 
 
 def follow(client: Any, job: str, stops: bool = True) -> int:
@@ -227,14 +167,13 @@ def follow(client: Any, job: str, stops: bool = True) -> int:
 
 
 def _ask(client: Any, job: str) -> str:
-    """Ask the job to stop, and say so. Returns what `follow` does next."""
+    """Ask the job to stop, and say so, or why not. Returns what `follow` does next."""
     try:
-        if not ask_to_stop(client, job):
-            return "end"
+        ask_to_stop(client, job)
+        said = ASKED
     except UserError as error:
-        say(f"the job could not be asked to save and end: {error}; Ctrl-C again ends it at once")
-        return "wait"
-    say(f"{ASKED}; Ctrl-C again ends it at once")
+        said = f"the job could not be asked to save and end: {error}"
+    say(f"{said}; Ctrl-C again ends it at once")
     return "wait"
 
 
@@ -258,28 +197,21 @@ async def _print_log(client: Any, job: str, ended: threading.Event) -> None:
         say(f"the end of the log is missing: {error}")
 
 
-def ask_to_stop(client: Any, job: str) -> bool:
-    """Make the file RUN/stop.<job> on the cluster, with a job of its own. Returns whether the recipe looks for it.
-
-    Raises UserError when it cannot be made.
-    """
+def ask_to_stop(client: Any, job: str) -> None:
+    """Make the file RUN/stop.<job> on the cluster, with a job of its own. Raises UserError when it cannot be made."""
     metadata = persist(lambda: client.get_job_info(job), job).metadata or {}
-    recipe = RECIPES.get(metadata.get("recipe", ""))
-    if recipe and not recipe.saves_when_asked:
-        return False
     folder, file = (shlex.quote(path) for path in (metadata["save_path"], f"{metadata['save_path']}/{STOP}.{job}"))
     request = f"stop-{job}-{uuid.uuid4().hex[:4]}"
     # a run that is still starting has no folder yet
-    _submit_job(client, entrypoint=f"mkdir -p {folder} && touch {file}", submission_id=request)
-    info = _wait_for(client, request, AGENT_SECONDS)
+    submit_job(client, entrypoint=f"mkdir -p {folder} && touch {file}", submission_id=request)
+    info = wait_for(client, request, AGENT_SECONDS)
     if info.status.name != "SUCCEEDED":
         raise UserError(f"{file} could not be made ({info.message or info.status}): make it on the cluster")
-    return True
 
 
 def stop_now(client: Any, job: str) -> None:
     persist(lambda: client.stop_job(job), job)
-    if not _wait_for(client, job, STOP_SECONDS).status.is_terminal():
+    if not wait_for(client, job, STOP_SECONDS).status.is_terminal():
         raise UserError(f"{job} does not stop: ray job stop {job}, or look at the dashboard")
 
 
@@ -288,11 +220,9 @@ def stop(client: Any, job: str) -> int:
     status = persist(lambda: client.get_job_info(job), job).status
     if status.is_terminal():
         say(f"{job} has ended: {status}")
-    elif ask_to_stop(client, job):
-        say(f"{ASKED}; at once: ray job stop {job}")
     else:
-        stop_now(client, job)
-        say(f"{job} is stopped; its last checkpoint counts")
+        ask_to_stop(client, job)
+        say(f"{ASKED}; at once: ray job stop {job}")
     return 0
 
 

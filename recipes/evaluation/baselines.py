@@ -3,7 +3,7 @@ names, a model behind an API; and the probes of what a model knows without the c
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from convrec.data.schema import CONVERSATION_MARKER, conversation_text, split_prompt, truth_of
 from convrec.errors import UserError
-from convrec.generation.answers import Answer, stored_answers
+from convrec.generation.answers import Answer, Store
 from convrec.generation.generate import Messages
 from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
@@ -122,24 +122,21 @@ def api_answers(
         os.environ.setdefault(f"{own}_MODEL", name)
     served = endpoint(role)
     served = replace(served, model=name or served.model)
-    refused: list[Reply] = []
-
-    def answer(missing: list[Messages], keep: Callable[[list[tuple[int, Answer]]], None]) -> None:
+    store = Store({"model": served.model, "max_tokens": max_tokens, "temperature": temperature}, prompts, path)
+    replies: list[Reply] = []
+    if missing := store.missing():
         client = LLM(served, cache=path.parent / "api_answers")
         replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
-        keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
-        refused.extend(reply for reply in replies if reply.error)
-
-    what = {"model": served.model, "max_tokens": max_tokens, "temperature": temperature}
-    answers, asked = stored_answers(what, prompts, path, answer)
-    if refused:
+        store.keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
+    if refused := [reply for reply in replies if reply.error]:
         tqdm.write(
             f"{len(refused)} of {len(prompts)} prompts refused, scored as empty, asked again next time; the first: "
             f"{refused[0].error}",
             file=sys.stderr,
         )
     empty = _record(Reply("", finish_reason="error"))
-    return {name: answers.get(name, empty) for name in prompts}, asked
+    answers = store.answers()
+    return {name: answers.get(name, empty) for name in prompts}, len(missing)
 
 
 def _record(reply: Reply) -> Answer:

@@ -2,8 +2,9 @@
 
 OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), paired with step 0 where `--against` names no other
 one. OUT/sweep.csv has a row a step, OUT/slices.csv a row for each step and part of the split, OUT/sweep.json what all
-were evaluated with. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the run
-started from, and the newest checkpoint are never left out.
+were evaluated with. With several replicas the checkpoints write their lists side by side, each on a replica of its own;
+they are scored in order. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the
+run started from, and the newest checkpoint are never left out.
 """
 
 import json
@@ -17,10 +18,13 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
+from convrec.generation.answers import answer_side_by_side
+from convrec.generation.placement import Opened, Placement
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from recipes.evaluation.scoring import constrained_gain, model_line
+from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.slices import slice_lines
 
@@ -65,10 +69,18 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
 
 
 def sweep_run(
-    run: Path, out: str | Path | None = None, start: str | None = None, **options: Any
+    run: Path,
+    out: str | Path | None = None,
+    start: str | None = None,
+    *,
+    replicas: int | str = 1,
+    tensor_parallel: int = 1,
+    address: str | None = None,
+    **options: Any,
 ) -> tuple[str, dict[str, Any]]:
     """Evaluate every step, write OUT/sweep.csv and return the table to print (the largest k) with the metrics of the
-    newest step; `options` are evaluate's. The start model is asked and scored as the run's are.
+    newest step; replicas, tensor_parallel, address and `options` are evaluate's. The start model is asked and scored as
+    the run's are.
 
     The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
     or one with other settings.
@@ -76,6 +88,11 @@ def sweep_run(
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
     settings = _checked_settings(folder, run, options)
+    where: dict[str, Any] = {"replicas": replicas, "tensor_parallel": tensor_parallel, "address": address}
+    if replicas != 1:
+        with Placement(**where).open() as places:
+            if len(places) > 1:
+                _answer_side_by_side(steps, folder, run, options, Opened(places, tensor_parallel))
     against = options.pop("against", None)
     metrics_of_step: dict[int, dict[str, Any]] = {}
     of_slices: list[dict[str, Any]] = []
@@ -83,8 +100,8 @@ def sweep_run(
     warned: set[str] = set()
     for place, (step, model) in enumerate(steps.items(), 1):
         tqdm.write(f"step {step}, {place} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = evaluate(model=model, out=folder / f"step_{step:06d}", run=run, against=against, **options)
-        against = against or folder / f"step_{step:06d}"  # the start
+        metrics = evaluate(model=model, out=_folder_of(folder, step), run=run, against=against, **where, **options)
+        against = against or _folder_of(folder, step)  # the start
         of_run = {name: metrics["settings"].get(name) for name, value in settings.items() if value is None}
         write_json(folder / SWEEP_SETTINGS, settings | of_run)  # not before a step has shown that they can be used
         ks, protocol = metrics["settings"]["ks"], metrics["settings"]["protocols"][0]
@@ -109,6 +126,24 @@ def sweep_run(
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
     return text, metrics
+
+
+def _answer_side_by_side(
+    steps: Mapping[int, str], folder: Path, run: Path, options: Mapping[str, Any], places: Opened
+) -> None:
+    """Have all checkpoints write their lists, which the evaluation of each step finds then."""
+    options = dict(options)
+    progress = options.pop("progress", True)
+    (first, model), *others = steps.items()
+    setup = set_up(model=model, out=_folder_of(folder, first), run=run, **options)
+    setups = [setup, *(setup.of_model(model, _folder_of(folder, step)) for step, model in others)]
+    asked = [of_one for of_step in setups for of_one in of_step.asked().values()]
+    tqdm.write(f"{len(steps)} checkpoints, on {len(places.places)} replicas side by side", file=sys.stderr)
+    answer_side_by_side(asked, places, folder / "vllm.log", progress=progress, **setup.settings)
+
+
+def _folder_of(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06d}"
 
 
 def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> dict[str, Any]:

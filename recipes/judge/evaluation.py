@@ -24,7 +24,8 @@ from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
 from convrec.files import write_json, write_table
-from convrec.generation.answers import Answer, model_answers, prompt_id
+from convrec.generation.answers import Answer, Asked, model_answers, prompt_id
+from convrec.generation.placement import Placement, add_placement
 from convrec.judges.criteria import FILE, read_criteria
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import prompt_of, read_judge_table, scores_of
@@ -46,6 +47,8 @@ def evaluate_judge(
     verdicts: str = "strict",
     against: str | Path | None = None,
     tensor_parallel: int = 1,
+    replicas: int | str = 1,
+    address: str | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate, write OUT's three files and return what metrics.json holds.
@@ -55,6 +58,7 @@ def evaluate_judge(
     counted. Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
+    places = Placement(replicas, tensor_parallel, address)
     model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
     if not str(model).startswith(API):
         hub.require(model_path, "--model ")
@@ -76,7 +80,7 @@ def evaluate_judge(
     settings |= {"max_prompt_tokens": max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start = time.monotonic()
     prompts = {prompt_id(prompt): prompt for prompts_of_order in asked.values() for prompt in prompts_of_order}
-    answers, generated = _answers(model_path, prompts, out, settings, tensor_parallel, progress)
+    answers, generated = _answers(model_path, prompts, out, settings, places, progress)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
@@ -141,13 +145,13 @@ def _answers(
     prompts: Mapping[str, list[Message]],
     out: Path,
     settings: dict[str, Any],
-    tensor_parallel: int,
+    places: Placement,
     progress: bool,
 ) -> tuple[dict[str, Answer], int]:
     path = out / "generations.parquet"
     if model.startswith(API):
         return api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
-    return model_answers(model, prompts, path, tensor_parallel=tensor_parallel, progress=progress, **settings)
+    return model_answers(Asked(model, prompts, path), places=places, progress=progress, **settings)
 
 
 # ---- command
@@ -203,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens (%(default)s)")
     parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS, help="tokens (%(default)s)")
     parser.add_argument("--verdicts", choices=READINGS, default="strict", help="lenient: also read leniently")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs the model spans (%(default)s)")
+    add_placement(parser)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     options = vars(parser.parse_args(arguments))
     try:

@@ -62,14 +62,15 @@ def help_text(recipe: Recipe) -> str:
 
 def _described(recipe: Recipe, config: DictConfig, warnings: list[str]) -> list[str]:
     """The run in lines of text. Raises UserError for what the doctor calls a failure."""
-    from recipes.preflight import finding, findings, plan
+    from recipes.planning.summary import summary
+    from recipes.preflight import finding, findings
 
     where = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
     model = OmegaConf.select(config, recipe.requirements.model_key)
     lines = [f"{recipe.title_of(config)} of {model} on {where} into {config.trainer.default_local_dir}"]
     if not Path(model).exists():
         lines.append(f"model: {model} is not a folder here: it is read from the Hub's cache, or downloaded")
-    lines += plan.lines(config, recipe.requirements)
+    lines += summary(config, recipe.requirements)
     examined = findings.examine(recipe.requirements, config, on_cluster=False)
     lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]
     warnings += finding.stop_on_failure(examined)

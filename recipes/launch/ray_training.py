@@ -1,7 +1,9 @@
-"""Ray and verl's trainer, started in the driver's process: what every RL recipe trains with."""
+"""Ray, started for what trains in the driver's process; and verl's trainer of every RL recipe."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,35 +42,44 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     init_ray(runtime_env=runtime_env, **options)
 
 
-def train(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
-    """Run verl's task in this process (its remote form costs one more process and its imports).
+@contextlib.contextmanager
+def started_ray(recipe: Recipe, config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
+    """Ray while something trains inside; a cluster's nodes are asked first whether they can.
 
-    Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
+    more: environment variables of the workers. Raises UserError for a cluster that cannot train this.
     """
     import ray
 
-    from convrec.rollout import queue as rollout_queue
-
     environment = process_environment(config.trainer.device != "cpu")
     environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
-    users = user_module_environment(str(config.convrec.get("reward")))
-    os.environ.update(users)  # the driver's digest covers the module too
-    environment |= users
-    if config.convrec.get("constrained"):
-        constrained.use_trie(config)
-    start_ray(config, environment | {registration.DRIVERS_DIGEST: registration.source_digest()})
+    start_ray(config, {**environment, **more, registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):
             for warning in finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
+        yield
+    finally:
+        tracking.finish()
+        ray.shutdown()
+
+
+def train(recipe: Recipe, config: DictConfig) -> None:
+    """Run verl's task in this process (its remote form costs one more process and its imports).
+
+    Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
+    """
+    from convrec.rollout import queue as rollout_queue
+
+    users = user_module_environment(str(config.convrec.get("reward")))
+    os.environ.update(users)  # the driver's digest covers the module too
+    if config.convrec.get("constrained"):
+        constrained.use_trie(config)
+    with started_ray(recipe, config, users):
         with ThreadPoolExecutor(1) as beside:
             queue = beside.submit(rollout_queue.start, config.transfer_queue)
             task = _task(config)
             queue.result()
         task.run(config)
-    finally:
-        tracking.finish()
-        ray.shutdown()
 
 
 def user_module_environment(reward: str) -> dict[str, str]:

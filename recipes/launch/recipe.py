@@ -4,6 +4,7 @@ To add one: an entry in RECIPES, conf/<name>.yaml, its curves in convrec/report/
 convrec/report/run_summary.py (SETTINGS); a module that calls `runner.run`, and a script that starts it.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
@@ -13,9 +14,9 @@ from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
-from recipes.launch.schema import JudgeSettings, PairwiseJudgeSettings, RankGRPOSettings
-from recipes.preflight import estimate
-from recipes.preflight.estimate import Requirements
+from recipes.launch.schema import JudgeSettings, PairwiseJudgeSettings, RankGRPOSettings, RunSettings
+from recipes.planning import estimate
+from recipes.planning.estimate import Requirements
 
 # in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
@@ -32,15 +33,14 @@ class Recipe:
     script: str  # the same with RAY_ADDRESS=http://... understood
     host_group: str  # the Hydra group of conf/ with the settings of hosts with and without GPUs
     variables: tuple[Literal["sft", "rl", "lists"], ...]  # groups of environment variables that it reads
-    settings: type | None  # its section `convrec`, a class of recipes/launch/schema.py
+    settings: type  # its section `convrec`, a class of recipes/launch/schema.py
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     parts: str  # what takes a while to start
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
-    train: Callable[["Recipe", DictConfig, list[str]], None]  # the list: overrides of the command line
+    train: Callable[["Recipe", DictConfig], None]
     shown: Mapping[str, str]  # metric -> short name beside the progress bar
     requirements: Requirements
-    uses_ray: bool  # trains on the nodes of RAY_ADDRESS, else in the processes it starts
-    saves_when_asked: bool  # a stop file makes it save a checkpoint and end
+    uses_ray: Callable[[DictConfig], bool]  # trains on the nodes of RAY_ADDRESS or starts Ray, else in one process
 
     def title_of(self, config: DictConfig) -> str:
         """What a run with this config calls itself."""
@@ -57,6 +57,11 @@ def when_called(target: str, **keywords: Any) -> Callable[..., Any]:
     return call
 
 
+def trains_on_ray(config: DictConfig) -> bool:
+    """SFT: one device of this machine needs no Ray."""
+    return bool(os.environ.get("RAY_ADDRESS")) or config.trainer.nnodes * config.trainer.n_gpus_per_node > 1
+
+
 SFT = Recipe(
     name="sft",
     title="SFT",
@@ -64,15 +69,14 @@ SFT = Recipe(
     script="run_sft.sh",
     host_group="sft_host",
     variables=("sft",),
-    settings=None,
+    settings=RunSettings,
     answers="lists",
     parts="verl's SFT trainer",
     check=when_called("recipes.preflight.checks:check_sft"),
-    train=when_called("recipes.launch.sft_training:train_on_all_devices"),
+    train=when_called("recipes.launch.sft_training:train"),
     shown={"train/loss": "loss", "val/loss": "val loss"},
-    requirements=Requirements(SFT_MODEL, DATA_FILES, estimate.sft_needs, keeps_best=False),
-    uses_ray=False,
-    saves_when_asked=False,  # verl's SFT trainer has no such seam: its last checkpoint counts
+    requirements=Requirements(SFT_MODEL, DATA_FILES, estimate.sft_needs),
+    uses_ray=trains_on_ray,
 )
 RANK_GRPO = Recipe(
     name="rank_grpo",
@@ -93,11 +97,8 @@ RANK_GRPO = Recipe(
         "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
         "actor/kl": "KL",
     },
-    requirements=Requirements(
-        RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY), estimate.needs, keeps_best=True
-    ),
-    uses_ray=True,
-    saves_when_asked=True,
+    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY), estimate.needs),
+    uses_ray=lambda config: True,
 )
 POINTWISE_JUDGE = replace(
     RANK_GRPO,

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import hub, saving
 from convrec.errors import NoProgress, UserError, one_line
-from convrec.runs import guard, supervisor
+from convrec.runs import guard, step_metrics, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run
@@ -69,23 +69,23 @@ def _run(
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
-    if done and not is_logged(run_folder, done):
+    made_up = _made_up(run_folder, done, config.trainer)
+    if done and not made_up and not is_logged(run_folder, done):  # a checkpoint of an earlier version
         console.say(
             f"warning: the run ended after step {done} was saved and before its metrics, and its validation if it had "
             "one, were written: they are lost; recipes.evaluate measures the checkpoint"
         )
-    if steps and done >= steps:
+    if steps and done >= steps and not made_up:
         console.say(finished_message(run_folder, done))
         return 0
     if config.trainer.resume_mode == "auto":
         warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
-    if not (recipe.uses_ray and os.environ.get("RAY_ADDRESS")):  # a cluster's nodes are asked once Ray is there
+    if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
-    if recipe.requirements.keeps_best:
-        warnings += _frequency_warnings(config)
+    warnings += _frequency_warnings(config)
     warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
-    for warning in warnings:
+    for warning in [*made_up, *warnings]:
         console.say(f"warning: {warning}")
 
     os.environ.update(process_environment(config.trainer.device != "cpu"))
@@ -98,9 +98,8 @@ def _run(
     if done:
         console.say(f"resuming after step {done}")
     console.say(f"starting {recipe.parts} ...")
-    if recipe.saves_when_asked:
-        supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
-    if OmegaConf.select(config, "convrec.watchdog") == "resume":
+    supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
+    if config.convrec.watchdog == "resume":
         supervisor.note(resumes="yes")
     gone = (
         f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
@@ -113,7 +112,7 @@ def _run(
                 output_to(log_file),
                 progress(console, run_folder, steps, title, recipe.shown, hub.download_note(model)),
             ):
-                recipe.train(recipe, config, arguments)
+                recipe.train(recipe, config)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
     except UserError:
@@ -132,6 +131,18 @@ def _run(
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
+
+
+def _made_up(run_folder: Path, step: int, trainer: DictConfig) -> list[str]:
+    """What this start does where an earlier one ended between the checkpoint of the step and its metrics."""
+    does = []
+    if step_metrics.unlogged(run_folder, step):
+        does.append(f"the checkpoint's {step_metrics.FILE} is logged now, which lacks how long the step took")
+    if step_metrics.lacks_validation(run_folder, step, trainer.test_freq, trainer.total_training_steps):
+        does.append("its validation is made now")
+    return (
+        [f"the run ended between the checkpoint of step {step} and the step's end: {'; '.join(does)}"] if does else []
+    )
 
 
 def _stopped(console: Console, text: str) -> int:

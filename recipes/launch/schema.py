@@ -1,4 +1,4 @@
-"""The settings below `convrec:` in conf/: what each may be, in every RL recipe. Checks and the manual read it."""
+"""The settings below `convrec:` in conf/: what each may be, in every recipe. Checks and the manual read it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,19 @@ REWARDS = Kind(
 
 
 @dataclass(frozen=True)
-class RLSettings:
+class RunSettings:
+    """conf/sft.yaml: what every recipe has."""
+
+    watchdog: str = setting(
+        "end", one_of(("end", "resume", "off")), "what follows when a phase hangs; resume: also when a process is lost"
+    )
+    watchdog_seconds: float = setting(
+        300, POSITIVE_NUMBER, "that a phase of a step may take; more where ten times its median is more"
+    )
+
+
+@dataclass(frozen=True)
+class RLSettings(RunSettings):
     """conf/rl.yaml: what every RL recipe has."""
 
     lr_schedule: Sequence[Sequence[float]] | None = setting(
@@ -53,12 +65,6 @@ class RLSettings:
     )
     reward_timeout: float = setting(
         600, POSITIVE_NUMBER, "seconds a reward may take; after three attempts the run stops"
-    )
-    watchdog: str = setting(
-        "end", one_of(("end", "resume", "off")), "what follows when a phase hangs; resume: also when a process is lost"
-    )
-    watchdog_seconds: float = setting(
-        300, POSITIVE_NUMBER, "that a phase of a step may take; more where ten times its median is more"
     )
     deterministic: bool = setting(False, BOOLEAN, "a seed for every rollout: a resumed run samples what it would have")
 
@@ -106,13 +112,11 @@ class PairwiseJudgeSettings(JudgeSettings):
     )
 
 
-def check(config: DictConfig, settings: type | None) -> None:
+def check(config: DictConfig, settings: type) -> None:
     """Raise UserError for a setting of ours that is unknown, missing or not what it may be.
 
-    settings: the recipe's class of the above; None for a recipe without a section `convrec`.
+    settings: the recipe's class of the above.
     """
-    if settings is None:
-        return
     section = OmegaConf.to_container(config.convrec, resolve=True) if OmegaConf.is_dict(config.convrec) else None
     if not isinstance(section, dict):
         raise UserError(

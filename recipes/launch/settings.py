@@ -1,7 +1,7 @@
 """A recipe's settings: conf/*.yaml, then the host, then environment variables, then command-line overrides."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,12 +48,16 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
     return config
 
 
-def compose_files(recipe: Recipe, arguments: list[str], of_host: Sequence[str] = ()) -> DictConfig:
+def compose_files(
+    recipe: Recipe, arguments: Sequence[str], of_host: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> DictConfig:
     """The recipe's file with the host's overrides, the variables and these arguments; our own settings are checked.
+
+    environment: what has the variables; None: this process's.
 
     Raises UserError for a variable, an override or a setting that cannot be used.
     """
-    variables = overrides_from_environment(recipe, os.environ)
+    variables = overrides_from_environment(recipe, os.environ if environment is None else environment)
 
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -94,14 +98,13 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
         model_config.override_config.setdefault("attn_implementation", attention)
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe.name}/{Path(model).name}")
-    if config.data.train_batch_size is None:
-        config.data.train_batch_size = SFT_SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
-    if recipe.uses_ray and not os.environ.get("RAY_ADDRESS"):
+    complete_batch_size(config)
+    if recipe.uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init
         needed = needed_cpu_slots(config).total
         ray_init.num_cpus = max(ray_init.num_cpus or host.usable_cores(), needed)
-    ours = config.get("convrec", {})
+    ours = config.convrec
     if "matching" in ours and ours.matching is None:
         ours.matching = "reference" if ours.preset == "reference" else "fuzzy"
     config.trainer.experiment_name = f"{recipe.name}-{Path(config.trainer.default_local_dir).name}"
@@ -113,6 +116,12 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     config.trainer.logger = trackers
     if (actor := OmegaConf.select(config, "actor_rollout_ref.actor")) is not None:
         actor.ppo_mini_batch_size = actor.ppo_mini_batch_size  # as a number: the workers know no `quarter`
+
+
+def complete_batch_size(config: DictConfig) -> None:
+    """SFT's batch grows with the devices where nobody has said it."""
+    if config.data.train_batch_size is None:
+        config.data.train_batch_size = SFT_SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:

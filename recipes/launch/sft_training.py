@@ -1,45 +1,62 @@
-"""verl's SFT trainer, in the driver's process or in torchrun's: what SFT trains with."""
+"""verl's SFT trainers: in the driver's process for one device of this machine, on Ray for several or a cluster."""
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from omegaconf import DictConfig
 
-from convrec.runs import card
-from convrec.runs.folder import step_of
-from recipes.launch.recipe import Recipe
+from recipes.launch.recipe import Recipe, trains_on_ray
 
 
-def train(config: DictConfig) -> None:
-    """verl's SFT trainer in this process, one of torchrun's or the only one."""
+def train(recipe: Recipe, config: DictConfig) -> None:
+    if trains_on_ray(config):
+        _train_on_ray(recipe, config)
+    else:
+        _train_here(config)
+
+
+def _train_on_ray(recipe: Recipe, config: DictConfig) -> None:
+    from recipes.launch.ray_training import started_ray
+
+    with started_ray(recipe, config, {}):
+        from verl.trainer import sft_trainer_ray
+
+        from convrec.checkpoints.plain_load import use_plain_load
+        from convrec.training.sft.on_ray import ConvRecRaySFTTrainer
+
+        use_plain_load()  # the place in the data is read here
+        _fit(ConvRecRaySFTTrainer(config), sft_trainer_ray, config)
+
+
+def _train_here(config: DictConfig) -> None:
+    os.environ.update(_single_process_environment())
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-    from convrec.checkpoints.plain_load import use_plain_load
-    from convrec.cpu.engine import register_engine
-    from convrec.cpu.process_group import init_process_group
-    from convrec.training import packed_attention, tracking
-    from convrec.training.sft_trainer import ConvRecSFTTrainer
-    from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
+    from convrec.training import tracking
+    from convrec.training.sft.trainer import ConvRecSFTTrainer
+    from convrec.training.worker import prepare_process
 
-    use_plain_load()
-    packed_attention.register()
-    use_whole_batch_log_probs()
-    use_length_groups()
-    tracking.install(sft_trainer, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
-    if config.trainer.device == "cpu":
-        register_engine()
-        init_process_group()
-    else:
+    prepare_process()
+    if config.trainer.device != "cpu":
         initialize_global_process_group()
     try:
-        ConvRecSFTTrainer(config).fit()
+        _fit(ConvRecSFTTrainer(config), sft_trainer, config)
     finally:
         tracking.finish()
     destroy_global_process_group()
+
+
+def _fit(trainer: Any, module: ModuleType, config: DictConfig) -> None:
+    """module: verl's, with the trainer's `fit`."""
+    from convrec.training import tracking
+
+    run_folder = Path(config.trainer.default_local_dir)
+    tracking.install(module, run_folder, config.trainer.experiment_name, trainer.note_metrics)
+    trainer.fit()
 
 
 def _single_process_environment() -> dict[str, str]:
@@ -54,24 +71,3 @@ def _single_process_environment() -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def train_on_all_devices(recipe: Recipe, config: DictConfig, overrides: list[str]) -> None:
-    """In this process, or in one for each device, which read their settings anew."""
-    devices = config.trainer.n_gpus_per_node
-    try:
-        if devices == 1:
-            os.environ.update(_single_process_environment())
-            train(config)
-        else:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
-            subprocess.run([*command, "-m", *recipe.command, *overrides], check=True)
-    finally:
-        _write_cards(Path(config.trainer.default_local_dir))
-
-
-def _write_cards(run_folder: Path) -> None:
-    """Of every checkpoint that has none; verl's SFT trainer has no seam where it saves."""
-    for exported in run_folder.glob("global_step_*/huggingface"):
-        if not (exported / card.CARD).exists() and (step := step_of(exported.parent)) is not None:
-            card.write_card(exported, run_folder, step)

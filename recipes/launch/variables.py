@@ -174,7 +174,7 @@ VARIABLES: tuple[Variable, ...] = (
         _both("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
         _count_or_all,
         "all / 3",
-        "newest checkpoints to keep, or all; RL keeps the best by validation besides",
+        "newest checkpoints to keep, or all; the best by validation is kept besides",
     ),
     Variable(
         "N_GPUS_PER_NODE",
@@ -263,7 +263,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "WATCHDOG",
-        _rl("convrec.watchdog"),
+        _both("convrec.watchdog", "convrec.watchdog"),
         _one_of(("end", "resume", "off")),
         "end",
         "what follows when a phase of a step hangs: the run ends (status 75), is resumed, or nothing",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from convrec import kinds
@@ -22,6 +23,7 @@ from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
 from recipes.preflight import constrained, host
+from recipes.preflight.batch import check_batch, check_heads
 from recipes.preflight.cores import rollout_devices
 
 
@@ -143,8 +145,7 @@ def _check_orders(config: DictConfig) -> None:
 def _check_rl(config: DictConfig) -> None:
     """What every RL recipe needs of its settings."""
     _check_reward_function(config.reward.custom_reward_function)
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    prompts = config.data.train_batch_size
+    rollout = config.actor_rollout_ref.rollout
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
         raise UserError(
             f"actor_rollout_ref.rollout: temperature={rollout.temperature}, top_p={rollout.top_p}, "
@@ -153,27 +154,7 @@ def _check_rl(config: DictConfig) -> None:
         )
     if rollout.n < 2:
         raise UserError(f"ROLLOUT_N={rollout.n}: advantages compare the rollouts of a prompt, so at least 2 are needed")
-    devices = _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS")))
-    if prompts * rollout.n % devices:
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={prompts} x ROLLOUT_N={rollout.n} = {prompts * rollout.n} responses do not divide over "
-            f"{devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
-        )
-    if prompts % actor.ppo_mini_batch_size:
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={prompts} is not a multiple of "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}: choose a multiple"
-        )
-    if actor.ppo_mini_batch_size * rollout.n % devices:
-        raise UserError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} x ROLLOUT_N={rollout.n}: the "
-            f"responses of an update do not divide over {devices} devices: choose another TRAIN_BATCH_SIZE"
-        )
-    if devices % rollout.tensor_model_parallel_size:
-        raise UserError(
-            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
-            "choose a divisor"
-        )
+    check_batch(config, _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS"))))
     lengths = {
         "MAX_PROMPT_LENGTH": config.data.max_prompt_length,
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
@@ -218,34 +199,27 @@ def _check_reward_function(function: DictConfig) -> None:
 
 
 def check_sft(config: DictConfig) -> list[str]:
-    """As `check_rank_grpo`, for SFT, which trains where it is started, a cluster or not."""
-    nodes, processes = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    if "LOCAL_RANK" in os.environ:
-        started = int(os.environ["WORLD_SIZE"])
-        if started != nodes * processes:
-            raise UserError(
-                f"torchrun started {started} processes, N_NODES={nodes} x N_GPUS_PER_NODE={processes} are "
-                f"{nodes * processes}: set them to what torchrun starts"
-            )
-    elif nodes > 1:
-        raise UserError(
-            f"N_NODES={nodes}: SFT started by run_sft.sh trains on one node: unset N_NODES, or run on each of them "
-            f"torchrun --nnodes={nodes} --nproc_per_node={processes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 "
-            "-m recipes.sft"
-        )
-    devices = _check_devices(config, on_cluster=False)
-    if config.data.train_batch_size % devices:
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={config.data.train_batch_size} does not divide over {devices} devices "
-            "(N_GPUS_PER_NODE x N_NODES): choose a multiple"
-        )
+    """As `check_rank_grpo`, for SFT."""
+    devices = _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS")))
+    check_batch(config, devices)
     _check_model(config.model.path, {"MAX_LENGTH": config.data.max_length})
     require_files(config)
-    return _check_tables(config, validate_sft_table)
+    warnings = _check_tables(config, validate_sft_table)
+    rows = sum(pq.read_metadata(path).num_rows for path in _listed(config.data.val_files))
+    if 0 < rows < devices:
+        raise UserError(
+            f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
+            "add rows, or use fewer devices"
+        )
+    return warnings
 
 
 def _check_devices(config: DictConfig, on_cluster: bool) -> int:
     wanted = config.trainer.n_gpus_per_node
+    if config.trainer.nnodes > 1 and not on_cluster:
+        raise UserError(
+            f"N_NODES={config.trainer.nnodes}: more than this node are a Ray cluster's: set RAY_ADDRESS, or unset it"
+        )
     if config.trainer.device != "cpu" and not on_cluster:
         present = host.num_accelerators()
         nodes, each = rollout_devices(config)
@@ -264,12 +238,7 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
     check_model_path(model_path)
     file = Path(model_path).expanduser() / "config.json"
     settings = read_json(file) if file.exists() else {}
-    heads = settings.get("num_attention_heads")
-    if heads and heads % tensor_parallel:
-        raise UserError(
-            f"TENSOR_PARALLEL={tensor_parallel} does not divide the {heads} attention heads of {model_path}: set it to "
-            "a number that does, like 1"
-        )
+    check_heads(settings.get("num_attention_heads", 0), tensor_parallel, model_path)
     limit = settings.get("max_position_embeddings")
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())

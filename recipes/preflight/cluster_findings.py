@@ -77,8 +77,6 @@ def core_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
 
     Args: nodes as `node.slots_of_cluster` gives them.
     """
-    if "actor_rollout_ref" not in config:
-        return []
     needed = needed_cpu_slots(config)
     fix = f"start Ray with more of them (ray start --num-cpus=N; {needed.total} in all), or ask for fewer GPUs"
     if missing := missing_cpu_slots(needed, nodes, "cpus_total"):
@@ -120,9 +118,9 @@ def device_findings(
         for report in nodes:
             if report["device_memory"]:
                 what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
-                fix = "start Ray's head on a node with GPUs"
-                if "actor_rollout_ref" in config:  # SFT trains on the driver's node
-                    fix += ", or add host=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
+                group = "host" if "actor_rollout_ref" in config else "sft_host"
+                fix = "start Ray's head on a node with GPUs, or add "
+                fix += f"{group}=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
                 findings.append(Finding("devices", "failure", report["where"], what, fix))
         return findings
     if not driver["device_memory"] and not environment.get("VERL_PLATFORM"):

@@ -1,5 +1,6 @@
 """Ray's CPU slots that a run asks for. verl and TransferQueue wait for them without a limit: they are counted before.
 
+SFT                 1 for each GPU, on the GPU's node, and nothing else
 training            3 for each GPU, on the GPU's node: verl's resource pools reserve them, used or not
 rollout of its own  2 for each of its GPUs
 TransferQueue       1 for its controller and 1 for each storage unit, on any node
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+CPUS_PER_SFT_GPU = 1  # convrec.training.sft.on_ray
 CPUS_PER_GPU = 3  # verl's ResourcePoolManager.max_colocate_count
 CPUS_PER_ROLLOUT_GPU = 2  # of a rollout with GPUs of its own: RolloutReplica.init_standalone
 CONTROLLER, PLACING = 1, 1
@@ -28,7 +30,9 @@ class CpuSlots(NamedTuple):
 
 
 def needed_cpu_slots(config: DictConfig) -> CpuSlots:
-    """What an RL run asks for."""
+    """What a run asks for."""
+    if "actor_rollout_ref" not in config:
+        return CpuSlots(((config.trainer.nnodes, CPUS_PER_SFT_GPU * config.trainer.n_gpus_per_node),), 0)
     rollout_nodes, rollout_each = rollout_devices(config)
     groups = [(config.trainer.nnodes, CPUS_PER_GPU * config.trainer.n_gpus_per_node)]
     if rollout_nodes:

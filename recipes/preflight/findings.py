@@ -12,7 +12,9 @@ from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
 from convrec.training.tracking import has_login
-from recipes.preflight import estimate, node, plan
+from recipes.planning import estimate, models, work
+from recipes.planning.estimate import FULL, Requirements
+from recipes.preflight import node
 from recipes.preflight.cluster_findings import (
     address_findings,
     core_findings,
@@ -21,7 +23,6 @@ from recipes.preflight.cluster_findings import (
     port_findings,
     slot_findings,
 )
-from recipes.preflight.estimate import Requirements
 from recipes.preflight.finding import GIB, Finding
 
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
@@ -107,7 +108,7 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     """Disk and memory against what the model and the batch need."""
     model = OmegaConf.select(config, requirements.model_key)
     try:
-        size = estimate.model_size(model)
+        size = models.model_size(model)
     except (OSError, ValueError) as error:
         what = f"memory and disk are not estimated, its config cannot be read here ({str(error).splitlines()[0]})"
         return [Finding("model", "warning", model, what, "nothing, if every node can download it")]
@@ -115,8 +116,8 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     if not hub.is_folder(model) and not hub.is_cached(model):
         what = "its weights are not in the Hub's cache here: they are downloaded before training starts"
         findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
-    checkpoint = size.parameters * 16
-    kept = plan.kept_checkpoints(config, requirements.keeps_best)
+    checkpoint = estimate.checkpoint_bytes(size)
+    kept = work.kept_checkpoints(config)
     disk = min(nodes, key=lambda report: report["disk_free"])
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
     text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
@@ -153,7 +154,7 @@ def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[d
                 what = f"vLLM's share is {share / GIB:.1f} GiB, its weights alone are {weights:.1f} GiB"
                 fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
                 findings.append(Finding("memory", "failure", report["where"], what, fix))
-        status: Literal["ok", "warning", "failure"] = "ok" if need <= 0.9 * has else "warning"
+        status: Literal["ok", "warning", "failure"] = "ok" if need <= FULL * has else "warning"
         if need > 1.5 * has:  # it is an estimate on the high side
             status = "failure"
         findings.append(Finding("memory", status, report["where"], text, "" if status == "ok" else smaller))

@@ -22,8 +22,9 @@ from convrec.data.validation import validate_sft_table
 from convrec.files import has_ended
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import format_item, parse_items
-from data_prep.build import _asker, main, parse
+from data_prep.build import main, parse
 from data_prep.stages.metadata import catalog_text, has_only_titles
+from data_prep.stages.models import asker_of
 
 from .conftest import make_rows
 
@@ -120,7 +121,12 @@ def test_scores_are_the_formula_of_their_stages(built):
         np.testing.assert_allclose(r["scores"], np.array(s["scores"]) + rating * np.array(r["ratings"]), atol=1e-5)
         assert s["scores"] == sorted(s["scores"], reverse=True)
         expected = {m: weights[m]["w"] * v + weights[m]["b"] for m, v in zip(s["candidates"], r["scores"], strict=True)}
-        assert dict(zip(final["candidates"], final["scores"], strict=True)) == pytest.approx(expected, abs=1e-5)
+        found = dict(zip(final["candidates"], final["scores"], strict=True))
+        both = (
+            expected.keys() & found.keys()
+        )  # of the catalog's 12 items others than the 10 candidates may have come in
+        assert {m: found[m] for m in both} == pytest.approx({m: expected[m] for m in both}, abs=1e-5)
+        assert all(score <= final["scores"][-1] + 1e-5 for m, score in expected.items() if m not in found)
         assert final["scores"] == sorted(final["scores"], reverse=True)
     places = sum(row["lists_after"] for row in weights)
     assert places == sum(row["lists_before"] for row in weights) == NUM_ITEMS * 76
@@ -140,7 +146,8 @@ def test_a_catalog_without_years_is_built_with_titles_alone(undated, tmp_path):
     assert not load_catalog(out / "catalog.parquet").dated
     assert summary_of(out, "teacher")["in_catalog"] == 1
     assert summary_of(out, "reflect")["not_zero"] > 0  # what is named together counts
-    assert summary_of(out, "adjust")["ground_truths_not_candidates"] == 0
+    adjusted = summary_of(out, "adjust")
+    assert adjusted["ground_truths_fitted"] == adjusted["ground_truths"] > 0
     for file in ("items", "metadata", "adjust_weights"):
         assert {row["year"] for row in read(out / f"{file}.parquet")} == {None}
     for demonstration in read(out / "sft_train.parquet"):
@@ -173,6 +180,8 @@ def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch, capsys)
         (arguments(source, out, "--share=0"), "--share 0.0: give above 0"),
         (arguments(source, out), "LLM_BASE_URL or TEACHER_BASE_URL is not set"),  # before the first stage
         (arguments(source, out, "--teacher=retrieval"), "LLM_BASE_URL or JUDGE_BASE_URL is not set"),
+        (arguments(source, out, "--teacher-model=none"), "--teacher-model none: no such folder"),
+        (arguments(source, out, "--teacher-model=none", "--replicas=0"), "--replicas 0: give auto, or a number from 1"),
         (arguments(source, out, "--num-items=20", stage="rows"), "asks for 4 recommendations and --num-items is 20"),
     ):
         assert says in refusal(capsys, given)
@@ -206,9 +215,6 @@ def test_what_leaves_nothing_to_learn_from_is_said(built, source, tmp_path, caps
     pq.write_table(pa.Table.from_pylist(one, RL_SCHEMA), tmp_path / "one.parquet")
     given = arguments(source, tmp_path / "out", *NO_MODEL, f"--train={tmp_path / 'one.parquet'}")
     assert "these 1 have no word or title in two of them" in refusal(capsys, given)
-    copy = shutil.copytree(built, tmp_path / "copy")
-    message = refusal(capsys, ["adjust", "--out", str(copy), "--held-out=0.995", "--redo"])
-    assert re.search(r"--held-out 0.995 leaves none of the \d+ conversations .* to fit on: give less", message)
 
 
 def test_a_folder_with_files_of_another_program_is_refused_before_the_first_stage(source, tmp_path, capsys):
@@ -375,7 +381,7 @@ def test_each_model_has_its_price_and_all_have_the_timeout(tmp_path, monkeypatch
 
     def clients(*more):
         given = parse(["all", "--out", str(tmp_path), *more])
-        return [_asker(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
+        return [asker_of(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
 
     assert [llm.price for llm in clients("--price", "1", "2", "--judge-price", "3", "4")] == [[1, 2], [3, 4]]
     assert [llm.price for llm in clients("--price", "1", "2")] == [[1, 2], [1, 2]]

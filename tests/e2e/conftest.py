@@ -62,8 +62,8 @@ class Demo:
 
 
 def trained_steps(run_folder: Path) -> list[int]:
-    """Steps that have logged their training metrics, which verl does after saving."""
-    return [row["step"] for row in read_metrics(run_folder) if "actor/policy_loss" in row]
+    """Steps that have logged their training metrics, which verl's RL does after saving, and its SFT before."""
+    return [row["step"] for row in read_metrics(run_folder) if {"actor/policy_loss", "train/loss"} & row.keys()]
 
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:
@@ -192,3 +192,16 @@ def copy_of_project(tmp_path):
         return copy
 
     return replace
+
+
+@pytest.fixture(scope="session")
+def nodes(trained, own_data, tmp_path_factory):
+    """A Ray cluster of two nodes, for all tests that submit to one."""
+    from .two_nodes import Cluster
+
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), trained, own_data)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -50,6 +50,11 @@ def generation_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
     return any("convrec.generation.child" in " ".join(of_one) for of_one in words)
 
 
+def run_is_named(run: subprocess.Popen, run_folder: Path) -> bool:
+    """It holds its folder, and training is next."""
+    return (run_folder / "starts.jsonl").exists()
+
+
 def first_step_is_logged(run: subprocess.Popen, run_folder: Path) -> bool:
     return any(path.stat().st_size for path in run_folder.glob("metrics/*.jsonl"))
 
@@ -148,14 +153,18 @@ def is_progress(line: str) -> bool:
     return any(word in line for word in ("starting", "step", "it/s", "prompts", "full log", "loading"))
 
 
-@pytest.mark.parametrize(
-    ("script", "number", "moment"),
-    [("run_rank_grpo.sh", TERM, ray_is_starting), ("run_sft.sh", USR1, first_step_is_logged)],
-)
-def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(trained, tmp_path, script, number, moment):
-    stage = training(trained, tmp_path / "run", script)
-    stage.environment["TEST_FREQ"] = "-1"
-    assert stopped(stage, tmp_path / "run", moment, number) == stage.says
+def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(trained, tmp_path):
+    stage = training(trained, tmp_path / "run", "run_rank_grpo.sh")
+    assert stopped(stage, tmp_path / "run", ray_is_starting, TERM) == stage.says
+
+
+def test_sft_saves_when_it_is_asked_to(trained, tmp_path):
+    stage = training(trained, tmp_path / "run", "run_sft.sh")
+    stage.environment.update({"TEST_FREQ": "-1", "SAVE_FREQ": "1000"})
+    said = stopped(stage, tmp_path / "run", first_step_is_logged, USR1)
+    step = max(trained_steps(tmp_path / "run"))
+    assert latest_step(tmp_path / "run") == step >= 1
+    assert said == f"stopped as asked after step {step}; the same command resumes"
 
 
 # ---- each signal in each phase
@@ -170,10 +179,10 @@ OF_RANK_GRPO = {
     "validation": within("_validate", 1),
 }
 OF_SFT = {
-    "start": after(4),  # it imports torch and verl
-    "step": within("train_batch"),
-    "checkpoint": within("save_checkpoint"),
-    "validation": within("infer_batch"),
+    "start": run_is_named,  # then it imports torch and verl
+    "step": within("train_batch", 1),
+    "checkpoint": within("save_checkpoint", 1),
+    "validation": within("infer_batch", 1),
 }
 
 
@@ -202,10 +211,14 @@ def test_rank_grpo(trained, tmp_path, phase, number):
 def test_sft(trained, tmp_path, phase, number):
     out = tmp_path / "run"
     stage = training(trained, out, "run_sft.sh")
+    in_steps = phase != "start"
+    saves = in_steps and number in (TERM, USR1)
     often = "1" if phase in ("checkpoint", "validation") else "1000"
     stage.environment.update({"SAVE_FREQ": often, "TEST_FREQ": often})
-    said = stopped(stage, out, OF_SFT[phase], number)
-    assert said == f"stopped after step {latest_step(out)}; the same command resumes"
+    said = stopped(stage, out, OF_SFT[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
+    assert said == f"stopped {'as asked ' if saves else ''}after step {latest_step(out)}; the same command resumes"
+    if saves:
+        assert latest_step(out) == max(trained_steps(out))
 
 
 @pytest.mark.faults

@@ -1,13 +1,18 @@
 """A small sample of the project's own data, and the environment of a run that would start."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from data_prep.sample import write_sample
+from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
+from recipes.plan import planned_config
 from recipes.preflight import host
 
 
@@ -48,3 +53,25 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(variable.name, raising=False)
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def composed() -> Iterator[dict[str, DictConfig]]:
+    """A planned run of each recipe with no variable set: the defaults, on 8 GPUs. Composing takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in VARIABLES:
+            patch.delenv(variable.name, raising=False)
+        yield {name: planned_config(RECIPES[name], []) for name in ("sft", "rank_grpo")}
+
+
+@pytest.fixture
+def config_with(composed: dict[str, DictConfig]) -> Callable[..., DictConfig]:
+    """A copy of it with these keys set: config_with("sft", {"trainer.nnodes": 2})."""
+
+    def changed(recipe: str = "rank_grpo", keys: Mapping[str, Any] | None = None) -> DictConfig:
+        config = deepcopy(composed[recipe])
+        for key, value in (keys or {}).items():
+            OmegaConf.update(config, key, value)
+        return config
+
+    return changed

@@ -18,9 +18,12 @@ from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
-from recipes.preflight import cluster_findings, estimate, finding, findings, host, node
+from recipes.planning import estimate, models
+from recipes.planning.models import ModelSize
+from recipes.preflight import cluster_findings, finding, findings, host, node
 
 GIB = 2**30
+HALF_B = ModelSize(500_000_000, 24, 896, 151_936, 14, 2, 64)
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.11.0+cpu", "transformers": "5.9.0"}
 
 
@@ -232,7 +235,7 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
 @pytest.mark.parametrize(("free", "status"), [(5, "failure"), (10, "warning"), (20, "ok")])
 def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two."""
-    monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
+    monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
     found = findings.size_findings(config(), RANK_GRPO.requirements, [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status
@@ -241,7 +244,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
 
 def test_all_checkpoints_that_will_be_written_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """15,800 steps with SAVE_FREQ=200 are 79 checkpoints of 7.45 GiB: 589 GiB."""
-    monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
+    monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
     asked = config(total_training_steps=15_800, save_freq=200)
     found = findings.size_findings(asked, RANK_GRPO.requirements, [machine(disk_free=500 * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
@@ -249,11 +252,11 @@ def test_all_checkpoints_that_will_be_written_are_counted(monkeypatch: pytest.Mo
     assert "79 of them will lie there: 589 GiB" in disk.what
 
 
-@pytest.mark.parametrize(("recipe", "kept"), [(RANK_GRPO, 4), (SFT, 3)])
+@pytest.mark.parametrize(("recipe", "kept"), [(RANK_GRPO, 4), (SFT, 4)])
 def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
     monkeypatch: pytest.MonkeyPatch, recipe: Recipe, kept: int
 ) -> None:
-    monkeypatch.setattr(estimate, "model_size", lambda path: estimate.ModelSize(500_000_000, 24, 896, 151_936))
+    monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
     asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, max_actor_ckpt_to_keep=2)
     found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=10 * GIB)])
     assert f"{kept} of them will lie there: " in next(f for f in found if f.check == "disk").what
@@ -262,8 +265,7 @@ def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
 def test_memory_of_training_and_the_share_of_vllm() -> None:
     """0.5e9 parameters on one device: state 20 x 0.5e9 = 9.3 GiB; T = 32768 tokens: activations 32768 x 896 x 24 x 2 =
     1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 59.0 GiB."""
-    half_b = estimate.ModelSize(500_000_000, 24, 896, 151_936)
-    needs = estimate.needs(config(), half_b)
+    needs = estimate.needs(config(), HALF_B)
     assert needs.training / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
     assert needs.checkpoint == 8_000_000_000
     assert [f.status for f in findings.memory_findings(config(), needs, [machine()])] == ["ok"]
@@ -276,13 +278,13 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
 
     lora = config()
     lora.actor_rollout_ref.model.lora_rank = 32
-    assert needs.training - estimate.needs(lora, half_b).training == 16 * 500_000_000  # 20 - 4 bytes each
+    assert needs.training - estimate.needs(lora, HALF_B).training == 16 * 500_000_000  # 20 - 4 bytes each
 
     fused = config()
     fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
-    assert needs.training - estimate.needs(fused, half_b).training == (32768 - 512) * 151_936 * 10
+    assert needs.training - estimate.needs(fused, HALF_B).training == (32768 - 512) * 151_936 * 10
 
-    seventy_b = estimate.needs(config(n_gpus_per_node=64), estimate.ModelSize(70_000_000_000, 80, 8192, 151_936))
+    seventy_b = estimate.needs(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
     assert seventy_b.rollout_weights == 140_000_000_000
     found = findings.memory_findings(config(), seventy_b, [machine()])
     assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
@@ -291,19 +293,18 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
 def test_memory_of_sft_is_that_of_training_alone() -> None:
     """State 16 x 0.5e9 = 7.45 GiB; T = 12288: activations 12288 x 896 x 24 x 2 = 0.49 GiB, logits 12288 x 151936 x 10 =
     17.39 GiB; 2 GiB besides: 27.3 GiB."""
-    half_b = estimate.ModelSize(500_000_000, 24, 896, 151_936)
-    needs = estimate.sft_needs(sft_config(), half_b)
+    needs = estimate.sft_needs(sft_config(), HALF_B)
     assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
     tight = findings.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
     small.data.update(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
-    assert needs.training - estimate.sft_needs(small, half_b).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
+    assert needs.training - estimate.sft_needs(small, HALF_B).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
 
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:
-    needs = estimate.needs(config(device="cpu"), estimate.ModelSize(500_000_000, 24, 896, 151_936))
+    needs = estimate.needs(config(device="cpu"), HALF_B)
     found = findings.memory_findings(config(device="cpu"), needs, [machine(memory_available=16 * GIB)])
     assert only(found, "failure").where == "node-a"
 
@@ -321,7 +322,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_parameters_are_counted_as_they_are(tiny: Path) -> None:
     """Embedding 512 x 32, tied; a layer: q 32 x 32 + 32, k and v 32 x 16 + 16, o 32 x 32, MLP 3 x 32 x 64, 2 norms."""
     layer = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32 + 3 * 32 * 64 + 2 * 32
-    assert estimate.model_size(str(tiny)) == estimate.ModelSize(512 * 32 + 2 * layer + 32, 2, 32, 512)
+    assert models.model_size(str(tiny)) == ModelSize(512 * 32 + 2 * layer + 32, 2, 32, 512, 4, 2, 8)
 
 
 @pytest.fixture

@@ -6,11 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.generate import GenerationRow, generate
+from convrec.generation.answers import Asked, answer_side_by_side, model_answers, prompt_id
+from convrec.generation.generate import GenerationRow, as_messages, generate, size_of_batch
+from convrec.generation.placement import Placement
+from convrec.generation.process import Process
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -73,22 +78,89 @@ def greedy_by_transformers(folder: Path, prompt: str, max_tokens: int) -> list[i
     return out[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.e2e
-def test_greedy_answers_are_the_checkpoints_own_and_equal_prompts_share_them(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "tied", tied=True)
-    log = tmp_path / "log" / "vllm.log"
-    long_prompt = "Here is the conversation: " + "USER: old news\nSYSTEM: noted\n" * 60 + "USER: Toy Story\n"
-    prompts = ["Toy Story (1995)", "Amélie (2001)", "Toy Story (1995)", long_prompt]
-    rows = generate(model, prompts, max_tokens=24, max_prompt_tokens=64, log_file=log, progress=False)
+LONG = "Here is the conversation: " + "USER: old news\nSYSTEM: noted\n" * 60 + "USER: Toy Story\n"
+PROMPTS = ["Toy Story (1995)", "Amélie (2001)", "Toy Story (1995)", LONG, *(f"Film {number}" for number in range(8))]
+ASKED = {"max_tokens": 24, "max_prompt_tokens": 64, "progress": False}
 
-    assert [row.prompt_index for row in rows] == [0, 1, 2, 3]
-    assert rows[0].token_ids == greedy_by_transformers(model, prompts[0], 24)
-    assert rows[1].token_ids == greedy_by_transformers(model, prompts[1], 24)
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tied", tied=True)
+
+
+@pytest.fixture(scope="module")
+def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[GenerationRow], Path]:
+    """PROMPTS answered by one replica, and its log."""
+    log = tmp_path_factory.mktemp("generate") / "log" / "vllm.log"
+    return generate(model, PROMPTS, log_file=log, **ASKED), log
+
+
+@pytest.mark.e2e
+def test_greedy_answers_are_the_checkpoints_own_and_equal_prompts_share_them(
+    model: Path, answered: tuple[list[GenerationRow], Path]
+) -> None:
+    rows, log = answered
+    assert [row.prompt_index for row in rows] == list(range(len(PROMPTS)))
+    assert rows[0].token_ids == greedy_by_transformers(model, PROMPTS[0], 24)
+    assert rows[1].token_ids == greedy_by_transformers(model, PROMPTS[1], 24)
     assert (rows[2].text, rows[2].token_ids) == (rows[0].text, rows[0].token_ids)
-    assert [row.prompt_truncated for row in rows] == [False, False, False, True]
+    assert [row.prompt_truncated for row in rows] == [prompt is LONG for prompt in PROMPTS]
     assert rows[3].prompt_tokens <= 64
     assert all(row.finish_reason in ("stop", "length") and "<|im_" not in row.text for row in rows)
     assert log.stat().st_size > 0
+
+
+@pytest.mark.e2e
+def test_two_replicas_one_of_them_killed_write_what_one_does(
+    model: Path, answered: tuple[list[GenerationRow], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, list[str]]] = []  # the process, and the prompts of a batch
+    ask = Process.ask
+
+    def recorded(self: Process, task: Any, progress: Any) -> Any:
+        asked.append((self._process.pid, [messages[0]["content"] for messages, _ in task]))
+        return ask(self, task, progress)
+
+    monkeypatch.setattr(Process, "ask", recorded)
+    batches: list[list[int]] = []
+
+    def kill_once(rows: list[GenerationRow]) -> None:
+        batches.append([row.prompt_index for row in rows])
+        if len(batches) == 1:  # a batch is there: kill the process that was asked last
+            os.kill(asked[-1][0], signal.SIGKILL)
+
+    log = tmp_path / "vllm.log"
+    rows = generate(model, PROMPTS, places=Placement(2), batch_size=2, on_batch=kill_once, log_file=log, **ASKED)
+    assert rows == answered[0]
+    assert sorted(index for batch in batches for index in batch) == [
+        index for index in range(len(PROMPTS)) if index != 2
+    ]  # equal to the first
+    questions = [tuple(prompts) for _, prompts in asked]
+    assert len(set(questions)) == len(batches) == 6
+    assert len(questions) == 7  # that of the killed one again, and no other
+    pids = {pid for pid, _ in asked}
+    assert len(pids) == 3
+    assert not [pid for pid in pids if is_running(pid)]
+    assert {path.name for path in tmp_path.iterdir()} == {"vllm.log", "vllm-1.log"}
+
+
+@pytest.mark.e2e
+def test_checkpoints_answer_side_by_side_each_on_a_replica_of_its_own(
+    model: Path, answered: tuple[list[GenerationRow], Path], tmp_path: Path
+) -> None:
+    other = make_model(tmp_path / "untied", tied=False)
+    prompts = {prompt_id(messages): messages for messages in map(as_messages, PROMPTS)}
+    asked = [Asked(str(one), prompts, tmp_path / one.name / "answers.parquet") for one in (model, other)]
+    settings = {"max_tokens": 24, "max_prompt_tokens": 64, "temperature": 0.0}
+    answer_side_by_side(asked, Placement(2), tmp_path / "vllm.log", progress=False, **settings)
+    first, second = ({row["text"] for row in pq.read_table(one.path).to_pylist()} for one in asked)
+    assert first == {row.text for row in answered[0]}
+    assert not first & second
+    # the same question finds them, and starts nothing
+    found, new = model_answers(asked[1], **settings)
+    assert (len(found), new) == (len(prompts), 0)
+    messages = as_messages(PROMPTS[1])
+    assert found[prompt_id(messages)]["token_ids"] == greedy_by_transformers(other, PROMPTS[1], 24)
 
 
 @pytest.mark.e2e
@@ -101,8 +173,7 @@ def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_parent_leaves_no_vllm_process(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model", tied=True)
+def test_a_killed_parent_leaves_no_vllm_process(model: Path) -> None:
     code = "from convrec.generation.generate import generate; "
     code += f"generate({str(model)!r}, ['x'], max_tokens=400, progress=False)"
     parent = subprocess.Popen([sys.executable, "-c", code])
@@ -150,12 +221,11 @@ class LLM:
 
 
 def test_batches_are_handed_over_as_they_finish_and_kept_when_a_later_one_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real parent and child; in vLLM's place a module that answers with the number of the prompt's tokens."""
     import torch
 
-    model = make_model(tmp_path / "model", tied=True)
     (tmp_path / "vllm.py").write_text(VLLM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAIL_AT_BATCH", "3")
@@ -186,3 +256,10 @@ def test_a_missing_model_is_a_user_error_before_anything_starts(tmp_path: Path) 
 def test_no_prompts_start_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert generate(tmp_path, [], max_tokens=5) == []
+
+
+def test_replicas_have_as_many_batches_of_one_size_and_one_has_the_usual() -> None:
+    assert [size_of_batch(130, 1, on_gpu=False), size_of_batch(130, 1, on_gpu=True)] == [128, 1024]
+    assert size_of_batch(130, 2, on_gpu=False) == 65
+    assert size_of_batch(3000, 2, on_gpu=True) == 750  # two each; three of 1,024 leave one replica idle
+    assert size_of_batch(3, 8, on_gpu=True) == 1

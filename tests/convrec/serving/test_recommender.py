@@ -1,9 +1,11 @@
 """The recommender with vLLM's own engine, started once, on a tiny random model."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pytest
 from convrec import Recommendations, RecommendedItem, Recommender
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
-from recipes.batch import replicas
+from convrec.generation import placement
 from recipes.recommend import recommend
 from recipes.tiny_model import make_tiny_model
 
@@ -193,12 +195,27 @@ def test_the_catalog_changes_while_lists_are_written(recommender: Recommender) -
     assert ids(recommender.recommend(SAID, k=12)) == best
 
 
+class Here:
+    """A place whose replica is in this process."""
+
+    on_gpu = False
+
+    def start(self, target: str, settings: Any, log: Path) -> "Here":
+        self.write = resolve_name(target)(settings)
+        return self
+
+    def ask(self, task: Any, progress: Any) -> Any:
+        return self.write(task, progress)
+
+    def end(self) -> None: ...
+
+
 def test_a_file_of_conversations(
     recommender: Recommender, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`convrec recommend`, with the engine that is there instead of one more."""
-    monkeypatch.setattr(replicas.Asked, "load", lambda asked: recommender)
-    monkeypatch.setattr(Recommender, "__exit__", lambda *_: None)
+    monkeypatch.setattr(Recommender, "load", lambda *_, **__: recommender)
+    monkeypatch.setattr(placement.Placement, "open", lambda self: contextlib.nullcontext([Here()]))
     rows: list[dict[str, Any]] = [{"conversation": f"{SAID} {n}", "id": n, "seen": ["f3"]} for n in range(130)]
     rows[2]["allow"] = ["f1", "f3"]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

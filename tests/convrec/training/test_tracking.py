@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from convrec.runs import step_metrics
 from convrec.runs.folder import next_metrics_file, read_metrics
 from convrec.training import tracking
 from convrec.training.tracking import tracker_environment
@@ -129,6 +131,17 @@ def test_the_newest_wandb_run_has_the_whole_curve_with_the_repeated_steps(run: P
     assert tables == [[5], [6]]
 
 
+def test_who_asks_for_it_is_told_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
+    told: list[tuple[dict[str, float], int]] = []
+    trainer = SimpleNamespace()
+    with mock.patch.dict(os.environ):
+        tracking.install(trainer, tmp_path, "name", lambda data, step: told.append((data, step)))
+        trainer.Tracking("project", "experiment", ["file"]).log(data={"val/loss": 0.5}, step=3)
+    assert told == [({"val/loss": 0.5}, 3)]
+    assert read_metrics(tmp_path) == [{"step": 3, "val/loss": 0.5}]
+
+
 def test_trackers_that_fail_do_not_end_the_run(run: Path) -> None:
     assert [row["return"] for row in read_metrics(run) if row["step"] == 99] == [99.0]
 
@@ -175,6 +188,31 @@ def test_tensorboard_of_a_run_killed_before_its_first_checkpoint_and_resumed_twi
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("return")] == [(1, 101.0), (2, 102.0), (3, 203.0), (4, 204.0)]
     assert [(e.step, e.value) for e in events.Scalars("val")] == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
+
+
+def test_what_was_saved_of_a_step_and_not_logged_goes_to_every_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the checkpoint of 2, which an earlier start had trained with another return."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
+    for start in range(3):
+        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
+        trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", "tensorboard"])
+        if start == 0:
+            trackers.log({"return": 1.0, "kl": 0.1}, step=1)
+            trackers.log({"return": 5.0}, step=2)
+            step_metrics.write(tmp_path / "global_step_2", {"return": 2.0, "kl": 0.2})
+            (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+        trackers.finish()
+    assert read_metrics(tmp_path) == [{"step": 1, "return": 1.0, "kl": 0.1}, {"step": 2, "return": 2.0, "kl": 0.2}]
+    files = sorted((tmp_path / "metrics").iterdir())
+    assert [len(file.read_text().splitlines()) for file in files] == [2, 1, 0]  # once
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("kl")] == [
+        (1, pytest.approx(0.1)), (2, pytest.approx(0.2)),
+    ]  # fmt: skip
 
 
 def test_validation_samples_are_kept_in_the_run_whatever_the_trackers(

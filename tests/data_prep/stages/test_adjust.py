@@ -1,73 +1,142 @@
-"""The likelihood by hand, and a fit whose optimum is known."""
+"""The stage on files: what is fitted and counted, and that it does not matter who computes it."""
 
-import math
+import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-import torch
 
-from data_prep.stages.adjust import fit, log_likelihood, pad, penalty_of
+from convrec.data.schema import TRUTH, prompt_text
+from convrec.errors import UserError
+from convrec.lists.ranks import format_item
+from data_prep.stages import adjust, metadata, ranges, reflect, remap, rows, teacher
+from data_prep.stages.objective import TOLERANCE
+from data_prep.stages.ranges import Workers
+from data_prep.tables import parquet_writer
 
-# one batch: each epoch is a step, and the optimum is reached exactly
-SETTINGS = {"learning_rate": 0.1, "batch_size": 1000, "max_epochs": 150, "patience": 20, "seed": 1}
-
-
-def test_likelihood_and_penalty_by_hand():
-    # Items 0, 1, 2; the first conversation has candidates 2 and 0, the second 0, 1, 2 with two ground truths.
-    data = pad([[2, 0], [0, 1, 2]], [[1.0, 2.0], [1.0, 0.0, 3.0]], [{0}, {0, 2}])
-    w, b = torch.tensor([1.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, -0.5])
-    # first: item 2: .5 * 1 - .5 = 0; item 0: 2. log p(0) = 2 - log(e^0 + e^2)
-    # second: item 0: 1; item 1: 0 + 1 = 1; item 2: 1.5 - .5 = 1: each has p = 1/3, twice log(1/3)
-    expected = 2 - math.log(1 + math.exp(2)) + 2 * math.log(1 / 3)
-    assert log_likelihood(data, w, b).item() == pytest.approx(expected, rel=1e-6)
-    # .01 * ((.5 - 1)^2 + 1^2 + .5^2) = .01 * (.25 + 1 + .25)
-    assert penalty_of(w, b, 0.01).item() == pytest.approx(0.015)
+FILMS = [(f"Film {name}", 1990) for name in "ABCDEFGHIJ"]
+SETTINGS = {"softmax": "catalog", "penalty": 0.5, "max_epochs": 100}
+REMAP = {"embedding": "tfidf-svd", "dimensions": 4, "seed": 1, "candidates": 4, "conversation_weight": 1.0}
+KINDS = ("scary", "funny", "sad")
 
 
-def flips(count: int, share: float):
-    """Two items with equal scores of 0; item 0 is the ground truth in that share of the conversations."""
-    truths = [{0} if n < share * count else {1} for n in range(count)]
-    return pad([[0, 1]] * count, [[0.0, 0.0]] * count, truths)
+def write_stages(folder, conversations=60, remapped="full"):
+    """The teacher names the two films of a kind, and users take film J, which it never names, or the seen film A."""
+    rng, table, lists = np.random.default_rng(1), [], []
+    for n in range(conversations):
+        kind = n % 3
+        truth = [FILMS[9]] if n % 2 else [FILMS[0], FILMS[kind + 1], ("Unknown", 2000)]
+        text = f"USER: something {KINDS[kind]} {' '.join(rng.choice(list('xyzuvw'), 3))}\n"
+        table.append({
+            "prompt": [{"content": prompt_text(text), "role": "user"}], "seen_titles": ["Film A"],
+            TRUTH: [[title, str(year)] for title, year in truth], "sample_id": f"c{n}", "group": f"c{n // 2}",
+            "split": "train" if n < conversations - 6 else "validation",
+        })  # fmt: skip
+        lists.append({"sample_id": f"c{n}", "answer": "", "items": [kind + 1, kind + 4, 7 + kind % 2]})
+    titles, years = zip(*FILMS, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), folder / rows.CATALOG)
+    texts = [f"{format_item(*film)}\ngenre: {KINDS[n % 3]}" for n, film in enumerate(FILMS)]
+    pq.write_table(pa.table({"title": titles, "year": years, "text": texts}), folder / metadata.FILE)
+    for name, data, schema in ((rows.ROWS, table, rows.SCHEMA), (teacher.FILE, lists, teacher.SCHEMA)):
+        with parquet_writer(folder / name, schema) as writer:
+            for start in range(0, len(data), 7):  # row groups that are not the ranges
+                writer.write_table(pa.Table.from_pylist(data[start : start + 7], schema))
+    record = {"id": "", "settings": {"num_items": 2}, "inputs": {}, "files": [], "summary": {}}
+    (folder / "rows.json").write_text(json.dumps(record))
+    remap.run(folder, REMAP | {"remap": remapped})
+    with parquet_writer(folder / reflect.FILE, reflect.SCHEMA) as writer:  # the last candidate is rated 2
+        kept = pq.read_table(folder / remap.FILE).to_pylist()
+        ratings = [[0.0] * (len(row["candidates"]) - 1) + [2.0] for row in kept]
+        scores = [
+            [s + 0.5 * r for s, r in zip(row["scores"], some, strict=True)]
+            for row, some in zip(kept, ratings, strict=True)
+        ]
+        columns = [[row["sample_id"] for row in kept], ratings, scores]
+        writer.write_table(pa.table(dict(zip(reflect.SCHEMA.names, columns, strict=True)), reflect.SCHEMA))
 
 
-def test_the_fit_finds_the_shares_and_leaves_what_says_nothing():
-    # With scores of 0 only b matters and p(0) = 1 / (1 + e^(b1 - b0)): .8 at b0 - b1 = log 4. The penalty is symmetric.
-    data = flips(500, 0.8)
-    found = fit(data, data, 3, penalty=1e-6, **SETTINGS)
-    assert (found.b_M[0] - found.b_M[1]).item() == pytest.approx(math.log(4), abs=0.02)
-    assert found.b_M[0].item() == pytest.approx(-found.b_M[1].item(), abs=0.02)
-    np.testing.assert_allclose(found.w_M, [1, 1, 1], atol=1e-6)
-    assert found.b_M[2].item() == 0  # no candidate anywhere
-    # the likelihood a ground truth there: .8 log .8 + .2 log .2
-    assert max(found.history) == pytest.approx(0.8 * math.log(0.8) + 0.2 * math.log(0.2), abs=1e-4)
+def read(path):
+    return pq.read_table(path).to_pylist()
 
 
-def test_the_penalty_pulls_to_the_optimum_of_the_whole_objective():
-    data = flips(100, 0.8)
-    found = fit(data, pad([], [], []), 2, penalty=5.0, **SETTINGS)
-    # d/db0: 80 - 100 p - 2 * 5 * b0 = 0 with b1 = -b0: p = 1 / (1 + exp(-2 b0))
-    b0 = found.b_M[0].item()
-    assert 80 - 100 / (1 + math.exp(-2 * b0)) - 10 * b0 == pytest.approx(0, abs=0.1)
-    assert found.best_epoch == SETTINGS["max_epochs"]  # nothing held out: all epochs
+@pytest.fixture
+def stages(tmp_path):
+    write_stages(tmp_path)
+    return tmp_path
 
 
-def test_it_stops_early_and_keeps_the_best_at_worst_the_start():
-    # the held-out conversations say the opposite of the others: every step makes them less likely
-    found = fit(flips(200, 0.9), flips(50, 0.1), 2, penalty=0.01, **SETTINGS)
-    assert found.best_epoch == 0
-    assert len(found.history) == 1 + SETTINGS["patience"]
-    assert found.w_M.tolist() == [1.0, 1.0]
-    assert found.b_M.tolist() == [0.0, 0.0]
+def test_ground_truths_that_are_no_candidate_count_and_come_into_the_lists(stages):
+    assert not any(9 in row["candidates"] for row in read(stages / remap.FILE))
+    summary = adjust.run(stages, SETTINGS)
+    # 54 training rows: 27 with film J alone; 27 with A, which is seen, one of its kind, and one of no catalog
+    assert (summary["ground_truths"], summary["ground_truths_fitted"]) == (27 + 27 * 3, 27 + 27)
+    assert summary["conversations"] == 27  # two rows each
+    weights = read(stages / rows.ADJUST_WEIGHTS)
+    assert [row["ground_truths"] for row in weights] == [0, 9, 9, 9, 0, 0, 0, 0, 0, 27]
+    assert weights[9]["b"] > 1
+    assert weights[9]["lists_before"] == 0 < weights[9]["lists_after"]
+    assert weights[0]["lists_after"] == 0  # everyone has seen it
+    assert summary["log_likelihood"][1] > summary["log_likelihood"][0] + 0.5
+    assert any("54 of 108 ground truths are not in the catalog, or seen" in text for text in summary["warnings"])
+    assert any("fitted to 27 conversations: fewer than 300" in text for text in summary["warnings"])
 
 
-def test_no_epochs_is_no_change():
-    found = fit(flips(10, 0.5), flips(4, 0.5), 2, penalty=0.01, **(SETTINGS | {"max_epochs": 0}))
-    assert (found.w_M.tolist(), found.b_M.tolist(), found.best_epoch) == ([1.0, 1.0], [0.0, 0.0], 0)
+def test_over_the_candidates_alone_they_are_put_in_another_order(stages):
+    summary = adjust.run(stages, SETTINGS | {"softmax": "candidates"})
+    assert summary["ground_truths_fitted"] == 108 - summary["ground_truths_not_candidates"] == 27
+    for before, after in zip(read(stages / remap.FILE), read(stages / rows.ADJUSTED), strict=True):
+        assert set(before["candidates"]) == set(after["candidates"])
+    assert read(stages / rows.ADJUST_WEIGHTS)[9]["b"] == 0
 
 
-def test_padding_and_order_of_conversations_do_not_count():
-    w, b = torch.tensor([0.9, 1.1, 1.0]), torch.tensor([0.1, -0.2, 0.3])
-    one, two = ([0, 1], [1.0, 2.0], {1}), ([2, 1, 0], [0.5, 0.1, 0.3], {2})
-    both = log_likelihood(pad(*zip(one, two, strict=True)), w, b)
-    alone = sum(log_likelihood(pad([c[0]], [c[1]], [c[2]]), w, b) for c in (two, one))
-    assert both.item() == pytest.approx(alone.item(), rel=1e-6)
+def test_without_passes_the_lists_are_those_of_reflect(stages):
+    summary = adjust.run(stages, SETTINGS | {"max_epochs": 0})
+    assert (summary["epochs"], summary["log_likelihood"]) == (0, [])
+    assert not any("conversations" in text for text in summary["warnings"])
+    for rated, kept, after in zip(*(read(stages / f) for f in (reflect.FILE, remap.FILE, rows.ADJUSTED)), strict=True):
+        given = dict(zip(kept["candidates"], rated["scores"], strict=True))
+        found = dict(zip(after["candidates"], after["scores"], strict=True))
+        assert {m: found[m] for m in given.keys() & found.keys()} == pytest.approx(
+            {m: given[m] for m in given.keys() & found.keys()}, abs=1e-5
+        )
+        assert after["scores"] == sorted(after["scores"], reverse=True)
+        assert len(after["candidates"]) == len(kept["candidates"])
+
+
+def build(folder, workers):
+    """Both stages in ranges of 16 rows."""
+    remap.run(folder, REMAP | {"remap": "full"}, workers=workers)
+    remapped = read(folder / remap.FILE)
+    adjust.run(folder, SETTINGS | {"max_epochs": 3}, workers)
+    return remapped, read(folder / rows.ADJUST_WEIGHTS), read(folder / rows.ADJUSTED)
+
+
+@pytest.fixture
+def alone(stages, monkeypatch):
+    """What one process finds in ranges of 16 rows."""
+    monkeypatch.setattr(ranges, "ROWS_OF_A_RANGE", 16)
+    return build(stages, Workers(1))
+
+
+def test_several_processes_find_the_same_to_the_last_bit(stages, alone):
+    assert build(stages, Workers(2)) == alone
+
+
+@pytest.mark.e2e
+def test_a_ray_cluster_finds_the_same_to_the_last_bit(stages, alone):
+    assert build(stages, Workers(2, "local")) == alone
+
+
+def test_the_size_of_ranges_and_blocks_changes_rounding_alone(stages, alone, monkeypatch):
+    monkeypatch.setattr(ranges, "ROWS_OF_A_RANGE", 60)
+    monkeypatch.setattr(remap, "BLOCK_SCORES", 25)  # two rows
+    for one, other in zip(alone[2], build(stages, Workers(1))[2], strict=True):
+        assert one["candidates"] == other["candidates"]
+        np.testing.assert_allclose(one["scores"], other["scores"], rtol=100 * TOLERANCE)
+
+
+def test_nothing_to_fit_is_said(tmp_path):
+    write_stages(tmp_path, conversations=6)  # validation alone
+    with pytest.raises(UserError, match="no training conversation has a ground truth in the catalog"):
+        adjust.run(tmp_path, SETTINGS)

@@ -1,10 +1,9 @@
 """Remap by hand, block by block, and what may not be recommended."""
 
 import json
+from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,18 +11,17 @@ from hypothesis import strategies as st
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import Item, format_item
+from convrec.lists.ranks import Item
+from data_prep.stages import remap
 from data_prep.stages.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
 from data_prep.stages.remap import (
-    fold_of,
-    make_spaces,
     matched_scores,
+    query_vectors,
     rank_weights,
-    remap_scores,
+    score_blocks,
     top_candidates,
     writable_rows,
 )
-from data_prep.stages.rows import CATALOG, ROWS, SCHEMA
 from recipes.tiny_model import make_tiny_model
 
 # catalog items 0, 1, 2 and item 3, which only the teacher knows
@@ -40,9 +38,18 @@ def test_scores_by_hand():
     # lambda c, the conversation (.6, .8), lambda 2: 2 * (.6, .8, .36 + .64) = (1.2, 1.6, 2)
     # sum: (2, 3.2, 3.36)
     p_BI = rank_weights([[3, -1, 3, 1]], 4)  # a line that is no item keeps its rank; the repeat at 3 adds nothing
-    scores = remap_scores(p_BI, ITEMS_ID, 3, np.array([[0.6, 0.8]], np.float32), weight=2.0)
-    np.testing.assert_allclose(scores, [[2.0, 3.2, 3.36]], rtol=1e-6)
-    np.testing.assert_allclose(matched_scores(p_BI, 3), [[-np.inf, 0.5, -np.inf]])
+    conversation = np.array([[0.6, 0.8]], np.float32)
+    np.testing.assert_allclose(scores_of(p_BI, ITEMS_ID, 3, conversation, 2.0), [[2.0, 3.2, 3.36]], rtol=1e-6)
+    np.testing.assert_allclose(matched_scores(p_BI[0, :3]), [-np.inf, 0.5, -np.inf])
+
+
+def scores_of(p_BI, items_ID, num_catalog, conversations_BD, weight):
+    query_BD = query_vectors(p_BI, items_ID, conversations_BD, weight)
+    one_space = np.zeros(len(query_BD), int)
+    scores_BM = np.full((len(query_BD), num_catalog), np.nan)
+    for rows, block in score_blocks(query_BD, one_space, items_ID[None, :num_catalog], p_BI[:, :num_catalog]):
+        scores_BM[rows] = block
+    return scores_BM
 
 
 def test_rank_weights_are_one_over_the_root_of_the_rank():
@@ -58,12 +65,12 @@ def test_the_product_is_the_formula_and_blocks_change_nothing(seed, lists):
     rng = np.random.default_rng(seed)
     items_ID, conversations_BD = unit_rows(rng.normal(size=(8, 4))), unit_rows(rng.normal(size=(len(lists), 4)))
     p_BI = rank_weights(lists, 8)
-    scores = remap_scores(p_BI, items_ID, 5, conversations_BD, 0.5)
+    scores = scores_of(p_BI, items_ID, 5, conversations_BD, 0.5)
     s_IM, i_IM = items_ID @ items_ID[:5].T, np.eye(8, 5)
     expected = p_BI.toarray() @ (s_IM + i_IM) + 0.5 * conversations_BD @ items_ID[:5].T
     np.testing.assert_allclose(scores, expected, atol=1e-5)
-    one_by_one = [remap_scores(p_BI[b], items_ID, 5, conversations_BD[b : b + 1], 0.5)[0] for b in range(len(lists))]
-    np.testing.assert_allclose(scores, one_by_one, atol=1e-5)
+    with patch.object(remap, "BLOCK_SCORES", 1):  # one by one
+        np.testing.assert_allclose(scores_of(p_BI, items_ID, 5, conversations_BD, 0.5), expected, atol=1e-5)
 
 
 @settings(max_examples=50, deadline=None)
@@ -160,30 +167,3 @@ def test_a_models_own_code_runs_only_when_told(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="give --trust-remote-code"):
         make_embedder(name, [])
     assert make_embedder(name, [], trust_remote_code=True).encode(["Alpha"]).shape == (1, 128)
-
-
-def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversation(tmp_path):
-    films = [("Odd", 1990), ("Plain", 1991), ("Other", 1992)]
-    pq.write_table(
-        pa.table({"title": [t for t, _ in films], "year": pa.array([y for _, y in films], pa.int32())}),
-        tmp_path / CATALOG,
-    )
-
-    def row(group, text, split="train"):
-        prompt = [{"content": text, "role": "user"}]
-        truth: list = []
-        named = dict.fromkeys(("seen_titles", "groundtruth_with_release_year"), truth)
-        return {"prompt": prompt, **named, "sample_id": f"{group}{text}", "split": split, "group": group}
-
-    # only conversation `a` says zebra and names Odd; the others name Plain and Other
-    rows = [row("a", "zebra"), row("a", "zebra Odd (1990)"), row("v", "zebra", "validation")]
-    rows += [row(f"c{n}", f"lion {('Plain (1991)', 'Other (1992)')[n % 2]}") for n in range(20)]
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / ROWS)
-    names = [format_item(*film) for film in films]
-    settings = {"embedding": TFIDF_SVD, "dimensions": 3, "seed": 1}
-    spaces = make_spaces(tmp_path, Matcher(Catalog.from_items(films)), names, settings)
-    assert set(spaces) == {fold_of(r) for r in rows}
-    for asked, rates_odd in ((rows[0], False), (rows[2], True)):
-        space = spaces[fold_of(asked)]
-        odd = (space.embedder.encode(["zebra"]) @ space.items_ID.T)[0, 0]
-        assert (odd > 0.3) == rates_odd

@@ -14,6 +14,7 @@ from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
 from recipes import doctor, submit
+from recipes.cluster import client
 from recipes.cluster import jobs as cluster_jobs
 from recipes.launch.recipe import RANK_GRPO
 
@@ -159,9 +160,14 @@ def jobs(tmp_path: Path) -> Jobs:
     return Jobs(tmp_path / "runs" / "a b")
 
 
+def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (client, cluster_jobs):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+
+
 def call(monkeypatch: pytest.MonkeyPatch, jobs: Jobs, *arguments: str) -> int:
     monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
-    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
+    be_quick(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["submit", *arguments])
     return submit.main()
 
@@ -212,7 +218,7 @@ def test_ctrl_c_ends_the_following_alone(
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> int:
-    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
+    be_quick(monkeypatch)
     return cluster_jobs.follow(jobs, "job-1")
 
 
@@ -304,24 +310,20 @@ def test_a_cluster_that_stays_away_leaves_the_job_alone_and_says_how_to_come_bac
         raise ConnectionError("reset by peer")
 
     jobs.on = break_down
-    monkeypatch.setattr(cluster_jobs, "NETWORK_SECONDS", 0.05)
+    monkeypatch.setattr(client, "NETWORK_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"reset by peer.*goes on without us.*--follow job-1"):
         follow(monkeypatch, jobs)
 
 
-def test_stop_asks_for_a_checkpoint_where_the_recipe_looks_and_ends_sft_at_once(
+def test_stop_asks_for_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs
 ) -> None:
     assert call(monkeypatch, jobs, "--stop", "job-1") == 0
     assert jobs.stop_file.exists()
     assert jobs.info.status == JobStatus.RUNNING  # it looks at the end of its step
     assert "save a checkpoint and end" in capsys.readouterr().err
-    sft = Jobs(jobs.stop_file.parent / "sft", "sft")
-    assert call(monkeypatch, sft, "--stop", "job-1") == 0
-    assert sft.info.status == JobStatus.STOPPED
-    assert not sft.others
-    assert call(monkeypatch, sft, "--stop", "job-1") == 0
-    assert "job-1 has ended: STOPPED" in capsys.readouterr().err
+    assert call(monkeypatch, jobs, "--stop", "job-1") == 0
+    assert "job-1 has ended: FAILED" in capsys.readouterr().err  # with exit status 130
 
 
 def diagnose(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> SimpleNamespace:
@@ -334,7 +336,7 @@ def diagnose(monkeypatch: pytest.MonkeyPatch, jobs: Jobs) -> SimpleNamespace:
 
     jobs.submit_job = start  # type: ignore[method-assign]
     monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
-    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
+    be_quick(monkeypatch)
     status = cluster_jobs.diagnose_there(RANK_GRPO, [], as_json=False)
     (info,) = jobs.others.values()
     return SimpleNamespace(returned=status, job=info.status)

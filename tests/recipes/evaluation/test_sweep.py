@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.generation import answers as generations
-from convrec.generation.generate import GenerationRow
+from convrec.generation.generate import GenerationRow, Work
+from convrec.generation.placement import Opened
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_A_ROW
@@ -61,8 +63,6 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     pq.write_table(pa.Table.from_pylist(catalog, CATALOG_SCHEMA), tmp_path / "catalog.parquet")
 
     def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **_: object) -> None:
-        import struct
-
         weight = struct.unpack("<f", (Path(model) / "model.safetensors").read_bytes()[-4:])[0]
         on_batch([GenerationRow(i, LISTS[weight], [1], "stop", 9, False) for i in range(len(prompts))])
 
@@ -178,6 +178,32 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     assert difference["NDCG@2"].startswith("+")
     assert difference["in catalog"].startswith("-0.5000")  # 1.0 and 0.5 above
     assert "–" not in difference["NDCG@2"] + difference["wrong list length"]
+
+
+def test_with_several_replicas_all_checkpoints_are_asked_at_once_and_scored_alike(
+    run: Path, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[list[str]] = []
+
+    def fake_generate_all(works: list[Work], places: Opened, log: Path, progress: bool) -> None:
+        assert len(places.places) == 2
+        at_once.append([work.request.model for work in works])
+        for work in works:
+            weight = struct.unpack("<f", (Path(work.request.model) / "model.safetensors").read_bytes()[-4:])[0]
+            answer = {"text": LISTS[weight], "token_ids": [1], "finish_reason": "stop"}
+            work.keep(0, [[answer | {"prompt_tokens": 9, "prompt_truncated": False}] for _ in work.asked])
+
+    monkeypatch.setattr(generations, "generate_all", fake_generate_all)
+    command = ["--model", str(run), "--sweep", *options]
+    assert evaluate.main([*command, "--out", str(tmp_path / "one"), "--replicas", "1"]) == 0
+    assert at_once == []
+    monkeypatch.setattr(generations, "generate", None)  # nothing is asked when it comes to scores
+    assert evaluate.main([*command, "--out", str(tmp_path / "two"), "--replicas", "2"]) == 0
+    assert [len({*models}) for models in at_once] == [3]
+    for table in ("sweep.csv", "slices.csv"):
+        assert (tmp_path / "two" / table).read_text() == (tmp_path / "one" / table).read_text()
+    assert evaluate.main([*command, "--out", str(tmp_path / "two"), "--replicas", "2"]) == 0
+    assert at_once[1] == []  # all are there
 
 
 def test_a_sweep_with_other_settings_does_not_overwrite_one(

@@ -1,5 +1,6 @@
 """What the user sees of a run, and the exit status a script gets: trained, failed, interrupted, resumed."""
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError
+from convrec.runs import step_metrics
 from convrec.runs.folder import RUNNING, hold
 from convrec.runs.starts import read_starts
 from recipes.launch import runner
@@ -41,7 +43,7 @@ def run(
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
         made_up = replace(
-            SFT, title="Training", parts="the parts", check=check, train=lambda recipe, config, overrides: train(config)
+            SFT, title="Training", parts="the parts", check=check, train=lambda recipe, config: train(config)
         )
         status = runner.run(made_up, [])
         out, err = capfd.readouterr()
@@ -158,6 +160,31 @@ def test_a_step_that_was_saved_and_not_logged_is_named_even_when_it_was_the_last
     with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
         file.write('{"step": 9, "data": {"loss": 2.5}}\n')
     assert "metrics" not in run(pytest.fail)[1]
+
+
+def test_a_step_that_was_saved_with_its_metrics_and_not_logged_is_made_up_for_even_when_it_was_the_last(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    def train(config: DictConfig) -> None:
+        saved(tmp_path / "run", 9)
+        step_metrics.write(tmp_path / "run" / "global_step_9", {"loss": 2.5})
+
+    def log(**more: float) -> Callable[[DictConfig], None]:
+        line = json.dumps({"step": 9, "data": {"loss": 2.5, **more}}) + "\n"
+        return lambda config: Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(line) and None
+
+    run(train)
+    status, err = run(log(), TEST_FREQ="4")
+    assert status == 0
+    assert "warning: the run ended between the checkpoint of step 9 and the step's end" in err
+    assert "metrics.json is logged now, which lacks how long the step took; its validation is made now" in err
+    assert "are lost" not in err
+    status, err = run(log(**{"val/loss": 1.0}), TEST_FREQ="4")  # the last start was killed before it validated
+    assert "step's end: its validation is made now" in err
+    status, err = run(pytest.fail, TEST_FREQ="4")
+    assert status == 0
+    assert "already has its 9 steps" in err
+    assert "warning" not in err
 
 
 def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_misspelt_variable_is_warned_about(
     set_variables(good)
     monkeypatch.setenv("LEARNING_RATE", "1e-5")
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
-    monkeypatch.setattr(ray_training, "train", lambda recipe, config, overrides: None)
+    monkeypatch.setattr(ray_training, "train", lambda recipe, config: None)
     with mock.patch.dict(os.environ):
         assert rank_grpo.main([]) == 0
     assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
@@ -331,41 +331,48 @@ def test_a_rollout_on_gpus_of_its_own_needs_them_beside_those_that_train(
     checks.check_rank_grpo(config)
 
 
-def test_sft_trains_where_it_is_started_on_a_cluster_too(
+def test_sft_counts_the_gpus_of_this_machine_or_of_the_cluster(
     good_sft: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_variables(good_sft | {"N_GPUS_PER_NODE": "4"})
     monkeypatch.setattr(host, "num_accelerators", lambda: 2)
     config = settings.compose("sft", [])
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     with pytest.raises(UserError, match="N_GPUS_PER_NODE=4, but this machine has 2 GPUs"):
         checks.check_sft(config)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    config.trainer.nnodes = 2
+    config.data.train_batch_size = 8
+    checks.check_sft(config)
 
-    asked = []
-    monkeypatch.setattr(
-        findings, "examine", lambda requirements, config, on_cluster: asked.append((requirements, on_cluster)) or []
-    )
+
+@pytest.mark.parametrize(("address", "devices", "asked"), [("", 1, [False]), ("", 2, [False]), ("head:6379", 1, [])])
+def test_sfts_own_machine_is_examined_where_it_trains_there(
+    good_sft: dict[str, str],
+    set_variables: SetVariables,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    devices: int,
+    asked: list[bool],
+) -> None:
+    """A cluster's nodes are examined once Ray is there."""
+    found: list[bool] = []
+    monkeypatch.setattr(findings, "examine", lambda requirements, config, on_cluster: found.append(on_cluster) or [])
     monkeypatch.setitem(RECIPES, "sft", replace(RECIPES["sft"], train=lambda *args: None))
-    monkeypatch.setenv("N_GPUS_PER_NODE", "1")
-    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
+    monkeypatch.setenv("RAY_ADDRESS", address)
     with mock.patch.dict(os.environ):
         assert sft.main([]) == 0
-    assert asked == [(RECIPES["sft"].requirements, False)]
+    assert found == asked
 
 
-@pytest.mark.parametrize("started", [4, 16])
-def test_torchrun_on_several_nodes_must_start_what_the_variables_say(
-    good_sft: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch, started: int
+def test_sft_with_fewer_validation_rows_than_devices(
+    good_sft: dict[str, str], set_variables: SetVariables, tmp_path: Path
 ) -> None:
-    set_variables(good_sft | {"N_NODES": "2", "N_GPUS_PER_NODE": "2"})
-    config = settings.compose("sft", [])
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", str(started))
-    if started == 4:
-        checks.check_sft(config)
-    else:
-        with pytest.raises(UserError, match="torchrun started 16 processes, N_NODES=2 x N_GPUS_PER_NODE=2 are 4"):
-            checks.check_sft(config)
+    table = pq.read_table(good_sft["VAL_FILE"]).slice(0, 3)
+    pq.write_table(table, tmp_path / "three.parquet")
+    set_variables(good_sft | {"N_GPUS_PER_NODE": "4", "VAL_FILE": str(tmp_path / "three.parquet")})
+    with pytest.raises(UserError, match="VAL_FILE has 3 rows, fewer than the 4 devices"):
+        checks.check_sft(settings.compose("sft", []))
 
 
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
@@ -382,7 +389,7 @@ def test_sft_without_completions(refused: Refused, sample: Path) -> None:
         ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 does not divide over 3 devices"),
         ({"MAX_LENGTH": "2048"}, "MAX_LENGTH=2048: more tokens than the 1024 positions"),
         ({"SEED": "today"}, "SEED=today: expected an integer"),
-        ({"N_NODES": "2"}, "N_NODES=2: SFT started by run_sft.sh trains on one node"),
+        ({"N_NODES": "2"}, "N_NODES=2: more than this node are a Ray cluster's: set RAY_ADDRESS"),
         ({"SAVE_PATH": "/proc/run"}, "SAVE_PATH=/proc/run: No such file or directory: choose a folder that can"),
     ],
 )

@@ -33,6 +33,11 @@ def test_cores_with_verls_own_eight_storage_units(gpus: int, cores: int) -> None
     assert needed_cpu_slots(config(1, gpus, units=8)).total == cores
 
 
+def test_sft_needs_one_for_each_gpu_and_no_others() -> None:
+    sft = OmegaConf.create({"trainer": {"nnodes": 2, "n_gpus_per_node": 8}})
+    assert needed_cpu_slots(sft) == CpuSlots(((2, 8),), 0)
+
+
 def test_a_rollout_with_gpus_of_its_own_needs_two_for_each_of_them() -> None:
     assert needed_cpu_slots(config(2, 8, units=2, rollout=(1, 4))) == CpuSlots(((2, 24), (1, 8)), 4)
 

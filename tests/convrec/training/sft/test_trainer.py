@@ -1,6 +1,6 @@
 """SFT that is resumed sees the samples that an uninterrupted run sees, wherever it was stopped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,16 +48,21 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     """Start or resume the run in tmp_path/run: verl's trainer, sampler, loader and checkpoints; a model of no weights.
 
     Returns the samples of each step trained. stop_after: the step in which it dies, after its checkpoint was written.
+    stop_file_in: the step of this start in which somebody makes RUN/stop. val_losses: of the validations.
     """
     from verl.trainer import sft_trainer
 
-    from convrec.training.sft_trainer import ConvRecSFTTrainer
+    from convrec.training.sft.trainer import ConvRecSFTTrainer
 
     monkeypatch.setattr(sft_trainer, "aggressive_empty_cache", lambda **_: None)  # seconds of garbage collection
     logged: list[dict[str, float]] = []
-    monkeypatch.setattr(
-        sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=lambda data, step: logged.append(data))
-    )
+    trainers: list[ConvRecSFTTrainer] = []
+
+    def log(data: dict[str, float], step: int) -> None:
+        logged.append(data)
+        trainers[-1].note_metrics(data, step)
+
+    monkeypatch.setattr(sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=log))
 
     engines: list[Any] = []
 
@@ -77,22 +82,35 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
             self.training_client = SimpleNamespace(
                 reset=lambda: None,
                 step_profile=lambda: None,
-                train_batch=lambda data: (
-                    self.seen.append([int(row[0]) for row in data["input_ids"].unbind()])
-                    or sft_trainer.tu.get_tensordict({}, {"metrics": {}})
-                ),
-                infer_batch=lambda data: sft_trainer.tu.get_tensordict(
-                    {}, {"metrics": {"loss": float(len(data["input_ids"].unbind()))}}
-                ),
+                train_batch=self._train_batch,
+                infer_batch=lambda data: sft_trainer.tu.get_tensordict({}, {"metrics": {"loss": loss_of(data)}}),
             )
 
+        def _train_batch(self, data: Any) -> Any:
+            self.seen.append([int(row[0]) for row in data["input_ids"].unbind()])
+            if len(self.seen) == stop_in:
+                (tmp_path / "run").mkdir(exist_ok=True)
+                (tmp_path / "run" / "stop").touch()
+            return sft_trainer.tu.get_tensordict({}, {"metrics": {}})
+
+    def loss_of(data: Any) -> float:
+        return losses.pop(0) if losses else float(len(data["input_ids"].unbind()))
+
     val_rows = 0
+    stop_in: int | None = None
+    losses: list[float] = []
 
     def start(
-        stop_after: int | None = None, seed: int = 3407, engine: Any = None, validation: int = 0, **trainer: Any
+        stop_after: int | None = None,
+        seed: int = 3407,
+        engine: Any = None,
+        validation: int = 0,
+        stop_file_in: int | None = None,
+        val_losses: Sequence[float] = (),
+        **trainer: Any,
     ) -> list[list[int]]:
-        nonlocal val_rows
-        val_rows = validation
+        nonlocal val_rows, stop_in, losses
+        val_rows, stop_in, losses = validation, stop_file_in, list(val_losses)
         config = OmegaConf.create(
             {
                 "model": {"use_remove_padding": True},
@@ -111,6 +129,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                     "project_name": "p",
                     "experiment_name": "e",
                     "logger": [],
+                    "nnodes": 1,
+                    "n_gpus_per_node": 1,
                     "total_epochs": EPOCHS,
                     "total_training_steps": None,
                     "save_freq": 1,
@@ -121,6 +141,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         )
         engines.append(engine or Engine())
         one = Trainer(config)
+        trainers.append(one)
         save = one.ckpt_handler.save_checkpoint
 
         def save_and_die(step: int) -> None:
@@ -129,10 +150,10 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
                 raise KeyboardInterrupt
 
         one.ckpt_handler.save_checkpoint = save_and_die
-        if stop_after is None:
+        if stop_after is None and stop_file_in is None:
             one.fit()
         else:
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt if stop_after else saving.StopRequested):
                 one.fit()
         return one.seen
 
@@ -159,6 +180,25 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
     assert train(stop_after) + train() == whole
 
 
+@pytest.mark.parametrize("step", [1, STEPS_PER_EPOCH, 4])
+def test_a_stop_file_saves_at_the_end_of_the_step(
+    train: Callable[..., list[list[int]]], tmp_path: Path, step: int
+) -> None:
+    whole = train(save_freq=100)
+    (tmp_path / "run").rename(tmp_path / "whole")
+    begun = train(save_freq=100, stop_file_in=step)
+    assert len(begun) == step
+    assert saving.complete_steps(tmp_path / "run") == [step]
+    assert not (tmp_path / "run" / "stop").exists()
+    assert begun + train(save_freq=100) == whole
+
+
+def test_the_step_of_the_lowest_validation_loss_is_kept(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
+    train(validation=4, test_freq=2, max_ckpt_to_keep=1, val_losses=[2.0, 1.5, 1.7, 1.6, 1.8])
+    assert saving.best_step(tmp_path / "run") == 4
+    assert saving.complete_steps(tmp_path / "run") == [4, EPOCHS * STEPS_PER_EPOCH]
+
+
 def test_what_two_processes_saved_goes_on_at_the_same_place(
     train: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
@@ -167,9 +207,9 @@ def test_what_two_processes_saved_goes_on_at_the_same_place(
     begun = train(stop_after=4)
     saved = tmp_path / "run" / "global_step_4"
     state = torch.load(saved / "data_0.pt")
-    state["_sampler_iter_state"]["samples_yielded"] //= 2  # of each of two, with half of the batch
+    state["_sampler_iter_state"]["samples_yielded"] //= 2  # of each of two, under torchrun
     torch.save(state, saved / "data_0.pt")
-    (saved / "model_world_size_2_rank_0.pt").touch()
+    (saved / "data_1.pt").touch()
     assert begun + train() == whole
 
 

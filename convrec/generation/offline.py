@@ -1,0 +1,120 @@
+"""vLLM's offline engine in a replica's process: a batch of conversations in, their answers out. Imports vllm late."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from convrec.errors import UserError
+from convrec.generation.engine_settings import engine_settings
+from convrec.generation.prompts import Messages, encode_prompts, load_tokenizer
+
+TARGET = "convrec.generation.offline:load"
+# (conversation, items that its list may not hold: of a constrained request)
+Batch = Sequence[tuple[Messages, list[int]]]
+Answers = list[list[dict[str, Any]]]  # for each conversation its answers, GenerationRow's fields but for the index
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is started for. sampling: arguments of vLLM's SamplingParams. cuts: a prompt that is too long
+    keeps its instruction and the end of its conversation; else it has no answer."""
+
+    model: str
+    max_tokens: int
+    max_prompt_tokens: int
+    sampling: dict[str, Any]
+    seed: int
+    dtype: str = "auto"
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float = 0.85
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    cuts: bool = True
+    trie: str | None = None  # of a constrained request, which also has
+    num_items: int = 0
+
+
+class _Bar(tqdm):
+    """vLLM's progress bar, with its updates told instead of drawn."""
+
+    tell: Callable[[int], None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "file": open(os.devnull, "w"), "mininterval": 1e9})  # noqa: SIM115
+        self.is_engine_bar = str(kwargs.get("desc", "")).startswith("Processed")
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self.is_engine_bar and n:
+            type(self).tell(int(n))
+        return super().update(n)
+
+
+def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
+    """Start the engine. Returns what answers a batch.
+
+    Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
+    """
+    tokenizer, context = load_tokenizer(request.model)
+    limit = min(request.max_prompt_tokens, context - request.max_tokens)
+    if limit < 1:
+        raise UserError(
+            f"model {request.model}: its context of {context} tokens has no room for {request.max_tokens} new tokens "
+            "and a prompt; lower max_tokens."
+        )
+    _, settings = engine_settings(request.dtype, request.gpu_memory_utilization, request.tensor_parallel)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no EngineCore process that could outlive this one
+
+    from vllm import LLM, SamplingParams
+
+    if request.trie:
+        from convrec.constrained.vllm_processor import PROCESSOR, TRIE
+
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: request.trie}}
+    engine = LLM(
+        model=request.model,
+        max_model_len=limit + request.max_tokens,
+        seed=request.seed,
+        disable_log_stats=True,
+        **settings,
+    )
+    try:
+        sampling = SamplingParams(max_tokens=request.max_tokens, skip_special_tokens=True, **request.sampling)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"sampling {request.sampling}: {error}") from None
+
+    def answer(batch: Batch, tell: Callable[[int], None]) -> Answers:
+        conversations = [conversation for conversation, _ in batch]
+        most = limit if request.cuts else sys.maxsize
+        prompts, truncated = encode_prompts(tokenizer, conversations, most, request.chat_template_kwargs)
+        fitting = [place for place, tokens in enumerate(prompts) if len(tokens) <= limit]
+        inputs = [{"prompt_token_ids": prompts[place]} for place in fitting]
+        of_prompts = sampling
+        if request.trie:
+            of_prompts = [_constrained(sampling, request, batch[place][1]) for place in fitting]
+        _Bar.tell = staticmethod(tell)
+        answers: Answers = [[] for _ in batch]
+        for place, output in zip(fitting, engine.generate(inputs, of_prompts, use_tqdm=_Bar), strict=True):
+            answers[place] = [
+                {
+                    "text": one.text,
+                    "token_ids": list(one.token_ids),
+                    "finish_reason": str(one.finish_reason),
+                    "prompt_tokens": len(prompts[place]),
+                    "prompt_truncated": truncated[place],
+                }
+                for one in output.outputs
+            ]
+        return answers
+
+    return answer
+
+
+def _constrained(sampling: Any, request: Request, exclude: list[int]) -> Any:
+    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS
+
+    own = sampling.clone()
+    own.extra_args = {ITEMS: request.num_items, EXCLUDE: exclude}
+    return own

@@ -1,0 +1,93 @@
+"""Where replicas run: on this node's GPUs or cores, or over a Ray cluster.
+
+A replica is a process of its own with an engine of `tensor_parallel` GPUs. Each of the commands that ask a local model
+takes the same three options for it: --tensor-parallel, --replicas, --address.
+"""
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from convrec.errors import UserError
+from convrec.generation.place import AUTO, LocalPlace, Place, divide_node, visible_gpus
+from convrec.runs import guard, supervisor
+
+
+class Places(Protocol):
+    """Who has places: a Placement, which opens them, or `Opened`."""
+
+    @property
+    def tensor_parallel(self) -> int: ...
+
+    def open(self) -> contextlib.AbstractContextManager[Sequence[Place]]: ...
+
+
+@dataclass(frozen=True)
+class Placement:
+    """replicas: AUTO: as many as the GPUs of the node (with an address: of the cluster) are enough for; one on a CPU.
+
+    address: of a Ray cluster, as `ray.init` takes it; None: this node. Raises UserError for numbers below 1.
+    """
+
+    replicas: int | str = 1
+    tensor_parallel: int = 1
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (("--replicas", self.replicas), ("--tensor-parallel", self.tensor_parallel)):
+            if (option, value) != ("--replicas", AUTO) and (not isinstance(value, int) or value < 1):
+                choice = f"{AUTO}, or a number from 1" if option == "--replicas" else "a number from 1"
+                raise UserError(f"{option} {value}: give {choice}")
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Sequence[Place]]:
+        """A place for each replica. On leaving, whatever has been started on them is ended.
+
+        Raises UserError for more replicas than the GPUs are enough for, and for a cluster that does not answer.
+        """
+        if self.address is not None:
+            from convrec.generation.cluster import cluster_places  # imports Ray
+
+            with cluster_places(self.replicas, self.tensor_parallel, self.address) as places:
+                yield places
+            return
+        gpus = visible_gpus()
+        environments = divide_node(self.replicas, self.tensor_parallel, gpus, len(os.sched_getaffinity(0)))
+        with guard.guarded("") as temporary:  # whatever happens, no engine is left
+            supervisor.note(temporary=str(temporary))
+            yield [LocalPlace(environment, bool(gpus)) for environment in environments]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Places that somebody else has opened and closes."""
+
+    places: Sequence[Place]
+    tensor_parallel: int
+
+    def open(self) -> contextlib.AbstractContextManager[Sequence[Place]]:
+        return contextlib.nullcontext(self.places)
+
+
+OF_CLUSTER = "of a Ray cluster (auto, HOST:6379) that has the engines, instead of this node"
+
+
+def add_placement(parser: argparse.ArgumentParser, prefix: str = "", address: str = OF_CLUSTER) -> None:
+    """The three options, with `prefix` before the help of the first two; address: help of the third."""
+    add = parser.add_argument
+    add("--tensor-parallel", type=int, default=1, help=f"{prefix}GPUs of one engine (%(default)s)")
+    add(
+        "--replicas",
+        type=_replicas,
+        metavar="auto|N",
+        default=AUTO,
+        help=f"{prefix}engines side by side (%(default)s: one for every --tensor-parallel GPUs; 1 on a CPU)",
+    )
+    add("--address", help=address)
+
+
+def _replicas(text: str) -> int | str:
+    return text if text == AUTO else int(text)

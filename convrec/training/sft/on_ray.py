@@ -1,0 +1,107 @@
+"""verl's Ray SFT trainer: a worker for each device of the nodes, the data in the driver. Nothing but wiring."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import ray
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer import sft_trainer, sft_trainer_ray
+from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+from verl.workers.utils.losses import sft_loss
+
+from convrec.checkpoints.reshard import load_any_world_size
+from convrec.runs.phases import Phases
+from convrec.training import liveness, registration
+from convrec.training.sft.trainer import SFTMixin
+from convrec.training.worker import prepare_process, set_learning_rate
+
+PHASES = ("train_batch", "infer_batch", "save_checkpoint")  # of a step, where a worker may hang
+
+
+class SFTWorker(TrainingWorker):
+    """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
+
+    def __init__(self, config: TrainingWorkerConfig) -> None:
+        if registration.DRIVERS_DIGEST in os.environ:
+            registration.register()
+            registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
+        prepare_process()
+        super().__init__(config)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        super().reset()
+        load_any_world_size(self.engine.checkpoint_manager)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_learning_rate(self) -> tuple[float, float]:
+        return set_learning_rate(self.engine)
+
+
+class ConvRecRaySFTTrainer(SFTMixin, sft_trainer_ray.SFTTrainer):
+    """On the devices of one node or several; `convrec.watchdog` as in RL."""
+
+    has_nodes = True
+
+    def __init__(self, config: Any) -> None:
+        self.rank = 0
+        super().__init__(config)
+        self.device_name = "cpu"  # of what the driver adds up: its node may have no GPU
+        phases = None
+        if config.convrec.watchdog != "off":
+            phases = Phases(config.convrec.watchdog_seconds)
+            for method in PHASES:
+                call = getattr(self.training_client, method)
+                setattr(self.training_client, method, phases.timed(method, partial(_answer, call)))
+        self.watch = liveness.Watch(self._actors, phases)
+
+    def _build_engine(self) -> None:
+        """verl's, with our worker, and one CPU slot for each where it asks for ten."""
+        trainer = self.config.trainer
+        worker_config = TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=self.model_config,
+            engine_config=self.engine_config,
+            optimizer_config=self.optimizer_config,
+            checkpoint_config=self.checkpoint_config,
+            profiler_config=self.profiler_config,
+        )
+        self.training_client = RayWorkerGroup(
+            resource_pool=RayResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, max_colocate_count=1),
+            ray_cls_with_init=RayClassWithInitArgs(ray.remote(SFTWorker), config=worker_config),
+            device_name=trainer.device,
+        )
+        self.training_client.set_loss_fn(loss_fn=partial(sft_loss, config=None))
+        self.training_client.reset()
+
+    def _build_ckpt_handler(self) -> None:
+        super()._build_ckpt_handler()
+        self.ckpt_handler.lora_train_meta = sft_trainer.SFTTrainer._get_lora_train_meta(self)
+
+    def _set_learning_rate(self) -> tuple[float, float]:
+        return self.training_client.set_learning_rate()[0]
+
+    def _actors(self) -> dict[str, Any]:
+        return {f"training worker {i}": worker for i, worker in enumerate(self.training_client.workers)}
+
+    def fit(self) -> None:
+        with liveness.watched(self.watch):
+            super().fit()
+
+
+class _Answered(NamedTuple):
+    """In place of verl's future."""
+
+    value: Any
+
+    def get(self) -> Any:
+        return self.value
+
+
+def _answer(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wait for what verl's trainer would wait for in the next line."""
+    answer = call(*args, **kwargs)
+    return _Answered(answer.get()) if hasattr(answer, "get") else answer

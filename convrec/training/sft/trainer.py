@@ -1,0 +1,162 @@
+"""What our SFT adds to verl's two trainers, and the one for a single device: nothing but wiring."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer import sft_trainer
+
+from convrec.checkpoints import saving
+from convrec.checkpoints.reshard import load_any_world_size
+from convrec.runs import card
+from convrec.training.worker import report_new_rate, set_learning_rate
+
+
+class SFTMixin:
+    """Over verl's SFT trainers: the order of the data, whole checkpoints, the best of them, stops, the learning rate.
+
+    In both of them one process reads all the data, so that a run may change from one to the other.
+    """
+
+    has_nodes = False  # shards may be written elsewhere, and be seen later
+    config: Any
+    ckpt_handler: Any
+    resume_global_step: int
+    steps_per_epoch: int
+    total_training_steps: int
+    train_dataset: Any
+    train_sampler: Any
+    val_dataset: Any
+    val_sampler: Any
+    global_batch_size: int
+    collate_fn: Callable[..., Any]
+    _set_learning_rate: Callable[[], tuple[float, float]]  # convrec.training.worker's, where the engine is
+
+    def __init__(self, config: Any) -> None:
+        self.run_folder = Path(config.trainer.default_local_dir)
+        self.validation_losses: dict[int, float] = {}
+        super().__init__(config)  # type: ignore[call-arg]
+        self.saved_step = self.resume_global_step
+        # TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint
+        epochs = -(-self.total_training_steps // self.steps_per_epoch)
+        config.trainer.total_epochs = max(config.trainer.total_epochs, epochs)
+        if self.resume_global_step % self.steps_per_epoch == 0:
+            # a loader's state saved after an epoch's last batch comes back exhausted, and `fit` would count that as the
+            # next epoch; without a state the loader begins the epoch that `fit` gives the sampler
+            self.train_dataloader.next_iter_state = None
+        report_new_rate(self.resume_global_step, *self._set_learning_rate())
+
+    # ---- data ----
+
+    def _build_dataloader(self) -> None:
+        super()._build_dataloader()  # type: ignore[misc]
+        self.train_sampler.seed = self.config.data.seed  # verl leaves it at 0, whatever SEED is
+        # verl's Ray trainer has eight loading processes, whatever data.num_workers is
+        self.train_dataloader: Any = self._loader(self.train_dataset, self.train_sampler, self.global_batch_size)
+        if self.val_dataset is not None:
+            # fewer rows than a batch: verl would take none of them, and the validation loss would be no number
+            devices = self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
+            rows = len(self.val_dataset) // devices * devices
+            self.val_dataloader = self._loader(self.val_dataset, self.val_sampler, min(self.global_batch_size, rows))
+
+    def _loader(self, dataset: Any, sampler: Any, batch_size: int) -> StatefulDataLoader:
+        return StatefulDataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            collate_fn=self.collate_fn,
+            num_workers=self.config.data.num_workers,
+            drop_last=True,
+        )
+
+    # ---- checkpoints ----
+
+    def _build_ckpt_handler(self) -> None:
+        super()._build_ckpt_handler()  # type: ignore[misc]
+        handler = self.ckpt_handler
+        keep, handler.max_ckpt_to_keep = handler.max_ckpt_to_keep, None  # verl removes the last one before the next
+        write, load_place = handler.save_checkpoint, handler._load_dataloader_state
+
+        def save(step: int) -> None:
+            saving.save(self.run_folder, step, partial(write_with_card, step), keep)
+            self.saved_step = step
+            if step in self.validation_losses:
+                saving.note_validation(self.run_folder, step, {"val/loss": self.validation_losses[step]}, keep)
+
+        def write_with_card(step: int) -> None:
+            write(step)
+            folder = saving.step_folder(self.run_folder, step)
+            if self.has_nodes and "model" in self.config.checkpoint.save_contents:
+                saving.wait_for_shards(folder)
+            if (exported := folder / "huggingface").is_dir():
+                card.write_card(exported, self.run_folder, step)
+
+        def load_place_in_data(folder: str) -> None:
+            readers = len(list(Path(folder).glob("data_*.pt")))
+            if readers <= 1:
+                return load_place(folder)
+            # saved under torchrun, where each process read rows of its own; together those of one reader
+            state = torch.load(Path(folder, "data_0.pt"), weights_only=True)
+            state["_sampler_iter_state"]["samples_yielded"] *= readers
+            self.train_dataloader.load_state_dict(state)
+
+        handler.save_checkpoint, handler._load_dataloader_state = save, load_place_in_data
+
+    def note_metrics(self, data: Mapping[str, Any], step: int) -> None:
+        """What the trackers get is seen here too: verl keeps a validation's loss to itself."""
+        if "val/loss" in data:
+            self.validation_losses[step] = data["val/loss"]
+
+    # ---- stops ----
+
+    def fit(self) -> None:
+        self.train_dataloader = BetweenSteps(self.train_dataloader, self.resume_global_step, self._stop_if_asked)
+        super().fit()  # type: ignore[misc]
+
+    def _stop_if_asked(self, step: int) -> None:
+        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
+        if not asked or step == self.resume_global_step:  # as in RL, a start trains a step at least
+            return
+        if self.saved_step != step:
+            self.ckpt_handler.save_checkpoint(step)
+        for file in asked:
+            file.unlink(missing_ok=True)
+        raise saving.StopRequested(step)
+
+
+class BetweenSteps:
+    """A loader that calls `between` with the number of the last step before it takes the next one's batch: until then
+    its state is that of the last step."""
+
+    def __init__(self, loader: Any, step: int, between: Callable[[int], None]) -> None:
+        self.loader = loader
+        self.step = step
+        self.between = between
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        while True:
+            self.between(self.step)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.step += 1
+            yield batch
+
+
+class ConvRecSFTTrainer(SFTMixin, sft_trainer.SFTTrainer):
+    """On one device, in this process."""
+
+    def _set_learning_rate(self) -> tuple[float, float]:
+        return set_learning_rate(self.engine)
+
+    def _init_engine(self) -> None:
+        super()._init_engine()
+        load_any_world_size(self.engine.checkpoint_manager)

@@ -1,0 +1,145 @@
+"""Vectors of items and conversations, of embeddings that have not read the conversation they are asked about.
+
+A later row of a conversation names what was recommended in an earlier one. An embedding that has read it ranks that
+item higher for the earlier row than it ever could for a new conversation, and adjust would rely on it. So an embedding
+that is fitted is fitted 1 + FOLDS times: space 0 has read all training conversations and is for validation rows; space
+1 + k has not read part k of them and is for that part. A model from elsewhere has space 0 alone.
+"""
+
+import pickle
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pyarrow.parquet as pq
+
+from convrec.data.schema import conversation_text
+from convrec.lists.ranks import format_item
+from convrec.progress import Progress
+from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
+from data_prep.stages.metadata import FILE as METADATA
+from data_prep.stages.ranges import RangeMap, ranges_of
+from data_prep.stages.record import count_rows, read_blocks, read_range
+from data_prep.stages.rows import ROWS, catalog_matcher
+
+FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
+FOLDS = 4
+TEXTS, CONVERSATIONS = "texts.pickle", "conversations.npy"
+
+
+def space_of(row: dict, num_spaces: int) -> int:
+    """row: with split and group, so that the rows of a conversation are in one space."""
+    if num_spaces == 1 or row["split"] != "train":
+        return 0
+    return 1 + zlib.crc32(row["group"].encode()) % FOLDS
+
+
+def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_ranges: RangeMap) -> int:
+    """Leave in `scratch` the embedder and the items' vectors of each space, and each conversation's vector in its own.
+    Returns how many spaces there are. settings: embedding, dimensions, seed, trust_remote_code."""
+    if settings["embedding"] != TFIDF_SVD:  # reads nothing, and uses all cores or a GPU by itself
+        _encode_here(folder, scratch, settings)
+        return 1
+    (scratch / TEXTS).write_bytes(pickle.dumps(training_texts(folder)))
+    fits = [(space, space + 1) for space in range(1 + FOLDS)]
+    for _ in Progress(map_ranges(partial(fit_space, folder, scratch, settings), fits), total=len(fits), desc="fit"):
+        pass
+    _widen(scratch, len(fits))
+    total = count_rows(folder / ROWS)
+    encoded = map_ranges(partial(encode_range, folder, scratch), ranges_of(total))
+    with Progress(total=total, desc="encode", unit="row") as bar:
+        _write_rows(scratch / CONVERSATIONS, total, encoded, bar)
+    return len(fits)
+
+
+def fit_space(folder: Path, scratch: Path, settings: dict[str, Any], space: int, _: int) -> None:
+    """The embedder of one space, and the items' vectors: the catalog's first, then those the teacher named besides."""
+    metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
+    spaces, texts = pickle.loads((scratch / TEXTS).read_bytes())
+    catalog = catalog_matcher(folder).catalog
+    names = [format_item(t, year) for t, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
+    read = [text for text, unread in zip(texts, spaces, strict=True) if unread != space]  # space 0: all of them
+    embedder = make_embedder(TFIDF_SVD, metadata + read, names, settings["dimensions"], settings["seed"])
+    joblib.dump(embedder, scratch / f"embedder{space}")
+    np.save(scratch / f"items{space}.npy", embedder.encode(metadata))
+
+
+def _widen(scratch: Path, num_spaces: int) -> None:
+    """A space of few texts has fewer dimensions than another: add zeros, which change no product."""
+    widths = [items_of(scratch, space).shape[1] for space in range(num_spaces)]
+    for space, width in enumerate(widths):
+        if width < max(widths):
+            np.save(scratch / f"items{space}.npy", np.pad(items_of(scratch, space), ((0, 0), (0, max(widths) - width))))
+
+
+def encode_range(folder: Path, scratch: Path, start: int, stop: int) -> np.ndarray:
+    """(stop - start, D)."""
+    rows = read_range(folder / ROWS, start, stop, ["prompt", "split", "group"]).to_pylist()
+    spaces_B = np.array([space_of(row, 1 + FOLDS) for row in rows])
+    vectors_BD = np.zeros((len(rows), items_of(scratch, 0).shape[1]), np.float32)
+    for space in np.unique(spaces_B):
+        chosen = np.flatnonzero(spaces_B == space)
+        path = scratch / f"embedder{space}"
+        embedder = _embedder(path, path.stat().st_mtime_ns)
+        found = embedder.encode([conversation_text(rows[b]) for b in chosen])
+        vectors_BD[chosen, : found.shape[1]] = found
+    return vectors_BD
+
+
+@lru_cache(maxsize=1 + FOLDS)
+def _embedder(path: Path, _: int) -> Embedder:
+    """Read once in a process; its arrays are in memory once for all processes."""
+    return joblib.load(path, mmap_mode="r")
+
+
+def items_of(scratch: Path, space: int) -> np.ndarray:
+    """(I, D) unit vectors, the catalog's M items first; read as they are needed."""
+    return np.load(scratch / f"items{space}.npy", mmap_mode="r")
+
+
+def conversations_of(scratch: Path, start: int, stop: int) -> np.ndarray:
+    """(stop - start, D) unit vectors."""
+    return np.load(scratch / CONVERSATIONS, mmap_mode="r")[start:stop]
+
+
+def _encode_here(folder: Path, scratch: Path, settings: dict[str, Any]) -> None:
+    metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
+    trusted = settings.get("trust_remote_code", False)
+    embedder = make_embedder(settings["embedding"], [], trust_remote_code=trusted)
+    np.save(scratch / "items0.npy", embedder.encode(metadata))
+    total = count_rows(folder / ROWS)
+    with Progress(total=total, desc="encode", unit="row") as bar:
+        blocks = read_blocks(folder / ROWS, 512, ["prompt"])
+        encoded = (embedder.encode([conversation_text(row) for row in block]) for block in blocks)
+        _write_rows(scratch / CONVERSATIONS, total, encoded, bar)
+
+
+def _write_rows(path: Path, total: int, blocks: Iterator[np.ndarray], bar: Progress) -> None:
+    """Blocks of rows as they come, as one array of `total` rows."""
+    with path.open("wb") as file:
+        for number, block in enumerate(blocks):
+            if not number:
+                header = {"descr": "<f4", "fortran_order": False, "shape": (total, block.shape[1])}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(np.ascontiguousarray(block, np.float32).data)
+            bar.update(len(block))
+
+
+def training_texts(folder: Path) -> tuple[list[int], list[str]]:
+    """(space, conversation) of the training split, evenly thinned to FIT_TEXTS."""
+    spaces: list[int] = []
+    texts: list[str] = []
+    step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
+    index = 0
+    for block in read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"]):
+        for row in block:
+            if row["split"] == "train":
+                if index % step == 0:
+                    spaces.append(space_of(row, 1 + FOLDS))
+                    texts.append(conversation_text(row))
+                index += 1
+    return spaces, texts

@@ -1,0 +1,61 @@
+"""What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from convrec.errors import UserError
+from recipes.evaluation.single import evaluate
+from recipes.experiments.matrix_file import Run
+from recipes.launch.recipe import RECIPES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def prepare(steps: Sequence[Mapping[str, str]]) -> None:
+    """Run each command whose `creates` is not there."""
+    for step in steps:
+        if Path(step["creates"]).exists():
+            continue
+        command = [sys.executable if word == "python" else word for word in shlex.split(step["run"])]
+        print(f"preparing {step['creates']}", file=sys.stderr)
+        if subprocess.run(command, check=False).returncode:
+            raise UserError(f"prepare: `{step['run']}` failed")
+
+
+def train(run: Run, out: Path) -> None:
+    """The recipe's script; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails."""
+    script = RECIPES[run.recipe].script
+    environment = run.environment(out) | {"PYTHON": sys.executable}
+    status = subprocess.run(["bash", str(ROOT / script), *run.overrides], env=environment, check=False).returncode
+    if status:
+        raise UserError(f"{run.name}: {script} ended with status {status}; the same command resumes")
+
+
+def train_and_evaluate(
+    runs: Sequence[Run],
+    out: Path,
+    settings: Mapping[str, Any],
+    say: Callable[[str], None],
+    after_each: Callable[[Run, bool], None],
+) -> None:
+    """settings: of `evaluate`. after_each: called when a run is trained, with True, and when it is evaluated.
+
+    Raises UserError at the first run that fails.
+    """
+    for run in runs:
+        say(f"== {run.name}")
+        train(run, out)
+        after_each(run, True)
+        evaluate(**evaluation_of(run, out, settings))
+        after_each(run, False)
+
+
+def evaluation_of(run: Run, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `evaluate`: the run against its start."""
+    folder = out / "evaluation"
+    against = folder / run.start if run.start else None
+    return {"model": out / run.name, "out": folder / run.name, "against": against, **settings}

@@ -1,0 +1,49 @@
+"""How much a run will do: steps and checkpoints."""
+
+from typing import Any
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig
+from pyarrow import ArrowInvalid
+
+from convrec.errors import UserError
+
+
+def steps_of(config: DictConfig, rows: int) -> int:
+    """Of the whole run. verl drops the rows of an epoch that do not fill a batch."""
+    if config.trainer.total_training_steps:
+        return int(config.trainer.total_training_steps)
+    return int(config.trainer.total_epochs * (rows // config.data.train_batch_size))
+
+
+def checkpoints_of(config: DictConfig, steps: int) -> tuple[int, int]:
+    """(how many are written, how many lie there at once): the last step is always saved, the one being written and the
+    best are kept beside the newest SAVE_KEEP."""
+    every, keep = config.trainer.save_freq, config.trainer.get("max_actor_ckpt_to_keep")
+    keep = keep or config.trainer.get("max_ckpt_to_keep")
+    written = max(1, -(-steps // every)) if every > 0 else 1
+    return written, min(written, keep + 2) if keep else written
+
+
+def kept_checkpoints(config: DictConfig) -> int:
+    """How many will lie on disk at once; 1 where the files that say how many steps there are cannot be read."""
+    try:
+        steps = steps_of(config, 0 if config.trainer.total_training_steps else rows_of(config))
+    except (OSError, UserError):
+        return 1
+    return checkpoints_of(config, steps)[1]
+
+
+def rows_of(config: DictConfig, key: str = "train_files") -> int:
+    """Of the files that config.data names under this key. Raises OSError for one that is not there, UserError for one
+    that is no parquet."""
+    files: Any = config.data[key]
+    paths = [files] if isinstance(files, str) else list(files or ())
+    return sum(map(_rows_of_file, paths))
+
+
+def _rows_of_file(path: str) -> int:
+    try:
+        return pq.read_metadata(path).num_rows
+    except ArrowInvalid as error:
+        raise UserError(f"{path}: not a parquet file, or cut off ({error})") from error

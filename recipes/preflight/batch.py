@@ -1,0 +1,47 @@
+"""Does a batch divide over the devices, and a model over those of a replica?"""
+
+from omegaconf import DictConfig
+
+from convrec.errors import UserError
+
+
+def check_batch(config: DictConfig, devices: int) -> None:
+    """Raise UserError, naming the variable, for a batch that so many devices cannot share alike."""
+    prompts = config.data.train_batch_size
+    if "actor_rollout_ref" not in config:  # SFT
+        if prompts % devices:
+            raise UserError(
+                f"TRAIN_BATCH_SIZE={prompts} does not divide over {devices} devices (N_GPUS_PER_NODE x N_NODES): "
+                "choose a multiple"
+            )
+        return
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    if prompts * rollout.n % devices:
+        raise UserError(
+            f"TRAIN_BATCH_SIZE={prompts} x ROLLOUT_N={rollout.n} = {prompts * rollout.n} responses do not divide over "
+            f"{devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
+        )
+    if prompts % actor.ppo_mini_batch_size:
+        raise UserError(
+            f"TRAIN_BATCH_SIZE={prompts} is not a multiple of "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}: choose a multiple"
+        )
+    if actor.ppo_mini_batch_size * rollout.n % devices:
+        raise UserError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} x ROLLOUT_N={rollout.n}: the "
+            f"responses of an update do not divide over {devices} devices: choose another TRAIN_BATCH_SIZE"
+        )
+    if devices % rollout.tensor_model_parallel_size:
+        raise UserError(
+            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
+            "choose a divisor"
+        )
+
+
+def check_heads(heads: int, tensor_parallel: int, model: str) -> None:
+    """Raise UserError for a model whose attention heads do not divide over the GPUs of a replica."""
+    if heads % tensor_parallel:
+        raise UserError(
+            f"TENSOR_PARALLEL={tensor_parallel} does not divide the {heads} attention heads of {model}: set it to "
+            "a number that does, like 1"
+        )

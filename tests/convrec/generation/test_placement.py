@@ -1,0 +1,61 @@
+"""Which GPUs or cores a replica gets, on a node and on a cluster."""
+
+import argparse
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.generation.cluster import divide_cluster
+from convrec.generation.place import divide_node
+from convrec.generation.placement import Placement, add_placement
+
+ON_CPU = {"TORCH_COMPILE_DISABLE": "1"}
+
+
+def devices(replicas: int | str, tensor_parallel: int, gpus: list[str]) -> list[str]:
+    return [one["CUDA_VISIBLE_DEVICES"] for one in divide_node(replicas, tensor_parallel, gpus, cores=8)]
+
+
+def test_replicas_get_gpus_of_their_own() -> None:
+    eight = [str(number) for number in range(8)]
+    assert devices("auto", 1, eight) == eight
+    assert devices("auto", 2, eight) == ["0,1", "2,3", "4,5", "6,7"]
+    assert devices("auto", 3, eight) == ["0,1,2", "3,4,5"]
+    assert devices(2, 1, eight) == ["0", "1"]
+    assert devices("auto", 1, ["GPU-a", "GPU-b"]) == ["GPU-a", "GPU-b"]  # as CUDA_VISIBLE_DEVICES named them
+    with pytest.raises(UserError, match="--replicas 3 of 4 GPUs each: this node has 8 GPUs"):
+        divide_node(3, 4, eight, cores=8)
+    with pytest.raises(UserError, match="--replicas 1 of 2 GPUs each: this node has 1 GPUs"):
+        divide_node("auto", 2, ["0"], cores=8)
+
+
+def test_on_a_cpu_they_share_the_cores_and_one_has_all_there_is() -> None:
+    assert divide_node("auto", 1, [], cores=8) == [ON_CPU]
+    assert divide_node(3, 1, [], cores=8) == [ON_CPU | {"OMP_NUM_THREADS": "2"}] * 3
+    assert divide_node(4, 1, [], cores=2) == [ON_CPU | {"OMP_NUM_THREADS": "1"}] * 4
+    assert divide_node("auto", 2, ["0", "1"], cores=8) == [{}]
+
+
+def test_a_replica_on_a_cluster_is_on_one_node() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}]
+    assert [len(divide_cluster("auto", size, nodes)) for size in (1, 2, 3, 4)] == [8, 4, 2, 2]
+    assert {place.gpus for place in divide_cluster(2, 3, nodes)} == {3}
+    with pytest.raises(UserError, match="--replicas 3 of 3 GPUs each: the cluster has room for 2"):
+        divide_cluster(3, 3, nodes)
+    cpus = [{"CPU": 3.0}, {"CPU": 3.0}]
+    assert [place.environment for place in divide_cluster(2, 1, cpus)] == [ON_CPU | {"OMP_NUM_THREADS": "3"}] * 2
+    assert [place.environment for place in divide_cluster("auto", 1, cpus)] == [ON_CPU | {"OMP_NUM_THREADS": "3"}]
+    with pytest.raises(UserError, match="--replicas 7: the cluster has 6 CPUs"):
+        divide_cluster(7, 1, cpus)
+
+
+def test_the_options_and_what_is_no_number_of_replicas() -> None:
+    parser = argparse.ArgumentParser()
+    add_placement(parser)
+    assert vars(parser.parse_args([])) == {"replicas": "auto", "tensor_parallel": 1, "address": None}
+    assert parser.parse_args(["--replicas", "3"]).replicas == 3
+    for wrong in (0, "many", 1.5):
+        with pytest.raises(UserError, match=f"--replicas {wrong}: give auto, or a number from 1"):
+            Placement(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="--tensor-parallel 0: give a number from 1"):
+        Placement(1, 0)

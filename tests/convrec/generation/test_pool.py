@@ -1,0 +1,136 @@
+"""Replicas and their queue, with real processes of a target that needs no vLLM."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.generation.place import LocalPlace
+from convrec.generation.placement import Opened
+from convrec.generation.pool import ASKED_AT_MOST, Job, Pool, open_pool
+
+# A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time.
+TARGET = """
+import os, signal
+from pathlib import Path
+from convrec.errors import UserError
+
+def load(folder):
+    (Path(folder) / f"pid-{os.getpid()}").touch()
+    def answer(task, tell):
+        with (Path(folder) / "asked").open("a") as asked:
+            print(*task, sep=",", file=asked)
+        for word in task:
+            tell(1)
+            once = Path(folder) / "killed"
+            if word == "kill" or (word == "kill once" and not once.exists()):
+                once.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if word == "wrong":
+                raise UserError("word 7 is wrong")
+            if word == "broken":
+                raise ValueError("out of paper")
+        return [word.upper() for word in task]
+    return answer
+"""
+TASKS = [["a", "b"], ["c", "kill once"], ["d"], ["e", "f"], ["g"]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "words_target.py").write_text(TARGET)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def two(folder: Path, **options: object) -> Pool:
+    places = Opened([LocalPlace({}, False)] * 2, 1)
+    return open_pool(places, "words_target:load", folder / "log", **options)
+
+
+def answered(pool: Pool, folder: Path, *tasks: list[str]) -> dict[int, list[str]]:
+    """A job a task."""
+    return {number: answer for number, _, answer in pool.answers(Job(str(folder), [task]) for task in tasks)}
+
+
+def asked(folder: Path) -> list[str]:
+    return sorted((folder / "asked").read_text().splitlines())
+
+
+def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[int] = []
+    with two(folder, progress=told.append) as pool:
+        answers = answered(pool, folder, *TASKS)
+        again = answered(pool, folder, ["h"])  # by the replicas that are there
+    assert answers == {number: [word.upper() for word in task] for number, task in enumerate(TASKS)}
+    assert again == {0: ["H"]}
+    assert asked(folder) == ["a,b", "c,kill once", "c,kill once", "d", "e,f", "g", "h"]
+    assert sum(told) == 9  # words: what the killed one had told is taken back
+    assert "a replica died (exit status -9): another one starts and is asked its batch" in capsys.readouterr().err
+    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    assert len(pids) == 3
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_task_that_no_replica_survives_ends_it_after_the_answers_of_others(folder: Path) -> None:
+    answers = []
+    message = f"{ASKED_AT_MOST} replicas one after the other died of one batch: exit"
+    with pytest.raises(RuntimeError, match=message), two(folder) as pool:
+        answers.extend(pool.answers(Job(str(folder), [[word]]) for word in ("a", "kill", "b")))
+    assert sorted(answers) == [(0, 0, ["A"]), (2, 0, ["B"])]
+    assert asked(folder) == ["a", "b", *["kill"] * ASKED_AT_MOST]
+
+
+def test_a_job_is_done_by_one_replica_that_has_loaded_its_settings(folder: Path) -> None:
+    folders = [folder / name for name in ("first", "second", "third")]
+    for one in folders:
+        one.mkdir()
+    with two(folder) as pool:
+        answers = list(pool.answers(Job(str(one), [["a"], ["b", "kill once"], ["c"]]) for one in folders))
+    assert sorted(answers) == [
+        (n, part, text) for n in range(3) for part, text in enumerate(([*"A"], ["B", "KILL ONCE"], [*"C"]))
+    ]
+    for one in folders:
+        assert (one / "asked").read_text().splitlines() == ["a", "b,kill once", "b,kill once", "c"]
+        assert len([*one.glob("pid-*")]) == 2  # the one that was killed, and the one after it
+
+
+def test_errors_of_the_child_are_not_tried_again(folder: Path) -> None:
+    with pytest.raises(UserError, match="word 7 is wrong"), two(folder) as pool:
+        answered(pool, folder, ["wrong"])
+    message = r"exit status 1; the end of .*\n[\s\S]*ValueError: out of paper"
+    with pytest.raises(RuntimeError, match=message), two(folder) as pool:
+        answered(pool, folder, ["broken"])
+    assert asked(folder) == ["broken", "wrong"]
+
+
+def test_jobs_are_drawn_as_they_are_needed(folder: Path) -> None:
+    left = iter(range(100))
+    with two(folder) as pool:
+        next(pool.answers(Job(str(folder), [["a"]]) for _ in left))
+        assert next(left) <= 4
+
+
+def test_replicas_end_with_a_parent_that_is_killed(folder: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from convrec.generation.placement import Placement
+from convrec.generation.pool import Job, open_pool
+with open_pool(Placement(2), "words_target:load") as pool:
+    for _ in pool.answers([Job({str(folder)!r}, [["a"], ["b"]])] * 2):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    parent = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    assert pids
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "a replica outlived its parent"
+        time.sleep(0.02)

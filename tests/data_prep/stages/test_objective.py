@@ -1,0 +1,153 @@
+"""Eq. 13 by hand, against a slow form of it with autograd, and a maximum that is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from data_prep.stages import remap
+from data_prep.stages.objective import Part, Sums, fit, sums
+
+
+def part_of(scores, truths, seen=None):
+    """Without vectors: every score is added; NaN where an item has none."""
+    rows, columns = np.nonzero(~np.isnan(scores))
+    added = sparse.csr_matrix((np.array(scores)[rows, columns], (rows, columns)), np.shape(scores), np.float32)
+    return Part(np.zeros((len(scores), 0), np.float32), np.zeros(len(scores), int), added,
+                matrix(seen or [()] * len(scores), np.shape(scores)), matrix(truths, np.shape(scores)))  # fmt: skip
+
+
+def matrix(lists, shape):
+    rows = [b for b, some in enumerate(lists) for _ in some]
+    return sparse.csr_matrix((np.ones(len(rows)), (rows, [m for some in lists for m in some])), shape, np.float32)
+
+
+def no_vectors(num_items):
+    return np.zeros((1, num_items, 0), np.float32)
+
+
+def maximum(part, num_items, penalty, most=100):
+    return fit(
+        lambda w, b, powers: sums(part, no_vectors(num_items), *as_floats(w, b), powers), num_items, penalty, most
+    )
+
+
+def as_floats(*arrays):
+    return tuple(np.asarray(array, np.float32) for array in arrays)
+
+
+def test_the_objective_by_hand():
+    # Items 0, 1, 2; the first conversation has no score of item 1, the second two ground truths, the third none.
+    part = part_of([[2.0, np.nan, 1.0], [1.0, 0.0, 3.0], [1.0, 1.0, 1.0]], [[0], [0, 2], []])
+    found = sums(part, no_vectors(3), *as_floats([1.0, 1.0, 0.5], [0.0, 1.0, -0.5]))
+    # first: item 2: .5 * 1 - .5 = 0; item 0: 2. log p(0) = 2 - log(e^0 + e^2)
+    # second: item 0: 1; item 1: 0 + 1 = 1; item 2: 1.5 - .5 = 1: each has p = 1/3, twice log(1/3)
+    assert found.log_likelihood == pytest.approx(2 - math.log(1 + math.exp(2)) + 2 * math.log(1 / 3), rel=1e-6)
+    # by b: ground truths minus p; first p(2) = 1 / (1 + e^2), second 2 * 1/3 each
+    p = 1 / (1 + math.exp(2))
+    np.testing.assert_allclose((found.truth_PM - found.model_PM)[0], [p + 1 / 3, -2 / 3, 1 / 3 - p], atol=1e-6)
+    # by w: the same times the score of each conversation
+    np.testing.assert_allclose((found.truth_PM - found.model_PM)[1], [2 * p + 1 / 3, 0, 3 * (1 / 3) - p], atol=1e-6)
+
+
+def random_part(rng, rows=40, items=30, dimensions=5, spaces=3):
+    """A Part with vectors, and what it stands for: dense scores, what may be in the list, ground truths."""
+    vectors = rng.normal(size=(spaces, items, dimensions)).astype(np.float32)
+    queries, of_row = rng.normal(size=(rows, dimensions)).astype(np.float32), rng.integers(0, spaces, rows)
+    added = sparse.random(rows, items, 0.2, "csr", np.float32, rng)
+    seen = (rng.random((rows, items)) < 0.1).astype(np.float32)
+    truth = ((rng.random((rows, items)) < 0.05) & (seen == 0)).astype(np.float32)
+    scores = np.einsum("bd,bmd->bm", queries, vectors[of_row]) + added.toarray()
+    part = Part(queries, of_row, added, sparse.csr_matrix(seen), sparse.csr_matrix(truth))
+    return part, vectors, scores, seen == 0, truth
+
+
+def slow_objective(scores, is_open, truth, w, b, penalty):
+    final = (w * torch.tensor(scores, dtype=torch.float64) + b).masked_fill(~torch.tensor(is_open), -torch.inf)
+    log_p = torch.log_softmax(final, 1)
+    return log_p[torch.tensor(truth) > 0].sum() - penalty * ((w - 1).square().sum() + b.square().sum())
+
+
+def test_value_and_gradient_are_those_of_the_slow_form(monkeypatch):
+    rng = np.random.default_rng(1)
+    part, vectors, scores, is_open, truth = random_part(rng)
+    is_open[:, 7] = False  # an item that can be in no list
+    truth[:, 7] = 0
+    part = part._replace(truth_BM=sparse.csr_matrix(truth))
+    w, b = (torch.tensor(v, requires_grad=True) for v in (rng.normal(1, 0.5, 30), rng.normal(0, 1, 30)))
+    expected = slow_objective(scores, is_open, truth, w, b, 0.0)
+    expected.backward()
+    closed_b = np.where(np.arange(30) == 7, -np.inf, b.detach().numpy())
+    for block_scores in (2**22, 70, 1):  # everything at once, two rows, one row
+        monkeypatch.setattr(remap, "BLOCK_SCORES", block_scores)
+        found = sums(part, vectors, *as_floats(w.detach(), closed_b))
+        assert found.log_likelihood == pytest.approx(expected.item(), rel=1e-5)
+        gradient = found.truth_PM - found.model_PM
+        np.testing.assert_allclose(gradient[0], b.grad, atol=1e-4)
+        np.testing.assert_allclose(gradient[1], w.grad, atol=1e-3)
+
+
+def test_the_fit_is_the_maximum_of_the_slow_form():
+    part, vectors, scores, is_open, truth = random_part(np.random.default_rng(2))
+    found = fit(lambda w, b, powers: sums(part, vectors, *as_floats(w, b), powers), 30, 0.5, 100)
+    w, b = (torch.tensor(v, requires_grad=True) for v in (found.w_M, found.b_M))
+    best = slow_objective(scores, is_open, truth, w, b, 0.5)
+    best.backward()
+    start = slow_objective(scores, is_open, truth, torch.ones(30), torch.zeros(30), 0.5).item()
+    # strictly concave with curvature of 2 * .5 at least: no higher than |gradient|^2 / 2 above
+    assert (w.grad.square().sum() + b.grad.square().sum()).item() / 2 < 1e-3 * (best.item() - start)
+    assert found.history[0] == pytest.approx(slow_objective(scores, is_open, truth, torch.ones(30), torch.zeros(30), 0))
+
+
+def test_conversations_in_parts_add_up():
+    part, vectors, *_ = random_part(np.random.default_rng(3))
+    w, b = as_floats(np.linspace(0.5, 1.5, 30), np.linspace(-1, 1, 30))
+    whole = sums(part, vectors, w, b, 3)
+    halves = [sums(part.rows(np.arange(40) % 2 == n), vectors, w, b, 3) for n in range(2)]
+    assert halves[0].log_likelihood + halves[1].log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-6)
+    for name in ("truth_PM", "model_PM"):
+        np.testing.assert_allclose(sum(getattr(half, name) for half in halves), getattr(whole, name), atol=1e-3)
+
+
+def flips(count, share):
+    """Two items with scores of 0; item 0 is the ground truth in that share of the conversations. Item 2 has none."""
+    return part_of([[0.0, 0.0, np.nan]] * count, [[0] if n < share * count else [1] for n in range(count)])
+
+
+def test_the_fit_finds_the_shares_and_leaves_what_says_nothing():
+    # With scores of 0 only b matters and p(0) = 1 / (1 + e^(b1 - b0)): .8 at b0 - b1 = log 4.
+    found = maximum(flips(500, 0.8), 3, penalty=1e-4)
+    assert found.b_M[0] - found.b_M[1] == pytest.approx(math.log(4), abs=0.02)
+    assert found.w_M.tolist() == [1, 1, 1]
+    assert found.b_M[2] == 0  # in no conversation
+    # the likelihood of a ground truth there: .8 log .8 + .2 log .2
+    assert found.history[-1] / 500 == pytest.approx(0.8 * math.log(0.8) + 0.2 * math.log(0.2), abs=1e-4)
+
+
+def test_the_penalty_pulls_to_the_maximum_of_the_whole_objective():
+    # d/db0: 80 - 100 p - 2 * 5 * b0 = 0 with b1 = -b0: p = 1 / (1 + exp(-2 b0))
+    b0 = maximum(flips(100, 0.8), 3, penalty=5.0).b_M[0]
+    assert 80 - 100 / (1 + math.exp(-2 * b0)) - 10 * b0 == pytest.approx(0, abs=0.1)
+
+
+def test_no_passes_is_no_change():
+    found = maximum(flips(10, 0.5), 3, penalty=0.01, most=0)
+    assert (found.w_M.tolist(), found.b_M.tolist(), found.history) == ([1, 1, 1], [0, 0, 0], [])
+
+
+def test_a_part_is_read_as_it_was_written(tmp_path):
+    part, *_ = random_part(np.random.default_rng(4))
+    part.save(tmp_path / "0.npz")
+    for written, read in zip(part, Part.load(tmp_path / "0.npz"), strict=True):
+        if sparse.issparse(written):
+            written, read = written.toarray(), read.toarray()
+        np.testing.assert_array_equal(read, written)
+        assert read.dtype == written.dtype
+
+
+def test_sums_are_added_part_by_part():
+    one = Sums(1.0, np.ones((2, 1)), np.zeros((2, 1)))
+    assert (one + one).log_likelihood == 2
+    assert (one + one).truth_PM.tolist() == [[2], [2]]

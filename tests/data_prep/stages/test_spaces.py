@@ -1,0 +1,46 @@
+"""Vectors of embeddings that have not read the conversation they are asked about."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.lists.ranks import format_item
+from data_prep.stages.embeddings import TFIDF_SVD
+from data_prep.stages.metadata import FILE as METADATA
+from data_prep.stages.ranges import Workers
+from data_prep.stages.rows import CATALOG, ROWS, SCHEMA
+from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of
+
+FILMS = [("Odd", 1990), ("Plain", 1991), ("Other", 1992)]
+
+
+def row(group, text, split="train"):
+    truth: list = []
+    named = dict.fromkeys(("seen_titles", "groundtruth_with_release_year"), truth)
+    return {
+        "prompt": [{"content": text, "role": "user"}],
+        **named,
+        "sample_id": f"{group}{text}",
+        "split": split,
+        "group": group,
+    }
+
+
+def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversation(tmp_path):
+    titles, years = zip(*FILMS, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), tmp_path / CATALOG)
+    pq.write_table(pa.table({"text": [format_item(*film) for film in FILMS]}), tmp_path / METADATA)
+    # only conversation `a` says zebra and names Odd; the others name Plain and Other
+    rows = [row("a", "zebra"), row("a", "zebra Odd (1990)"), row("v", "zebra", "validation")]
+    rows += [row(f"c{n}", f"lion {('Plain (1991)', 'Other (1992)')[n % 2]}") for n in range(20)]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / ROWS)
+    settings = {"embedding": TFIDF_SVD, "dimensions": 3, "seed": 1}
+    with Workers(1).open() as map_ranges:
+        num_spaces = make_spaces(tmp_path, tmp_path, settings, map_ranges)
+    vectors = conversations_of(tmp_path, 0, len(rows))
+    for asked, rates_odd in ((0, False), (2, True)):
+        odd = vectors[asked] @ items_of(tmp_path, space_of(rows[asked], num_spaces))[0]
+        assert (odd > 0.3) == rates_odd
+    assert space_of(rows[0], num_spaces) == space_of(rows[1], num_spaces) > 0 == space_of(rows[2], num_spaces)
+    assert space_of(rows[0], 1) == 0  # a model from elsewhere
+    np.testing.assert_allclose(np.linalg.norm(vectors[[2, 3]], axis=1), 1, atol=1e-5)

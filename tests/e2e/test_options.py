@@ -1,0 +1,60 @@
+"""verl's options that touch ranks, each in a whole run of two steps, beside the run without any.
+
+On a CPU rollout and actor agree to 1e-4 nats, so that weights of the mismatch are 1 and change nothing.
+"""
+
+import pytest
+
+from convrec.runs.folder import read_metrics
+
+pytestmark = pytest.mark.faults  # eight starts of a minute: not in CI
+
+CORRECTION = "algorithm.rollout_correction"
+NAMES = ("actor/policy_loss", "actor/grad_norm", "actor/kl", "rank_grpo/dcg", "critic/advantages/max")
+
+
+@pytest.fixture(scope="module")
+def two_steps(recipe, trained, own_data, tmp_path_factory):
+    """Metrics of the two steps by option's overrides; on prompts of which most want many titles."""
+    folder = tmp_path_factory.mktemp("options")
+
+    def train(name: str, *overrides: str) -> list[dict]:
+        run = folder / name
+        variables = own_data | {"MODEL_PATH": str(trained.out / "sft"), "TOTAL_STEPS": "2", "LR": "1e-3"}
+        status, error, log = recipe(run, "convrec.deterministic=true", *overrides, **variables)
+        assert status == 0, error + log[-3000:]
+        rows = [row for row in read_metrics(run) if "actor/policy_loss" in row]
+        assert [row["step"] for row in rows] == [1, 2]
+        return rows
+
+    train.plain = train("plain")
+    assert max(row["critic/advantages/max"] for row in train.plain) > 0
+    return train
+
+
+@pytest.mark.parametrize("level", ["token", "rank", "sequence"])
+def test_weights_of_the_mismatch_are_one_where_rollout_and_actor_agree(two_steps, level):
+    for row, plain in zip(two_steps(level, f"{CORRECTION}.rollout_is={level}"), two_steps.plain, strict=True):
+        assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
+        for name in NAMES:
+            assert row[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-5), name
+
+
+def test_bypass_mode_takes_the_rollout_for_the_old_policy(two_steps):
+    for row, plain in zip(two_steps("bypass", f"{CORRECTION}.bypass_mode=true"), two_steps.plain, strict=True):
+        for name in NAMES:
+            assert row[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-5), name
+
+
+def test_dynamic_sampling_trains_on_groups_that_differ(two_steps):
+    rows = two_steps("dynamic", "algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
+    # else there is nothing to draw again
+    assert max(row["rank_grpo/zero_std/all_ranks"] for row in two_steps.plain) > 0
+    assert [row["rank_grpo/zero_std/all_ranks"] for row in rows] == [0, 0]
+    assert sum(row.get("training/filter_groups/evicted_samples", 0) for row in rows) > 0
+
+
+def test_without_division_by_the_deviation_advantages_are_differences_of_returns(two_steps):
+    first, plain = two_steps("centred", "algorithm.norm_adv_by_std_in_grpo=false")[0], two_steps.plain[0]
+    assert first["rank_grpo/dcg"] == plain["rank_grpo/dcg"]  # the same rollouts
+    assert 0 < first["critic/advantages/max"] < plain["critic/advantages/max"]

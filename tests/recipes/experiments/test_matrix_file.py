@@ -1,0 +1,127 @@
+"""The matrix file becomes runs, each with its start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from convrec.errors import UserError
+from recipes.experiments.matrix_file import LONGEST_NAME, Run, read_matrix, runs_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIAL", "/data/redial")
+    read = read_matrix(ROOT / "benchmarks" / "redial_matrix.yaml")
+    runs = {run.name: run for run in runs_of(read)}
+    assert len(runs) == 2 + 7 * 2
+    assert runs["sft"].start == "sft_titles"
+    assert runs["sft"].variables["LR"] == "3e-3"  # its own, not that of all
+    assert runs["rank_exp_inf_mu2-s3408"].variables.items() >= {"MU": "2", "SEED": "3408", "LR": "2e-4"}.items()
+    assert all(run.start == "sft" for run in runs.values() if run.recipe == "rank_grpo")
+    budgets = {
+        (run.variables["TOTAL_STEPS"], run.variables["ROLLOUT_N"]) for run in runs.values() if run.recipe != "sft"
+    }
+    assert len(budgets) == 1  # the same rollouts for all
+    assert "--source /data/redial" in read["prepare"][0]["run"]
+
+
+def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GRPO", "GSPO", "EXP_INF", "LOG_DECAY"):
+        monkeypatch.setenv(f"LR_{name}", "1e-4")
+    runs = runs_of(read_matrix(ROOT / "benchmarks" / "rank_study.yaml"))
+    assert [run.start for run in runs if run.variant == "gspo"] == ["sft-s3407", "sft-s3408", "sft-s3409"]
+    rates = {run.name: run for run in runs_of(read_matrix(ROOT / "benchmarks" / "rank_study_rates.yaml"))}
+    assert rates["gspo_3e-4"].variables.items() >= {"ALGORITHM": "gspo", "LR": "3e-4", "TOTAL_STEPS": "100"}.items()
+    assert len(rates) == 1 + 4 * 3
+
+
+def test_every_shipped_matrix_comes_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REDIAL", "LR_GRPO", "LR_GSPO", "LR_EXP_INF", "LR_LOG_DECAY"):
+        monkeypatch.setenv(name, "1e-4")
+    files = [path for path in (ROOT / "benchmarks").glob("*.yaml") if "runs:" in path.read_text()]
+    assert len(files) >= 5
+    for file in files:
+        assert runs_of(read_matrix(file)), file
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("out: $NOT_SET_ANYWHERE\nruns: {}\nevaluate: {}\n", "NOT_SET_ANYWHERE is not set"),
+        ("out: o\nruns: {}\n", "it needs out, runs and evaluate"),
+        ("out: o\nruns: {}\nevaluate: {}\nrunz: {}\n", "unknown section runz"),
+        ("out: o\nruns: {}\nevaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting"),
+        ("out: o\nruns: {}\nevaluate: {against: x}\n", r"evaluate\.against is no setting"),
+        ("out: o\nruns: {a: {start: b}}\nevaluate: {}\n", r"runs\.a: start=b: no run of that name comes before"),
+        (
+            "out: o\nruns: {a: {variables: {LEARNING_RATE: 1}}}\nevaluate: {}\n",
+            r"runs\.a: LEARNING_RATE is no variable",
+        ),
+        ("out: o\nruns: {a: {variables: {MU: x}}}\nevaluate: {}\n", r"runs\.a: MU=x: expected a positive integer"),
+        ("out: o\nruns: {a: {variables: {MU: [1, 0]}}}\nevaluate: {}\n", r"runs\.a: MU=0: expected a positive integer"),
+        ("out: o\nruns: {a: {recipe: dpo}}\nevaluate: {}\n", "recipe=dpo: one of sft, rank_grpo"),
+        ("out: o\nseeds: [1, 1]\nruns: {a: {}}\nevaluate: {}\n", "a-s1: two runs have this name"),
+        ("out: o\nseeds: [1, 2]\nruns: {a-s2: {seeds: [1]}, a: {}}\nevaluate: {}\n", "a-s2: two runs have this name"),
+        (f"out: o\nruns: {{{'a' * (LONGEST_NAME + 1)}: {{}}}}\nevaluate: {{}}\n", "longer than"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        runs_of(read_matrix(file))
+
+
+def starts_of(text: str) -> dict[str, str | None]:
+    matrix: dict[str, Any] = yaml.safe_load(text)
+    return {run.name: run.start for run in runs_of(matrix)}
+
+
+def test_names_have_the_values_of_the_lists_and_the_seed() -> None:
+    runs = runs_of(yaml.safe_load("seeds: [3407, 3408]\nruns: {rank_exp_inf: {variables: {LR: [1e-6, 3e-6]}}}"))
+    names = [f"rank_exp_inf-LR={rate}-s{seed}" for rate in ("1e-6", "3e-6") for seed in (3407, 3408)]
+    assert [run.name for run in runs] == names
+    assert [run.variant for run in runs[:2]] == ["rank_exp_inf-LR=1e-6"] * 2  # one line of the table
+    assert runs[-1].variables == {"LR": "3e-6", "SEED": "3408"}
+
+
+def test_a_run_starts_from_the_same_seed_and_the_same_value() -> None:
+    """TRAIN_BATCH_SIZE is a list of both, LR the run's own, and what the start has no list of does not matter."""
+    starts = starts_of("""
+seeds: [1, 2]
+variables: {TRAIN_BATCH_SIZE: [8, 16], MU: [1, 2]}
+runs:
+  sft: {recipe: sft}
+  rank: {start: sft, variables: {LR: [1e-6]}}
+""")
+    assert list(starts)[:4] == [f"sft-TRAIN_BATCH_SIZE={size}-s{seed}" for size in (8, 16) for seed in (1, 2)]
+    assert len(starts) == 4 + 2 * 2 * 2
+    for name, start in list(starts.items())[4:]:
+        size, seed = name.split("SIZE=")[1].split("-")[0], name[-1]
+        assert start == f"sft-TRAIN_BATCH_SIZE={size}-s{seed}", name
+
+
+def test_one_start_of_a_list_is_named() -> None:
+    text = "seeds: [1, 2]\nruns:\n  sft: {recipe: sft, variables: {LR: [1e-3, 4e-3]}}\n  rank: {start: sft-LR=4e-3}"
+    assert starts_of(text)["rank-s2"] == "sft-LR=4e-3-s2"
+    with pytest.raises(UserError, match=r"rank: start=sft is 2 runs: name one of sft-LR=1e-3-s1, sft-LR=4e-3-s1"):
+        starts_of(text.replace("sft-LR=4e-3", "sft"))
+    with pytest.raises(UserError, match=r"no run of that name.*\(seed 1; there are sft-LR=1e-3-s1"):
+        starts_of(text.replace("start: sft-LR=4e-3", "start: sft, variables: {LR: 1e-6}"))
+
+
+def test_a_start_of_one_seed_is_the_start_of_all() -> None:
+    starts = starts_of("seeds: [1, 2]\nruns:\n  sft: {recipe: sft, seeds: [5]}\n  rank: {start: sft}")
+    assert starts == {"sft": None, "rank-s1": "sft", "rank-s2": "sft"}
+
+
+def test_a_run_has_its_variables_its_folder_and_its_start_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MU", "3")
+    monkeypatch.setenv("SAVE_PATH", "elsewhere")
+    of_start = {"MU": "2", "SAVE_PATH": "out/r", "MODEL_PATH": "out/sft"}
+    assert Run("r", "r", "sft", "sft", {"MU": "2"}).environment(Path("out")).items() >= of_start.items()
+    own_model = Run("r", "r", "sft", None, {"MODEL_PATH": "m"}).environment(Path("out"))
+    assert own_model.items() >= {"MU": "3", "MODEL_PATH": "m"}.items()
