@@ -58,7 +58,8 @@ pytest: setup ## the quick tests in two processes, then those that train; PYTEST
 ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
 else
-	@$(PY) -m pytest -m "not e2e and not tutorial" --numprocesses 2 --dist loadfile; quick=$$?; \
+	@$(PY) -m pytest -m "not e2e and not tutorial" --numprocesses 2 --dist loadfile \
+	    --max-worker-restart 0; quick=$$?; \
 	  $(PY) -m pytest -m "e2e and not long and not faults" && exit $$quick
 endif
 

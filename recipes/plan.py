@@ -135,12 +135,13 @@ def main() -> int:
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     try:
-        text = answer(options)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word; only printing is left
-        print(text)
+        print(answer(options), flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head`; the interpreter would say so once more when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return 0
 
 

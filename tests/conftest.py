@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def broken_pipes_stay_errors() -> Iterator[None]:
+    """What sets SIGPIPE to the kernel's action in this process has a later test's lost connection end it silently."""
+    yield
+    left, _ = signal.getsignal(signal.SIGPIPE), signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    assert left is signal.SIG_IGN
 
 
 @pytest.fixture(scope="session")

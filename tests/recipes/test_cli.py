@@ -81,9 +81,16 @@ def test_with_an_address_the_help_is_the_recipes_still(typed: tuple[str, ...], s
     assert f"bash {script} " in convrec(*typed, "--help", RAY_ADDRESS="http://127.0.0.1:9").stdout
 
 
-@pytest.mark.parametrize("arguments", [("recipes.cli", "--help"), ("recipes.sft", "--help")])
-def test_help_that_nobody_reads_to_its_end_is_no_error(arguments: tuple[str, ...]) -> None:
-    """As `COMMAND --help | head -1`, with a reader that has left before the first line."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recipes.cli", "--help"),
+        ("recipes.sft", "--help"),
+        ("recipes.plan", "--model=8B", "--rows=4000", "--val-rows=9"),
+    ],
+)
+def test_what_nobody_reads_to_its_end_is_no_error(arguments: tuple[str, ...]) -> None:
+    """As `COMMAND | head -1`, with a reader that has left before the first line."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", *arguments]
