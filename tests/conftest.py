@@ -15,6 +15,12 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_heard() -> None:
+    """A background job of a script has SIGINT ignored; tests that raise it would wait for ever."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def broken_pipes_stay_errors() -> Iterator[None]:
     """What sets SIGPIPE to the kernel's action in this process has a later test's lost connection end it silently."""
