@@ -133,11 +133,12 @@ class MatrixJobs:
         return (self.out / "evaluation" / run.name / "metrics.json").exists()
 
     def _kept_log(self, job: str, message: str) -> str:
-        """The last line of its log, and the file here that has it all; Ray's own message where there is no log."""
+        """Its log's last words on why it ended, and the file here that has it all; Ray's own message without a log."""
         log = persist(lambda: self.client.get_job_logs(job), job) or message
         file = self.out / "logs" / f"{job}.log"
         write_text(file, log)
-        return f"{(log.strip().splitlines() or ['no log'])[-1]}\n  log: {file}"
+        said = [line for line in log.strip().splitlines() if not line.startswith("full log: ")]  # a recipe's last line
+        return f"{(said or ['no log'])[-1]}\n  log: {file}"
 
     def run_of(self, task: str) -> Run:
         return self.runs[task.removesuffix(TRAIN if task.endswith(TRAIN) else EVALUATE)]

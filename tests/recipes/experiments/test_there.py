@@ -32,7 +32,7 @@ PLAYED = """#!/bin/sh
 echo "$@" >> {folder}/commands
 case "$3" in
   {{*) out=$(echo "$3" | sed 's/.*"out": "\\([^"]*\\)".*/\\1/'); mkdir -p "$out"; echo '{{}}' > "$out/metrics.json" ;;
-  *) case "$SAVE_PATH" in *bad*) echo "error: no such luck"; exit 2 ;; esac
+  *) case "$SAVE_PATH" in *bad*) echo "error: no such luck"; echo "full log: there"; exit 2 ;; esac
      while [ -e {folder}/wait ]; do sleep 0.02; done
      mkdir -p "$SAVE_PATH"; echo "$TOTAL_STEPS" > "$SAVE_PATH/latest_checkpointed_iteration.txt"
      echo "$MODEL_PATH" > "$SAVE_PATH/start" ;;
@@ -119,7 +119,7 @@ def test_runs_are_trained_and_evaluated_and_a_failure_stops_what_starts_from_it_
     (job,) = [job for job in matrix.client.jobs if job.endswith("-bad-train-1")]
     log = matrix.out / "logs" / f"{job}.log"
     assert failed == f"bad-train failed: FAILED, exit status 2: error: no such luck\n  log: {log}"
-    assert log.read_text() == "error: no such luck\n"
+    assert log.read_text() == "error: no such luck\nfull log: there\n"
     assert [line.split()[0] for line in left_out] == ["bad-evaluate", "of_bad-train", "of_bad-evaluate"]
     runs = ["sft", "good-s1", "good-s2"]
     assert sorted(matrix.ended) == sorted((run, is_training) for run in runs for is_training in (True, False))
