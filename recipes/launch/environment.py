@@ -2,11 +2,14 @@
 
 import os
 import sys
+import threading
 from typing import Any
 
 from recipes.preflight.host import usable_cores
 
 RAY_STARTS = 3
+SHUTDOWN_SECONDS = 30.0
+SHUTDOWN_THREAD = "ray.shutdown"
 
 
 def set_thread_policy() -> None:
@@ -71,3 +74,26 @@ def init_ray(**options: Any) -> None:
                 raise
             print(f"Ray did not start ({error}); once more", file=sys.stderr)
             ray.shutdown()
+
+
+def shut_down_ray(seconds: float = SHUTDOWN_SECONDS) -> None:
+    """ray.shutdown, but not for ever: it waits for an answer of Ray's gcs_server, which may be stopped.
+
+    What is there after so many seconds is left to the guard, which kills it.
+    """
+    import ray
+
+    thread = threading.Thread(target=ray.shutdown, name=SHUTDOWN_THREAD, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        print(f"Ray has not ended within {seconds:g} s: its processes are killed", file=sys.stderr)
+
+
+def leave(status: int) -> int:
+    """The status; where Ray has not ended the process ends with it at once: Ray's exit handlers would wait again."""
+    if any(thread.name == SHUTDOWN_THREAD for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

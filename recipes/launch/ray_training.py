@@ -14,7 +14,7 @@ from convrec.checkpoints.plain_load import use_plain_load
 from convrec.lists import user_rewards
 from convrec.runs import guard
 from convrec.training import registration, tracking
-from recipes.launch.environment import init_ray, process_environment
+from recipes.launch.environment import init_ray, process_environment, shut_down_ray
 from recipes.launch.recipe import Recipe
 from recipes.preflight import constrained, finding, findings
 
@@ -48,8 +48,6 @@ def started_ray(recipe: Recipe, config: DictConfig, more: Mapping[str, str]) -> 
 
     more: environment variables of the workers. Raises UserError for a cluster that cannot train this.
     """
-    import ray
-
     environment = process_environment(config.trainer.device != "cpu")
     environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
     start_ray(config, {**environment, **more, registration.DRIVERS_DIGEST: registration.source_digest()})
@@ -60,7 +58,7 @@ def started_ray(recipe: Recipe, config: DictConfig, more: Mapping[str, str]) -> 
         yield
     finally:
         tracking.finish()
-        ray.shutdown()
+        shut_down_ray()
 
 
 def train(recipe: Recipe, config: DictConfig) -> None:

@@ -16,7 +16,7 @@ from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run
 from recipes.launch.console import Console, output_to, progress
-from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
 from recipes.launch.full_disk import explanation
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
@@ -43,13 +43,14 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         with hold(run_folder) as more:
             supervisor.note(run=str(run_folder))
             try:
-                return _run(console, start, recipe, arguments, config, [*warnings, *more])
+                status = _run(console, start, recipe, arguments, config, [*warnings, *more])
             except OSError as error:  # of what is written before training
                 console.say(f"failed: {explanation(error, run_folder) or one_line(error)}")
-                return 1
+                status = 1
     except UserError as error:
         console.say(f"error: {error}")
-        return 2
+        status = 2
+    return leave(status)
 
 
 def _run(

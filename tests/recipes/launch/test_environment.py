@@ -17,6 +17,22 @@ import ray
 print(ray.util.get_node_ip_address())
 """
 
+STOPPED_GCS = """
+import psutil, ray
+from convrec.runs import guard
+from recipes.launch.environment import keep_to_loopback, leave, shut_down_ray
+
+keep_to_loopback()
+with guard.guarded("gone") as folder:
+    ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=str(folder / "ray"))
+    (gcs,) = [process for process in psutil.Process().children() if process.name() == "gcs_server"]
+    gcs.suspend()
+    shut_down_ray(1.0)
+psutil.wait_procs([gcs], timeout=20)
+print("gcs_server is there:", psutil.pid_exists(gcs.pid))
+raise SystemExit(leave(7))
+"""
+
 
 def test_without_a_cluster_ray_calls_this_node_by_its_loopback() -> None:
     """Ray's switch, and that it is read when Ray is imported. tests/e2e/test_deaths.py looks at a run's sockets."""
@@ -35,3 +51,14 @@ def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     keep_to_loopback()
     assert not [name for name in names if name in os.environ]
+
+
+def test_a_stopped_process_of_ray_does_not_keep_a_run_from_ending() -> None:
+    """`make chaos` has met it: ray.shutdown waits for gcs_server without a limit."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_GCS], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 7, done.stderr
+    assert "Ray has not ended within 1 s: its processes are killed" in done.stderr
+    assert done.stdout.splitlines()[-1] == "gcs_server is there: False"
