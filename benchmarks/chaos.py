@@ -2,8 +2,9 @@
 
     python benchmarks/chaos.py --demo outputs/demo --minutes 30        (make chaos MINUTES=30)
 
-The same run is trained twice from what `make demo` has left: undisturbed, and with a fault in every start, each resumed
-by the same command. At the end both have the same metrics, and no process, shared memory or temporary folder is left.
+The same run is trained twice from what `make demo` has left: with a fault in every start, each resumed by the same
+command, until the minutes are over and it may finish; and undisturbed, for as many steps. At the end both have the same
+metrics, and no process, shared memory or temporary folder is left.
 Prints a table; OUT/chaos.json has it too. Exit status 1 where something of that does not hold.
 
 Not among the victims: the guard, which removes what the others leave, and for SIGSTOP the process that was started and
@@ -35,6 +36,7 @@ DISK_MIB = 256  # three checkpoints of the demo's model, its log and its metrics
 END_SECONDS = 400.0  # that a disturbed start may take to end; a stopped one is waited for by the watchdog
 SURVIVED_STEPS = 3  # so many steps after a fault the start has survived it, and gets the next
 GOES_ON = "goes on"
+ENDLESS, STEPS_TO_THE_END = 100_000, 5  # of the disturbed run: while there are faults, and in its last start
 WATCHDOG_SECONDS = 30
 CLOCK = Path(__file__).with_name("clock.c")
 COMPARED = ("actor/policy_loss", "actor/grad_norm", "actor/kl", "rank_grpo/return@1", "rank_grpo/dcg", "val/ndcg")
@@ -106,11 +108,11 @@ class Start:
 
 
 class Campaign:
-    def __init__(self, demo: Path, out: Path, steps: int, seed: int) -> None:
-        self.out, self.steps, self.random = out, steps, random.Random(seed)
+    def __init__(self, demo: Path, out: Path, seed: int) -> None:
+        self.out, self.random = out, random.Random(seed)
         files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
         self.environment = os.environ | {name: str(demo / "data" / f"{file}.parquet") for name, file in files.items()}
-        self.environment |= {"MODEL_PATH": str(demo / "sft"), "PYTHON": sys.executable, "TOTAL_STEPS": str(steps)}
+        self.environment |= {"MODEL_PATH": str(demo / "sft"), "PYTHON": sys.executable, "TOTAL_STEPS": str(ENDLESS)}
         self.environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256", "LR": "1e-5"}
         self.environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "1", "SAVE_KEEP": "2", "TEST_FREQ": "5"}
         self.environment |= {"TOTAL_EPOCHS": "1000", "SAVE_ON_TERM": "1"}
@@ -125,13 +127,10 @@ class Campaign:
         log = self.out / f"{run.name}-{number}.log"
         return Start(self.command, self.environment | {"SAVE_PATH": str(run)} | more, log)
 
-    def undisturbed(self) -> float:
-        """Seconds it took."""
-        begin = time.monotonic()
-        start = self.start(self.out / "undisturbed", 1)
+    def undisturbed(self, steps: int) -> None:
+        start = self.start(self.out / "undisturbed", 1, TOTAL_STEPS=str(steps))
         status = start.wait(3600)
         assert status == 0, f"the undisturbed run ended with {status}: {start.said()}"
-        return time.monotonic() - begin
 
     def can_change_the_clock(self) -> bool:
         compiler = shutil.which("cc")
@@ -142,20 +141,24 @@ class Campaign:
             ).returncode
         )
 
-    def disturbed(self, run: Path, deadline: float) -> None:
-        """Starts with faults until the deadline, then one that may finish."""
+    def disturbed(self, run: Path, deadline: float) -> int:
+        """Starts with faults until the deadline, then one that may finish. Returns the steps that it is to reach."""
         faults: list[str] = []
         start: Start | None = None
-        while time.monotonic() < deadline and latest_step(run) < self.steps:
+        while time.monotonic() < deadline or start:
             if not faults:
                 faults = self.random.sample(self.faults, len(self.faults))
             # a start that has survived a fault cannot have its clock changed any more
             fault = faults.pop() if start is None or faults[-1] != "clock" else "kill"
+            fault = fault if time.monotonic() < deadline else "SIGUSR1"  # for one that has survived the last fault
             start = self.one_fault(run, fault, start)
             print(self.lines()[-1], flush=True)
-        begun, start = latest_step(run), start or self.start(run, len(self.rows) + 1)
+        begun = latest_step(run)
+        steps = begun + STEPS_TO_THE_END
+        start = self.start(run, len(self.rows) + 1, TOTAL_STEPS=str(steps))
         status = start.wait(3600)
         self.rows.append(Row("none", "", begun, status, 0.0, start.said(), start.left()))
+        return steps
 
     def one_fault(self, run: Path, fault: str, start: Start | None) -> Start | None:
         """start: one that has survived the last fault; returned where it survives this one too."""
@@ -166,7 +169,7 @@ class Campaign:
         start = start or self.start(run, len(self.rows) + 1, **more)
         self.wait_for_the_moment(start, run)
         step, begin, target = latest_step(run), time.monotonic(), self.do(fault, start, run, more)
-        status = start.wait(END_SECONDS, lambda: SURVIVED_STEPS <= latest_step(run) - step < self.steps - step)
+        status = start.wait(END_SECONDS, lambda: latest_step(run) - step >= SURVIVED_STEPS)
         (run.parent / "filler").unlink(missing_ok=True)
         left = [] if status == GOES_ON else start.left()
         self.rows.append(Row(fault, target, step, status, time.monotonic() - begin, start.said(), left))
@@ -261,28 +264,27 @@ def main() -> int:
     parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="what `make demo` has left")
     parser.add_argument("--out", type=Path, default=Path("outputs/chaos"))
     parser.add_argument("--minutes", type=float, default=30, help="of faults; both runs come on top")
-    parser.add_argument("--steps", type=int, default=30, help="of the run")
     parser.add_argument("--seed", type=int, default=0, help="of faults, victims and moments")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
-    campaign = Campaign(arguments.demo, arguments.out, arguments.steps, arguments.seed)
-    print(f"undisturbed: {campaign.undisturbed():.0f} s for {arguments.steps} steps", flush=True)
+    campaign = Campaign(arguments.demo, arguments.out, arguments.seed)
     has_clock = campaign.can_change_the_clock()
     with small_disk(arguments.out / "disk") as can_be_full:
         impossible = [*([] if can_be_full else ["disk full"]), *([] if has_clock else ["clock"])]
         campaign.faults = [fault for fault in FAULTS if fault not in impossible]
         run = arguments.out / "disk" / "disturbed"
-        campaign.disturbed(run, time.monotonic() + 60 * arguments.minutes)
+        steps = campaign.disturbed(run, time.monotonic() + 60 * arguments.minutes)
+        campaign.undisturbed(steps)
         (differences, lost), step = campaign.differences(run), latest_step(run)
         shutil.copytree(run / "metrics", arguments.out / "metrics")
     print("\n".join(campaign.lines()))
-    print(f"step {step} of {arguments.steps}; largest relative differences: {differences}; metrics lost of: {lost}")
+    print(f"step {step} of {steps}; largest relative differences: {differences}; metrics lost of: {lost}")
     rows = [asdict(row) for row in campaign.rows]
     (arguments.out / "chaos.json").write_text(
         json.dumps({"rows": rows, "step": step, "differences": differences, "lost": lost})
     )
-    is_well = step == arguments.steps and not lost and max(differences.values()) < 1e-5
+    is_well = step == steps and not lost and max(differences.values()) < 1e-5
     return 0 if is_well and not any(row.left or row.status is None for row in campaign.rows) else 1
 
 
