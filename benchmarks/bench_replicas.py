@@ -79,7 +79,7 @@ def answer_in_this_process(kind: str, replicas: str, model: str, prompts: str, r
 
 
 def with_ours(replicas: int, model: str, prompts: list[Any]) -> list[str]:
-    from convrec.generation import generate
+    from convrec.generation.generate import generate
     from convrec.generation.placement import Placement
 
     places = Placement(replicas)

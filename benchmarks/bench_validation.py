@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.checkpoints.models import resolve_model
-from convrec.generation import generate
+from convrec.generation.generate import generate
 from convrec.runs.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
