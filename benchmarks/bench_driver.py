@@ -13,6 +13,7 @@ import random
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from convrec.checkpoints import saving
@@ -35,7 +36,7 @@ def main() -> None:
     print(json.dumps({"steps": steps, "parts": rows}, indent=1))
 
 
-def simulate(run: Path, steps: int):
+def simulate(run: Path, steps: int) -> Iterator[dict[str, float]]:
     """A dict for each eighth of the steps: memory in MiB, CPU and wall-clock milliseconds a step."""
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
     os.environ |= tracking.tracker_environment(run, "bench", os.environ)

@@ -21,7 +21,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rapidfuzz import fuzz, process
@@ -89,7 +91,7 @@ def measure(mode: str, catalog: Catalog, foreign: list, options: argparse.Namesp
             if name.endswith("cold"):
                 forget_lines(matcher)
             times[name].append(milliseconds(call))
-    result = {"build": timed(lambda: Matcher(catalog, mode).warm(), 3, forget_all)}
+    result: dict[str, Any] = {"build": timed(lambda: Matcher(catalog, mode).warm(), 3, forget_all)}
     result |= {name: spread(found) for name, found in times.items()}
     if peer:
         turns = zip(times["text to returns cold"], times[peer], strict=True)
@@ -170,7 +172,7 @@ def growth(repeats: int, rng: random.Random) -> list[dict]:
         start = time.process_time()
         matcher = Matcher(catalog, "fuzzy")
         build = time.process_time() - start
-        cold = timed(matching_of(matcher, responses, truths), min(repeats, 3), lambda m=matcher: forget_lines(m))
+        cold = timed(matching_of(matcher, responses, truths), min(repeats, 3), partial(forget_lines, matcher))
         per_line = round(1000 * cold["ms"] / (RESPONSES * LINES), 2)
         rows.append(
             {"catalog": size, "us_per_line": per_line, "build_s": round(build, 2)} | misspelt(matcher, 1000, rng)

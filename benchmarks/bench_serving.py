@@ -182,7 +182,8 @@ def malformed(address: str, server: subprocess.Popen, count: int) -> dict[str, A
         statuses: Counter[int] = Counter()
         async with httpx.AsyncClient(base_url=address, timeout=120) as client:
             for _ in range(number):
-                content = chance.choice([*MALFORMED, chance.randbytes(200).hex(), chance.randbytes(100)])
+                some: list[str | bytes] = [*MALFORMED, chance.randbytes(200).hex(), chance.randbytes(100)]
+                content = chance.choice(some)
                 path = chance.choice(
                     ["/v1/recommendations", "/v1/chat/completions", "/v1/catalog/items", "/v1/nothing"]
                 )
@@ -203,7 +204,7 @@ def fault(address: str, victim: psutil.Process) -> dict[str, Any]:
 
     async def scenario() -> dict[str, Any]:
         async with httpx.AsyncClient(base_url=address, timeout=180) as client:
-            asked = [asyncio.create_task(list_of(client, number)) for number in range(8)]
+            asked = [asyncio.ensure_future(list_of(client, number)) for number in range(8)]
             await asyncio.sleep(0.3)
             os.kill(victim.pid, signal.SIGKILL)
             begin = time.monotonic()
@@ -234,7 +235,7 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
         found = {name: of_one.figures() for name, of_one in answers.items()}
         if all("p50" in one for one in found.values()):
             for name in ("chat", "list"):
-                found[f"{name}_to_plain"] = round(found[name]["p50"] / found["plain"]["p50"], 3)  # type: ignore[assignment]
+                found[f"{name}_to_plain"] = round(found[name]["p50"] / found["plain"]["p50"], 3)
         levels[str(concurrent)] = found
         print(json.dumps({concurrent: found}), file=sys.stderr, flush=True)
     result: dict[str, Any] = {"tokens_of_a_list": tokens, "levels": levels}

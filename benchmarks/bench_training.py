@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from convrec.runs.folder import read_metrics
 from recipes.planning import estimate, models
@@ -137,6 +137,7 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 def estimate_of(run: Path) -> int:
     """Bytes of host memory that the doctor estimates for a run on a CPU."""
     config = OmegaConf.load(run / "config.yaml")
+    assert isinstance(config, DictConfig)
     return estimate.needs(config, models.model_size(config.actor_rollout_ref.model.path)).host
 
 

@@ -59,7 +59,9 @@ json.dump({"seconds": seconds, "tokens": tokens}, open(result, "w"))
 def contexts(demo: Path, count: int) -> pa.Table:
     """Rows of the demo's tables with `count` distinct prompts that are not too long for the model."""
     tables = [pq.read_table(demo / "data" / f"{name}.parquet") for name in ("validation", "test", "train")]
-    table, seen, keep = pa.concat_tables(tables), set(), []
+    table = pa.concat_tables(tables)
+    seen: set[str] = set()
+    keep: list[int] = []
     for place, prompt in enumerate(table["prompt"].to_pylist()):
         text = prompt[0]["content"]
         if text not in seen and len(text) < 2 * PROMPT and len(keep) < count:

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -133,13 +133,10 @@ class Campaign:
         assert status == 0, f"the undisturbed run ended with {status}: {start.said()}"
 
     def can_change_the_clock(self) -> bool:
-        compiler = shutil.which("cc")
-        return (
-            bool(compiler)
-            and not subprocess.run(
-                [compiler, "-O2", "-shared", "-fPIC", "-o", str(self.clock), str(CLOCK), "-ldl"], check=False
-            ).returncode
-        )
+        if not (compiler := shutil.which("cc")):
+            return False
+        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(self.clock), str(CLOCK), "-ldl"]
+        return not subprocess.run(command, check=False).returncode
 
     def disturbed(self, run: Path, deadline: float) -> int:
         """Starts with faults until the deadline, then one that may finish. Returns the steps that it is to reach."""
@@ -247,7 +244,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path):
+def small_disk(folder: Path) -> Iterator[bool]:
     """A tmpfs of DISK_MIB; where the kernel forbids that, the folder itself, without the fault."""
     folder.mkdir(parents=True, exist_ok=True)
     options = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m", "convrec-chaos", str(folder)]

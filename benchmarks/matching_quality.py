@@ -137,7 +137,7 @@ class Similar:
 
     def shares(self, guard: Guard | None = None, cutoff: float = 90) -> dict[str, float]:
         if guard:
-            TitleIndex._has_other_word = guard  # type: ignore[method-assign]
+            TitleIndex._has_other_word = guard  # type: ignore[method-assign, assignment]
         for matcher in (self.matcher, *(matcher for matcher, _ in self.held_out)):
             matcher.index.fuzzy_cutoff = cutoff
         catalog, result = self.matcher.catalog, {}
@@ -155,7 +155,7 @@ class Similar:
 
 def misspelt(films: list[Film], typos: int, rng: random.Random) -> list[tuple[str, str, int]]:
     """(as written, title, year)."""
-    drawn = []
+    drawn: list[tuple[str, str, int]] = []
     while len(drawn) < SIZE:
         title, year = rng.choice(films)
         written = misspell(title, typos, rng)

@@ -46,7 +46,7 @@ class Toy:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.probabilities_NM.shape  # type: ignore[return-value]
+        return self.probabilities_NM.shape
 
     def all_lists(self) -> tuple[np.ndarray, np.ndarray]:
         """All lists (L, N), and the probability (L,) of each."""
