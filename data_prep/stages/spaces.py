@@ -6,7 +6,6 @@ that is fitted is fitted 1 + FOLDS times: space 0 has read all training conversa
 1 + k has not read part k of them and is for that part. A model from elsewhere has space 0 alone.
 """
 
-import pickle
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from convrec.data.schema import conversation_text
+from convrec.files import read_json, write_json
 from convrec.lists.ranks import format_item
 from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
@@ -28,7 +28,7 @@ from data_prep.stages.rows import ROWS, catalog_matcher
 
 FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
 FOLDS = 4
-TEXTS, CONVERSATIONS = "texts.pickle", "conversations.npy"
+TEXTS, CONVERSATIONS = "texts.json", "conversations.npy"
 
 
 def space_of(row: dict, num_spaces: int) -> int:
@@ -44,7 +44,7 @@ def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_range
     if settings["embedding"] != TFIDF_SVD:  # reads nothing, and uses all cores or a GPU by itself
         _encode_here(folder, scratch, settings)
         return 1
-    (scratch / TEXTS).write_bytes(pickle.dumps(training_texts(folder)))
+    write_json(scratch / TEXTS, training_texts(folder))
     fits = [(space, space + 1) for space in range(1 + FOLDS)]
     for _ in Progress(map_ranges(partial(fit_space, folder, scratch, settings), fits), total=len(fits), desc="fit"):
         pass
@@ -59,7 +59,7 @@ def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_range
 def fit_space(folder: Path, scratch: Path, settings: dict[str, Any], space: int, _: int) -> None:
     """The embedder of one space, and the items' vectors: the catalog's first, then those the teacher named besides."""
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
-    spaces, texts = pickle.loads((scratch / TEXTS).read_bytes())
+    spaces, texts = read_json(scratch / TEXTS)
     catalog = catalog_matcher(folder).catalog
     names = [format_item(t, year) for t, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
     read = [text for text, unread in zip(texts, spaces, strict=True) if unread != space]  # space 0: all of them
@@ -92,7 +92,7 @@ def encode_range(folder: Path, scratch: Path, start: int, stop: int) -> np.ndarr
 
 @lru_cache(maxsize=1 + FOLDS)
 def _embedder(path: Path, _: int) -> Embedder:
-    """Read once in a process; its arrays are in memory once for all processes."""
+    """Read once in a process; its arrays are in memory once for all processes. A pickle, of this very command."""
     return joblib.load(path, mmap_mode="r")
 
 

@@ -20,13 +20,14 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int)
     Differences between seeds are not in them: table.md has those. num_items: different items of the catalog.
     """
     names = (f"recall@{k}", f"ndcg@{k}")
+    rows_of_run = {row["run"]: _rows(out, row["run"]) for row in table}
     runs_of_variant: dict[str, dict[Any, str]] = {}
     for row in table:
         runs_of_variant.setdefault(row["variant"], {})[row["seed"]] = row["run"]
 
     def rows_of(variant: str) -> dict[tuple[str, str], dict[str, float]]:
         seeds = [
-            {key: [row[name] for name in names] for key, row in _rows(out, run).items()}
+            {key: [row[name] for name in names] for key, row in rows_of_run[run].items()}
             for run in runs_of_variant[variant].values()
         ]
         means = {key: np.mean([np.array(rows[key], float) for rows in seeds], axis=0) for key in seeds[0]}
@@ -46,7 +47,7 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int)
         for name in names:
             pair |= {f"{name} {what}": differences[name][what] for what in ("mean", "se", "p")}
         before, after = (
-            [[rows[key] for key in shared] for run in runs_of_variant[variant].values() for rows in (_rows(out, run),)]
+            [[rows_of_run[run][key] for key in shared] for run in runs_of_variant[variant].values()]
             for variant in (first, second)
         )
         for name, of in beyond_difference(before, after, contexts, num_items).items():
