@@ -384,4 +384,6 @@ def main() -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    if os.fork():
+        os._exit(0)  # Ray ends a worker's children with the worker: the guard is nobody's child
     main()

@@ -1,6 +1,7 @@
 """Questions to a model that is answered here, by replicas on a Ray cluster: real vLLM, a real Ray."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def test_a_local_model_answers_on_a_cluster_and_its_answers_are_kept(tmp_path: P
     folder = make_model(tmp_path / "model", tied=True)
     prompts = ["Toy Story (1995)", "Amélie (2001)", "word " * 600, "Toy Story (1995)", "Film 1"]
     places = Placement(2, address="local")  # a Ray of its own, started here
+    before = set(Path("/tmp").glob("convrec-*"))  # of guards
     llm = LocalModel(str(folder), "--teacher-model ", tmp_path / "answers", places, tmp_path / "vllm.log")
     try:
         answers = llm.ask_all(prompts, label="test", **SAMPLING)
@@ -31,6 +33,10 @@ def test_a_local_model_answers_on_a_cluster_and_its_answers_are_kept(tmp_path: P
         more = llm.ask_all(["Film 2"], label="test", **SAMPLING)  # by the engines that are there
     finally:
         llm.close()
+    deadline = time.monotonic() + 20
+    while left := set(Path("/tmp").glob("convrec-*")) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
     again = LocalModel(str(folder), "--teacher-model ", tmp_path / "answers", places, tmp_path / "vllm.log")
     assert again.ask_all([prompts[0], "Film 2"], **SAMPLING) == [answers[0], *more]  # without an engine
     assert again.usage.asked == 0
