@@ -38,6 +38,7 @@ def page(browser, address):
         "request", lambda request: None if request.url.startswith((address, "data:")) else wrong.append(request.url)
     )
     page.goto(address)
+    page.wait_for_function("document.activeElement !== document.body")  # autofocus may come after the load
     yield page
     context.close()
     assert wrong == []
