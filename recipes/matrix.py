@@ -1,13 +1,13 @@
 """A matrix of trainings, evaluated alike: one command that reruns an experiment.
 
-    REDIAL=path/to/redial python -m recipes.matrix benchmarks/redial_matrix.yaml
+    REDIAL=path/to/redial python -m recipes.matrix benchmarks/studies/redial_matrix.yaml
 
 The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
-to evaluate; benchmarks/redial_matrix.yaml is an annotated one. A variable that is a list (`LR: [1e-6, 3e-6]`) makes a
-run for each of its values. On this machine the runs go one after the other; with RAY_ADDRESS=http://head:8265 they are
-jobs of that cluster, side by side. Stopped, it resumes: what is prepared is left alone, the recipes go on from their
-checkpoints, generations are reused, jobs that still run are waited for. OUT gets a folder a run, evaluation/<run>, and
-of all runs evaluated so far, with --only too, table.csv, table.md (means over seeds) and plots/.
+to evaluate; benchmarks/studies/redial_matrix.yaml is an annotated one. A variable that is a list (`LR: [1e-6, 3e-6]`)
+makes a run for each of its values. On this machine the runs go one after the other; with RAY_ADDRESS=http://head:8265
+they are jobs of that cluster, side by side. Stopped, it resumes: what is prepared is left alone, the recipes go on from
+their checkpoints, generations are reused, jobs that still run are waited for. OUT gets a folder a run,
+evaluation/<run>, and of all runs evaluated so far, with --only too, table.csv, table.md (means over seeds) and plots/.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def _metrics_file(out: Path, name: str) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/redial_matrix.yaml")
+    parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
     of_parallel = "jobs of the cluster at once, at most (as many as have room; 1 where Ray has no GPU slots)"
     parser.add_argument("--parallel", type=int, metavar="N", help=of_parallel)

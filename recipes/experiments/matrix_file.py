@@ -1,4 +1,7 @@
-"""A matrix file: what it says, and the runs that it comes to. benchmarks/redial_matrix.yaml is an annotated one."""
+"""A matrix file: what it says, and the runs that it comes to.
+
+benchmarks/studies/redial_matrix.yaml is an annotated one.
+"""
 
 import inspect
 import os

@@ -1,6 +1,6 @@
 """The paper's table 2, small: demonstrations without one stage each, and a small model trained on each. Writes tables.
 
-python benchmarks/rra_ablation.py --source REDIAL --out OUT [--titles 200] [--num-items 20] [--steps 250]
+python benchmarks/studies/rra_ablation.py --source REDIAL --out OUT [--titles 200] [--num-items 20] [--steps 250]
 
 --source is a folder for `data_prep.retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
 language models. All variants start from one model, trained from scratch on lists for short prompts; held-out rows are
@@ -28,7 +28,7 @@ from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import parse_items
 from convrec.lists.settings import ListSettings
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FULL = ("--judge", "cooccurrence")
 VARIANTS = {
     "teacher": ("--judge", "none", "--remap", "none", "--max-epochs", "0"),

@@ -1,6 +1,6 @@
 """What credit by rank buys, on a toy small enough to enumerate: docs/explanation/why-ranks.md has the numbers.
 
-    python benchmarks/why_ranks.py --figure docs/images/why-ranks.png > outputs/why_ranks.json
+    python benchmarks/studies/why_ranks.py --figure docs/images/why-ranks.png > outputs/why_ranks.json
 
 A policy is a table: at each of N ranks one of M items is drawn, independently, from the softmax of M logits. Two items
 are relevant, each once: a repeat earns nothing. An item is one token, so every list has N tokens.

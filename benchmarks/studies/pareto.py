@@ -1,8 +1,8 @@
 """What relevance alone does to coverage and popularity, and what parts of the reward cost: trains, evaluates, draws.
 
-    python benchmarks/pareto.py
+    python benchmarks/studies/pareto.py
 
-Runs benchmarks/pareto.yaml (recipes.matrix; stopped, it resumes) and draws of its table NDCG@20 against coverage and
+Runs pareto.yaml beside it (recipes.matrix; stopped, it resumes) and draws of its table NDCG@20 against coverage and
 against popularity lift: a small dot a seed, a large one with bars of one standard deviation between seeds a variant,
 and the start.
 """

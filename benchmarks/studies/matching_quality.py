@@ -1,6 +1,6 @@
 """What fuzzy matching finds and what it takes wrongly, on two catalogs of films. Prints one JSON object.
 
-python benchmarks/matching_quality.py --catalog CATALOG --foreign CATALOG [--curve]
+python benchmarks/studies/matching_quality.py --catalog CATALOG --foreign CATALOG [--curve]
 
 lines: by the way that a list writes an item, the share of the catalog's items that are not found again (missed), and of
 foreign ones, which the catalog lacks, that are taken for one of its items (false). spellings: of the pairs of rows that

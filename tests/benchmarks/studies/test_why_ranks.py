@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
-from benchmarks import why_ranks  # noqa: E402
-from benchmarks.why_ranks import CREDITS, LIST, Toy, dcg_gradient, exact, relevance, returns, simulated  # noqa: E402
+from benchmarks.studies import why_ranks  # noqa: E402
+from benchmarks.studies.why_ranks import CREDITS, LIST, Toy, dcg_gradient, exact, relevance, returns, simulated  # noqa: E402
 
 
 def page_table(first: str) -> list[list[float]]:
