@@ -43,7 +43,7 @@ def _build_parts(
         from reward.training_mentions import training_mentions  # here: pyarrow, which other rewards need not import
 
         mentions_M = training_mentions(train_files, matcher)
-    return RewardParts(dict(weights), matcher.catalog, catalog_path, mentions_M)
+    return RewardParts(dict(weights), matcher.catalog, catalog_path, mentions_M, matcher.index.items)
 
 
 def get_parts(

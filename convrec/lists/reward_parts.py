@@ -55,6 +55,7 @@ class RewardParts:
     """The parts but for relevance, over one catalog; built once and read only.
 
     mentions_M: how often each catalog row is wanted in training; read only where the catalog has no such column.
+    first_rows_M: of each row the first one of the same item, which gets the mentions of all its spellings.
     Raises UserError for a part whose column the catalog lacks, or does not hold what the part needs.
     """
 
@@ -64,6 +65,7 @@ class RewardParts:
         catalog: Catalog,
         path: str | Path,
         mentions_M: Sequence[float] | None = None,
+        first_rows_M: Sequence[int] | None = None,
     ):
         self.weights = dict(weights)
         self._labels_M: dict[str, Sequence[frozenset[str]]] = {}
@@ -76,7 +78,7 @@ class RewardParts:
                 numbers_M = mentions_M if catalog.mentions is None else read_numbers(path, "mentions", name)
                 if numbers_M is None:
                     raise UserError(f"{SETTING}.{name}: the catalog {path} has no column mentions, and no TRAIN_FILE")
-                self._values_M[name] = _of_mentions(name, numbers_M)
+                self._values_M[name] = _of_mentions(name, _of_items(numbers_M, first_rows_M))
             elif name == "diversity.title":
                 self._labels_M[name] = [_trigrams(normalise(title)) for title in catalog.titles]
             elif name.startswith(DIVERSITY):
@@ -160,6 +162,16 @@ def _kind(kind: "pa.DataType") -> str:
     if of.is_list(kind) or of.is_large_list(kind) or of.is_dictionary(kind):
         kind = kind.value_type
     return "texts" if of.is_string(kind) or of.is_large_string(kind) else ""
+
+
+def _of_items(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) -> Sequence[float]:
+    """Each item's sum, at its first row."""
+    if first_rows_M is None:
+        return numbers_M
+    sums_M = [0.0] * len(numbers_M)
+    for first, number in zip(first_rows_M, numbers_M, strict=True):
+        sums_M[first] += number
+    return sums_M
 
 
 def _of_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:

@@ -67,6 +67,21 @@ def test_parts_of_the_reward_stand_beside_their_weighted_sum(catalog_path):
     assert "part_returns" not in score(text, catalog_path, extra_info={"validate": True}, rewards={"repeats": -1})
 
 
+def test_mentions_of_all_spellings_count_for_their_item(tmp_path):
+    path = tmp_path / "catalog.parquet"
+    titles = ["Amélie", "Heat", "Amelie"]  # the last is the first in another spelling
+    pq.write_table(pa.table({"title": titles, "year": [2001, 1995, 2001], "mentions": [1, 20, 39]}), path)
+    scored = compute_score(
+        "d",
+        "Amelie (2001)\nHeat (1995)",
+        {"groundtruth": [], "seen": []},
+        catalog_path=str(path),
+        num_items=2,
+        rewards={"popularity": 1.0},
+    )
+    assert scored["rank_returns"] == [1.0, 0.5]
+
+
 def test_exact_mode_does_not_forgive_a_typo(catalog_path):
     assert score("The Matirx (1999)", catalog_path, matching="exact")["hits"] == 0
 
