@@ -15,7 +15,6 @@ if __name__ == "__main__":  # before imports that take seconds
     supervisor.begin()
 
 import argparse
-import ipaddress
 import os
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
-from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key
+from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key, is_loopback
 
 STATE = Path("outputs/serve")
 PORT = 8000
@@ -40,6 +39,8 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     for catalog in catalogs:
         if not Path(catalog).is_file():
             raise UserError(f"--catalog {catalog}: no such file")
+        if Path(catalog).suffix not in (".parquet", ".pkl", ".pickle"):  # what load_catalog reads
+            raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
     catalogs = catalogs * len(given) if len(catalogs) == 1 else catalogs
     pairs = [*zip(given, catalogs, strict=True), *((judge, None) for judge in options.judge or [])]
     models = [_model(text, catalog, options) for text, catalog in pairs]
@@ -75,13 +76,6 @@ def _model(text: str, catalog: str | None, options: argparse.Namespace) -> Model
         raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     formatter = argparse.RawDescriptionHelpFormatter
@@ -90,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add, limits = found.add_argument, Limits()
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
-    add("--catalog", action="append", metavar="FILE", help="its items: parquet of data_prep, JSONL or CSV")
+    add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
     add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
     add("--host", default="127.0.0.1", help="the address to bind to (%(default)s)")
     add("--port", type=int, default=PORT, help="the port to bind to (%(default)s)")

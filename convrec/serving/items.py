@@ -2,13 +2,16 @@
 
 Every state of the catalog is a `Snapshot`, which never changes: a request keeps the one it began with. Tokens of lines
 are made once; a change of one item makes the trie of all lines anew from them, some 3 µs a line (measured, 20,000).
+A snapshot holds nothing of items that were removed or replaced, so memory does not grow with the number of changes.
 """
 
+import contextlib
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,11 @@ from convrec.serving.journal import Change, Journal
 from convrec.serving.tries import TrieFile
 
 ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
+FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
+
+
+class Title(str):
+    """A title alone, of any year, also where it is the id of an item or the number of a row."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,18 @@ class CatalogItem:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The catalog between two changes. items: those that can be recommended, by their number in the trie."""
+    """The catalog between two changes. items: those that can be recommended, by their number in the trie.
+
+    named: the numbers of the items that have a title, or FOLDED and a folded title, or LINE and a line of a list.
+    trie_with: the trie of these items alone.
+    """
 
     number: int
     items: Mapping[int, CatalogItem]
     number_of: Mapping[str, int]  # item_id -> number
+    named: Mapping[str, tuple[int, ...]]
     trie: TrieFile
+    trie_with: Callable[[frozenset[int]], TrieFile]
 
 
 class ServedCatalog:
@@ -62,26 +76,30 @@ class ServedCatalog:
         Raises UserError for a catalog, tokenizer or state that cannot be used.
         """
         self._tokenizer = copy.deepcopy(tokenizer)  # encoding lines sets its truncation, which other threads may use
+        self._special = frozenset(tokenizer.all_special_ids)
         self._delimiter, self._tolerance, self._folder = lists.delimiter, lists.year_tolerance, folder
         base = load_catalog(file)
         self.dated, self.problems = base.dated, list(base.problems)
+        self._has_ids = base.item_ids is not None
         matcher = make_matcher(base, lists)
-        self._lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)  # of all items there ever were
-        self._num_rows = len(base)
-        self._by_title: dict[str, list[int]] = {}
+        lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)
+        self._next_number = len(base)
         self._lock = threading.RLock()
         items = _base_items(base, matcher.index.items)
-        written = set(self._lines.item_W.tolist())
+        written = set(lines.item_W.tolist())
         self.problems += [
             f"{item.line!r} is read as another item or as none" for n, item in items.items() if n not in written
         ]
         items = {number: item for number, item in items.items() if number in written}
+        named: dict[str, tuple[int, ...]] = {}
+        rows = set(lines.row_W.tolist())
         for row, number in enumerate(matcher.index.items):
             if number in items:
-                self._index(base.titles[row], number)
-        self._snapshot = self._make_snapshot(0, items)
-        self.trie_with = lru_cache(ALLOWED_KEPT)(self._trie_with)
-        self._journal = Journal(state, file, has_ids=base.item_ids is not None) if state else None
+                title, year = base.titles[row], base.years[row]
+                assert year is not None
+                _add_names(named, number, title, format_item(title, year) if row in rows else None)
+        self._snapshot = self._make_snapshot(0, items, named, lines)
+        self._journal = Journal(state, file, self._has_ids) if state else None
         if self._journal:
             with self._lock:
                 self._apply(self._journal.news())
@@ -112,29 +130,28 @@ class ServedCatalog:
         number = snapshot.number_of.get(item_id)
         return None if number is None else snapshot.items[number]
 
-    def find(self, text: str, snapshot: Snapshot) -> list[int]:
+    def find(self, name: str | int, snapshot: Snapshot) -> list[int]:
         """The numbers of the items that an id, `Title (Year)` or a title alone, of any year, stands for; [] for none.
 
-        A text that is an item's id is that item, whatever titles there are.
+        A text that is an item's id is that item, whatever titles there are. Where the catalog has no ids, a number is
+        that row and nothing else, and a text is a row's number (as the answers have it) only where it is no title.
         """
-        if (number := snapshot.number_of.get(text)) is not None:
-            return [number]
+        if isinstance(name, Title):
+            item = parse_item(name, self.dated)
+            return _titled(name, snapshot) or (_titled(item.title, snapshot) if item else [])
+        number = snapshot.number_of.get(str(name))
+        of_id = [] if number is None else [number]
+        if of_id if self._has_ids else isinstance(name, Integral):
+            return of_id
+        return self._find_titled(str(name), snapshot) or of_id
+
+    def _find_titled(self, text: str, snapshot: Snapshot) -> list[int]:
         item = parse_item(text, self.dated)
-        title, year = (item.title, item.year) if item else (text, None)
-        numbers = [n for n in self._titled(title) if n in snapshot.items]
-        if year is None or not self.dated:
-            return numbers
-        apart = {n: abs(snapshot.items[n].year - year) for n in numbers}  # type: ignore[operator]  # dated
+        if item is None or not self.dated:
+            return _titled(item.title if item else text, snapshot)
+        apart = {n: abs(snapshot.items[n].year - item.year) for n in _titled(item.title, snapshot)}  # type: ignore[operator]
         nearest = min(apart.values(), default=self._tolerance + 1)
-        return [n for n in numbers if apart[n] == nearest <= self._tolerance]
-
-    def _titled(self, title: str) -> list[int]:
-        return self._by_title.get(normalise(title)) or self._by_title.get(f"\0{fold(title)}") or []
-
-    def _trie_with(self, numbers: frozenset[int]) -> TrieFile:
-        """The trie of these items alone."""
-        lines = self._lines
-        return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), self._folder)
+        return [n for n, years in apart.items() if years == nearest <= self._tolerance]
 
     # ---- changing
 
@@ -156,16 +173,23 @@ class ServedCatalog:
         self._change({str(item_id): None for item_id in item_ids})
 
     def _change(self, change: Change) -> None:
-        with self._lock:
-            if self._journal is None:
-                self._check(change)
-                self._apply(change)
+        with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
+            if self._journal:  # no other process writes until ours is there
+                self._apply(self._journal.news())
+            snapshot = self._snapshot
+            change = {
+                key: record for key, record in change.items() if record is None or not _is_there(key, record, snapshot)
+            }
+            self._check_removals(change)
+            if not change:
                 return
-            with self._journal.writing():  # no other process writes until ours is there
-                self._apply(self._journal.news())
-                self._check(change)
+            changed, left_out = self._changed(change)
+            if left_out:
+                raise UserError(next(iter(left_out.values())))
+            if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
                 self._journal.append(change)
-                self._apply(self._journal.news())
+                self._journal.news()  # our own
+            self._snapshot = changed
 
     def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
         if not isinstance(record, Mapping):
@@ -176,74 +200,85 @@ class ServedCatalog:
         if not isinstance(title, str) or not title.strip() or "\n" in title or self._delimiter in title:
             raise UserError(f"{here}: the title is {title!r:.80}; write a text of one line")
         display = record.get("display")
-        if isinstance(display, bool) or not isinstance(display, str | int | None) or "\n" in str(display):
+        if isinstance(display, bool) or not isinstance(display, str | int | None):
+            raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
+        shown = shown_title(title.strip(), display)
+        if "\n" in shown or self._delimiter in shown:
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         number = parse_year(year)
         if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
             raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
         if not self.dated and year not in (None, ""):
             raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        item = CatalogItem(str(item_id).strip(), shown_title(title.strip(), display), number if self.dated else None)
+        item = CatalogItem(str(item_id).strip(), shown, number if self.dated else None)
         again = parse_item(item.line, self.dated)
         if again is None or normalise(again.title) != normalise(item.title):
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
         return item
 
-    def _check(self, change: Change) -> None:
-        """Raises UserError for a removal of what is not there, and for an item that has another's line."""
-        snapshot = self._snapshot
-        for item_id, record in change.items():
-            if record is None and item_id not in snapshot.number_of:
+    def _check_removals(self, change: Change) -> None:
+        """Raises UserError for a removal of what is not there, and of all that is."""
+        removed, there = {item_id for item_id, record in change.items() if record is None}, self._snapshot.number_of
+        for item_id in removed:
+            if item_id not in there:
                 raise UserError(f"item_id {item_id!r}: the catalog has no such item")
-        if not set(snapshot.number_of) - {item_id for item_id, record in change.items() if record is None}:
+        if removed and not there.keys() - removed:
             raise UserError("the last item of the catalog cannot be removed")
-        if taken := self._taken_lines(change):
-            item_id, other = next(iter(taken.items()))
-            raise UserError(
-                f"item_id {item_id!r}: its line in a list is that of item {other!r}; give it another title or year, or "
-                "a `display` that tells them apart"
-            )
-
-    def _taken_lines(self, change: Change) -> dict[str, str]:
-        """The items of a change that have the line of another, and that other's id."""
-        items, owner, taken = self._snapshot.items, dict[str, str](), dict[str, str]()
-        for item_id, record in change.items():
-            if record is None:
-                continue
-            item = CatalogItem(item_id, **record)
-            others = (items[n] for n in self._by_title.get(normalise(item.title), ()) if n in items)
-            other = next((o.item_id for o in others if o.year == item.year and o.item_id not in change), item_id)
-            other = owner.setdefault(normalise(item.line), other)
-            if other != item_id:
-                taken[item_id] = other
-        return taken
 
     def _apply(self, change: Change) -> None:
-        """Make the snapshot with this change. An item that has another's line by now is left out, with a problem."""
-        if not change:
-            return
-        before = self._snapshot
-        for item_id, other in self._taken_lines(change).items():
-            self.problems.append(f"item_id {item_id!r} was added and has the line of item {other!r}: left out")
-            change = {key: record for key, record in change.items() if key != item_id}
-        items = {number: item for number, item in before.items.items() if item.item_id not in change}
-        added = [CatalogItem(item_id, **record) for item_id, record in change.items() if record is not None]
-        if added:
-            self._lines = join_lines(self._lines, self._encode(added))
-            for item in added:
-                items[self._num_rows] = item
-                self._index(item.title, self._num_rows)
-                self._num_rows += 1
-        self._snapshot = self._make_snapshot(before.number + 1, items)
+        """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
+        if change:
+            self._snapshot, left_out = self._changed(change)
+            self.problems += [f"left out: {reason}" for reason in left_out.values()]
 
-    def _encode(self, items: Sequence[CatalogItem]) -> CatalogTrie:
-        """Their lines, numbered from the next row on."""
+    def _changed(self, change: Change) -> tuple[Snapshot, dict[str, str]]:
+        """The catalog with this change; of the items that cannot be added, and are as they were, id -> a sentence."""
+        before = self._snapshot
+        added = [CatalogItem(item_id, **record) for item_id, record in change.items() if record is not None]
+        lines, numbers, left_out = before.trie.trie, range(0), dict[str, str]()
+        if added:
+            numbers = range(self._next_number, self._next_number + len(added))
+            self._next_number = numbers.stop
+            new, left_out = self._encode(added, numbers)
+            lines = join_lines(lines, new)
+        while taken := self._taken_lines(change, left_out):  # one that stays as it was keeps its line from others
+            left_out |= taken
+        gone = change.keys() - left_out.keys()
+        items = {number: item for number, item in before.items.items() if item.item_id not in gone}
+        named = _without(before.named, before.items.keys() - items.keys())
+        for number, item in zip(numbers, added, strict=True):
+            if item.item_id not in left_out:
+                items[number] = item
+                _add_names(named, number, item.title, item.line)
+        return self._make_snapshot(before.number + 1, items, named, lines), left_out
+
+    def _taken_lines(self, change: Change, left_out: Collection[str]) -> dict[str, str]:
+        """The items of a change, but for those left out, that have the line of another: id -> a sentence."""
+        items, named, owner, taken = self._snapshot.items, self._snapshot.named, dict[str, str](), dict[str, str]()
+        going = change.keys() - set(left_out)
+        for item_id, record in change.items():
+            if record is None or item_id in left_out:
+                continue
+            line = normalise(CatalogItem(item_id, **record).line)
+            others = (items[n].item_id for n in named.get(LINE + line, ()))
+            other = next((other for other in others if other not in going), item_id)
+            other = owner.setdefault(line, other)
+            if other != item_id:
+                taken[item_id] = (
+                    f"item_id {item_id!r}: its line in a list is that of item {other!r}; give it another title or "
+                    "year, or a `display` that tells them apart"
+                )
+        return taken
+
+    def _encode(self, items: Sequence[CatalogItem], numbers: range) -> tuple[CatalogTrie, dict[str, str]]:
+        """Their lines under these numbers; of items whose line has a special token, which no list can write and where
+        lists would end, id -> a sentence."""
         beside = next(iter(self._snapshot.items.values()), items[0])  # a list has its lines in a row: checked with it
         inner, last = encode_lines(self._tokenizer, [beside.line, *(item.line for item in items)], self._delimiter)
-        eos = self._lines.eos_token_id
+        eos = self._snapshot.trie.trie.eos_token_id
         sequences = inner[1:] + [[*tokens, eos] for tokens in last[1:]]
-        rows = np.arange(self._num_rows, self._num_rows + len(items), dtype=np.int32)
-        return CatalogTrie(
+        rows = np.array(numbers, np.int32)
+        lines = CatalogTrie(
             "",
             np.concatenate([np.array(tokens, np.int32) for tokens in sequences]),
             np.cumsum([len(tokens) for tokens in sequences], dtype=np.int64),
@@ -252,17 +287,48 @@ class ServedCatalog:
             np.array([], np.int32),
             eos,
         )
+        return lines, {
+            item.item_id: f"item_id {item.item_id!r}: {item.line!r} has a special token of the model; change the title"
+            for item, tokens in zip(items, inner[1:], strict=True)
+            if not self._special.isdisjoint(tokens)
+        }
 
-    def _make_snapshot(self, number: int, items: dict[int, CatalogItem]) -> Snapshot:
-        lines = select_lines(self._lines, np.isin(self._lines.item_W, list(items)))
+    def _make_snapshot(
+        self, number: int, items: dict[int, CatalogItem], named: Mapping[str, tuple[int, ...]], lines: CatalogTrie
+    ) -> Snapshot:
+        lines = select_lines(lines, np.isin(lines.item_W, list(items)))
         _ = lines.trie  # built here, not in a request
-        return Snapshot(number, items, {item.item_id: n for n, item in items.items()}, TrieFile(lines, self._folder))
+        number_of = {item.item_id: n for n, item in items.items()}
+        trie_with = lru_cache(ALLOWED_KEPT)(partial(_trie_with, lines, self._folder))
+        return Snapshot(number, items, number_of, named, TrieFile(lines, self._folder), trie_with)
 
-    def _index(self, title: str, number: int) -> None:
-        for key in (normalise(title), f"\0{fold(title)}"):
-            numbers = self._by_title.setdefault(key, [])
-            if number not in numbers:
-                numbers.append(number)
+
+def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> TrieFile:
+    return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
+
+
+def _titled(title: str, snapshot: Snapshot) -> list[int]:
+    return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
+
+
+def _is_there(item_id: str, record: Mapping[str, Any], snapshot: Snapshot) -> bool:
+    number = snapshot.number_of.get(item_id)
+    return number is not None and snapshot.items[number] == CatalogItem(item_id, **record)
+
+
+def _add_names(named: dict[str, tuple[int, ...]], number: int, title: str, line: str | None) -> None:
+    """line: None where no list has it."""
+    for key in (normalise(title), FOLDED + fold(title), *([] if line is None else [LINE + normalise(line)])):
+        if number not in (numbers := named.get(key, ())):
+            named[key] = (*numbers, number)
+
+
+def _without(named: Mapping[str, tuple[int, ...]], gone: Set[int]) -> dict[str, tuple[int, ...]]:
+    left = {
+        key: numbers if gone.isdisjoint(numbers) else tuple(n for n in numbers if n not in gone)
+        for key, numbers in named.items()
+    }
+    return {key: numbers for key, numbers in left.items() if numbers}
 
 
 def _base_items(catalog: Catalog, first_rows: Sequence[int]) -> dict[int, CatalogItem]:

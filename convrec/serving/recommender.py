@@ -311,7 +311,7 @@ class Recommender:
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
             if allowed:
-                trie = self.catalog.trie_with(frozenset(allowed))
+                trie = snapshot.trie_with(frozenset(allowed))
         excluded = {number for number in excluded if number in allowed}
         left = len(allowed) - len(excluded)
         reason = None
@@ -327,7 +327,7 @@ class Recommender:
         for place, entry in enumerate(entries):
             if isinstance(entry, bool) or not isinstance(entry, str | Integral):
                 raise UserError(f"{name}[{place}] is {entry!r:.40}; write an item id or `Title (Year)`")
-            found.update(self.catalog.find(str(entry), snapshot))
+            found.update(self.catalog.find(entry, snapshot))
         return found
 
     async def _write(self, asked: _Asked) -> Recommendations:

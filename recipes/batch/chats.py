@@ -11,6 +11,7 @@ from convrec.data.schema import CONVERSATION_MARKER, split_prompt
 from convrec.errors import UserError
 from convrec.lists.ranks import split_lines
 from convrec.serving.conversation import conversation_text
+from convrec.serving.items import Title
 from data_prep.own_data.files import BadLine, Damage, read_records
 
 # Of one meaning each; the second ones are the names in the parquet of training and evaluation.
@@ -24,9 +25,9 @@ class Chat(NamedTuple):
     row: int
     id: str | None
     conversation: str
-    seen: list[str]
-    allow: list[str] | None
-    exclude: list[str]
+    seen: list[str | int]
+    allow: list[str | int] | None
+    exclude: list[str | int]
 
 
 def read_chats(path: Path, unread: set[str] | None = None) -> Iterator[Chat]:
@@ -74,11 +75,14 @@ def _read(row: int, record: Mapping[str, Any]) -> Chat:
         raise BadLine(str(error)) from None
     name = _one_of(record, NAME)
     allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
+    seen = _names(_one_of(record, SEEN), "seen")
+    if record.get("seen_titles") is not None:  # 300 is the film, not the item of that id or row
+        seen = [Title(title) for title in seen]
     return Chat(
         row,
         None if name is None else str(name),
         text,
-        _names(_one_of(record, SEEN), "seen"),
+        seen,
         allow,
         _names(record.get("exclude"), "exclude"),
     )
@@ -100,11 +104,11 @@ def _one_of(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return record[given[0]] if given else None
 
 
-def _names(value: Any, key: str) -> list[str]:
+def _names(value: Any, key: str) -> list[str | int]:
     """Items as ids or `Title (Year)`; in CSV with `|` between them."""
     if value is None:
         return []
     entries = split_lines(value, "|") if isinstance(value, str) else value
     if not isinstance(entries, list) or any(isinstance(e, bool) or not isinstance(e, str | int) for e in entries):
         raise BadLine(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
-    return [str(entry) for entry in entries]
+    return list(entries)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from recipes.serving.errors import Refused
 from recipes.serving.metrics import Metrics
-from recipes.serving.schema import KEY_VARIABLE, Limits
+from recipes.serving.schema import KEY_VARIABLE, Limits, is_loopback
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OWN_NAMES = {"127.0.0.1", "localhost", "[::1]"}  # of this machine, in the header Host
+_HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
 WITH_KEY = ("/v1/", "/metrics")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
@@ -34,9 +34,9 @@ class ClientGone(Exception):
 class Gate:
     """ASGI middleware around the whole application.
 
-    On a loopback service another name in `Host` is refused: a page of a stranger whose name points at 127.0.0.1 would
-    pass the browser's check of origins. A body is read here, whole and bounded, before the request takes one of the
-    places, so that slow senders hold none.
+    On a loopback service a name in `Host` other than localhost or an address of the loopback is refused: a page of a
+    stranger whose name points at 127.0.0.1 would pass the browser's check of origins. A body is read here, whole and
+    bounded, before the request takes one of the places, so that slow senders hold none.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, key: str | None, loopback: bool, metrics: Metrics) -> None:
@@ -71,9 +71,8 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if self.loopback and headers.get("host", "localhost").rsplit(":", 1)[0].lower() not in OWN_NAMES:
-            names = ", ".join(sorted(OWN_NAMES))
-            raise Refused(403, f"this service is for this machine alone, under the names {names}")
+        if self.loopback and not _is_own(headers.get("host", "localhost")):
+            raise Refused(403, "this service is for this machine alone: call it localhost, or by its address")
         if self.key and scope["path"].startswith(WITH_KEY) and not self._has_key(headers):
             raise Refused(401, f"give the service's key ({KEY_VARIABLE}) as `Authorization: Bearer KEY`")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -118,6 +117,12 @@ class Gate:
         except TimeoutError:
             seconds = self.limits.timeout_seconds
             raise Refused(408, f"the body was not there after {seconds:g} s, the most of this service") from None
+
+
+def _is_own(host: str) -> bool:
+    """Whether the header names this machine."""
+    found = _HOST.fullmatch(host)
+    return found is not None and is_loopback(found["v6"] or found["name"] or "")
 
 
 def _check_text(body: bytes) -> None:

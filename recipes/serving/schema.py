@@ -1,5 +1,6 @@
 """The bodies that the HTTP interface takes and gives, and the settings of a service."""
 
+import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -154,6 +155,14 @@ class ServiceSettings(Strict):
     models: list[ModelSettings] = Field(min_length=1)
     limits: Limits = Limits()
     loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine for itself alone: localhost, or an address of the loopback, written as such."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_key(key: str | None, loopback: bool) -> None:

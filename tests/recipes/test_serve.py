@@ -45,6 +45,7 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
         (["--model", "films"], "--catalog: 0 for 1 --model"),
         (["--model", "nothing", "--catalog", "catalog.parquet"], "--model nothing: no such folder"),
         (["--model", "films", "--catalog", "no.parquet"], "--catalog no.parquet: no such file"),
+        (["--model", "films", "--catalog", "films/config.json"], r"config.json: \.parquet and \.pkl are read"),
         (["--model", "books model", "--catalog", "catalog.parquet"], "give it a name of letters"),
         (["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"], "two models of one name"),
         (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
@@ -59,6 +60,11 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(files, argument
 def test_a_key_opens_the_service_to_other_machines(files, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "k")
     assert not settings("--judge", "films", "--host", "0.0.0.0").loopback
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1", "localhost", "LOCALHOST"])
+def test_the_loopback_needs_no_key(files, host):
+    assert settings("--judge", "films", "--host", host).loopback
 
 
 def test_a_port_that_is_taken_is_named():

@@ -9,6 +9,9 @@ let running = null; // AbortController of the list that is being written
 let models = [];
 let conversation = 0; // its number: what an earlier one still gets is dropped
 
+// An item's id as requests give it: where a catalog has no ids it is the number of a row, and as a text could be a title.
+const asGiven = (id) => (/^(0|[1-9]\d{0,14})$/.test(id) ? Number(id) : id);
+
 function element(name, text, className) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -135,7 +138,7 @@ async function recommend(text) {
   let wrong = "";
   try {
     const body = JSON.stringify({
-      conversation: [...turns, said], k: Number(byId("k").value), seen: [...marks.keys()], stream: true,
+      conversation: [...turns, said], k: Number(byId("k").value), seen: [...marks.keys()].map(asGiven), stream: true,
       model: byId("model").value,
     });
     const response = await ask("v1/recommendations", { method: "POST", body, signal: running.signal });

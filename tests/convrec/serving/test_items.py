@@ -1,5 +1,6 @@
 """The served catalog: who an id or a title is, and its changes, also those of another process and after a restart."""
 
+import copy
 import json
 import os
 import subprocess
@@ -14,8 +15,9 @@ import pytest
 from convrec.constrained.walk import Walk
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
-from convrec.serving.items import ServedCatalog, Snapshot
+from convrec.serving.items import ServedCatalog, Snapshot, Title
 from convrec.serving.journal import FILE
+from convrec.serving.recommender import Recommender
 
 ROOT = Path(__file__).resolve().parents[3]
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
@@ -31,11 +33,13 @@ def write_catalog(folder: Path, films: list[tuple] = FILMS, ids: bool = True) ->
 
 @pytest.fixture
 def serve(tmp_path: Path, line_tokenizer: Any) -> Any:
-    """serve(state) -> ServedCatalog of FILMS, or of another file."""
+    """serve(state) -> ServedCatalog of FILMS, or of another file, with another tokenizer or delimiter."""
 
-    def serve(state: Path | None = None, file: Path | None = None) -> ServedCatalog:
-        tries = tmp_path / "tries"
-        return ServedCatalog(file or write_catalog(tmp_path), line_tokenizer, ListSettings(), tries, state)
+    def serve(
+        state: Path | None = None, file: Path | None = None, tokenizer: Any = line_tokenizer, delimiter: str = "\n"
+    ) -> ServedCatalog:
+        lists = ListSettings(delimiter=delimiter)
+        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state)
 
     return serve
 
@@ -44,7 +48,7 @@ def ids(catalog: ServedCatalog) -> set[str]:
     return {item.item_id for item in catalog}
 
 
-def found(catalog: ServedCatalog, text: str) -> set[str]:
+def found(catalog: ServedCatalog, text: str | int) -> set[str]:
     snapshot = catalog.snapshot
     return {snapshot.items[number].item_id for number in catalog.find(text, snapshot)}
 
@@ -86,6 +90,25 @@ def test_without_ids_the_numbers_of_rows_are(serve: Any, tmp_path: Path) -> None
     catalog = serve(file=write_catalog(tmp_path, ids=False))
     assert ids(catalog) == {"0", "1", "2", "3", "4"}
     assert found(catalog, "2") == found(catalog, "Heat (1986)") == {"2"}
+
+
+def test_a_title_of_digits_is_no_row_where_there_are_no_ids(serve: Any, tmp_path: Path) -> None:
+    films = [("Toy Story", 1995), ("Heat", 1995), ("Heat", 1986), ("9", 2009), ("2", 2006), ("Up", 2009)]
+    catalog = serve(file=write_catalog(tmp_path, [("", *film) for film in films], ids=False))
+    assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
+    assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # an int is a row and nothing else
+    assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids of answers are texts
+    recommender: Any = Recommender(*[None, catalog, None, None, None])  # type: ignore[list-item]  # no engine is needed
+    assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
+    assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
+
+
+def test_a_title_alone_is_never_an_id(serve: Any, tmp_path: Path) -> None:
+    catalog = serve()
+    assert (found(catalog, "300"), found(catalog, 300), found(catalog, Title("300"))) == ({"300"}, {"300"}, set())
+    assert found(catalog, Title("heat")) == found(catalog, Title("Heat (1995)")) == {"b", "c"}  # of any year
+    catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
+    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
 
 
 def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenizer: Any) -> None:
@@ -133,6 +156,132 @@ def test_an_item_that_cannot_be_added_is_named_and_none_is(serve: Any, items: li
         catalog.put(items)
     assert problem in str(error.value)
     assert (catalog.version, len(catalog)) == (0, 5)
+
+
+SPELLINGS = [("a", "Toy Story", 1995), ("b", "Seven", 1995), ("b", "Se7en", 1996)]
+
+
+def test_the_line_of_an_items_other_row_is_taken_too(serve: Any, tmp_path: Path) -> None:
+    file, state = write_catalog(tmp_path, SPELLINGS), tmp_path / "state"
+    catalog = serve(state, file)
+    other = {"item_id": "n", "title": "Se7en", "year": 1996}
+    journal = (state / FILE).read_bytes()
+    with pytest.raises(UserError, match="item_id 'n': its line in a list is that of item 'b'"):
+        catalog.put([other])
+    assert (catalog.version, ids(catalog), (state / FILE).read_bytes()) == (0, {"a", "b"}, journal)
+    catalog.put([{"item_id": "b", "title": "Seven", "year": 1997}, other])  # b has that line no longer
+    assert ids(serve(state, file)) == {"a", "b", "n"}
+
+
+def test_a_change_that_fails_leaves_journal_and_catalog_as_they_were(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    catalog = serve(state)
+    before, journal, files = catalog.snapshot, (state / FILE).read_bytes(), list((tmp_path / "tries").iterdir())
+
+    def fail(*_: Any) -> None:
+        raise ValueError("the sequences 2 and 4 are equal")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("convrec.serving.items.select_lines", fail)
+        with pytest.raises(ValueError, match="are equal"):
+            catalog.put([NEW])
+    assert catalog.snapshot is before
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog._journal, "append", fail)
+        with pytest.raises(ValueError, match="are equal"):
+            catalog.put([NEW])
+    assert catalog.snapshot is before
+    assert found(catalog, "Ronin") == set()
+    assert ((state / FILE).read_bytes(), list((tmp_path / "tries").iterdir())) == (journal, files)
+    catalog.put([{**NEW, "title": "Ronin II"}])
+    assert (found(catalog, "Ronin II"), found(catalog, "Ronin")) == ({"n"}, set())
+
+
+def test_a_state_that_another_catalog_makes_contradictory_is_read(serve: Any, tmp_path: Path) -> None:
+    """b, put away for n, cannot have its new line in the next catalog: it stays, and n with its old line must go."""
+    state = tmp_path / "state"
+    catalog = serve(state)
+    catalog.put([{"item_id": "b", "title": "Ronin", "year": 1998}, {"item_id": "n", "title": "Heat", "year": 1995}])
+    again = serve(state, write_catalog(tmp_path, [*FILMS, ("z", "Ronin", 1998)]))
+    assert ids(again) == {"a", "b", "c", "d", "300", "z"}
+    assert (found(again, "Heat (1995)"), len(again.problems)) == ({"b"}, 2)
+
+
+def with_control_token(tokenizer: Any) -> Any:
+    """`<|im_end|>` does not look like HTML: nothing takes it off a title."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    return tokenizer
+
+
+@pytest.mark.parametrize("item", [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}])
+def test_a_title_with_a_special_token_is_refused(serve: Any, tmp_path: Path, line_tokenizer: Any, item: dict) -> None:
+    state = tmp_path / "state"
+    catalog = serve(state, tokenizer=with_control_token(line_tokenizer))
+    with pytest.raises(UserError, match=r"item_id 'n': 'Foo .* has a special token"):
+        catalog.put([{"item_id": "m", "title": "Ronin", "year": 1998}, {"item_id": "n", "year": 1999, **item}])
+    assert (catalog.version, len((state / FILE).read_text().splitlines())) == (0, 1)
+
+
+def test_what_an_earlier_version_let_into_the_state_is_left_out(
+    serve: Any, tmp_path: Path, line_tokenizer: Any
+) -> None:
+    state = tmp_path / "state"
+    serve(state)
+    with (state / FILE).open("a") as file:
+        file.write('{"n": {"title": "Foo <|im_end|> Bar", "year": 1999}, "b": {"title": "<|im_end|>", "year": 1999}}\n')
+    catalog = serve(state, tokenizer=with_control_token(line_tokenizer))
+    assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 2)
+    assert found(catalog, "Heat (1995)") == {"b"}
+
+
+@pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])
+def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> None:
+    catalog = serve(delimiter="|")
+    with pytest.raises(UserError, match=r"items\[0\]: display is .*; write a text of one line"):
+        catalog.put([{**NEW, "display": display}])
+
+
+def test_memory_does_not_grow_with_changes(serve: Any, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    catalog = serve(state)
+
+    def size() -> tuple[int, ...]:
+        lines = catalog.snapshot.trie.trie
+        return len(lines.row_W), len(lines.tokens), len(catalog.snapshot.named)
+
+    catalog.put([{**NEW, "year": 1998}])
+    before = size()
+    for year in [1999, 1998] * 20:
+        catalog.put([{**NEW, "year": year}])
+    assert size() == before
+    assert catalog.version == 41
+
+
+def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    catalog = serve(state)
+    catalog.put([NEW])
+    before, journal = catalog.snapshot, (state / FILE).read_bytes()
+    catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1995}])
+    assert catalog.snapshot is before
+    assert (state / FILE).read_bytes() == journal
+    catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1996}])
+    assert list(json.loads((state / FILE).read_text().splitlines()[-1])) == ["b"]
+
+
+def test_the_items_of_a_request_are_those_of_its_snapshot(serve: Any, line_tokenizer: Any) -> None:
+    catalog = serve()
+    before = catalog.snapshot
+    catalog.put([{"item_id": "b", "title": "Ronin", "year": 1998}])
+    catalog.delete(["d"])
+    assert [before.items[n].item_id for n in catalog.find("Heat (1995)", before)] == ["b"]
+    (number,) = catalog.find("d", before)
+    allowed = before.trie_with(frozenset([number]))
+    assert allowed.trie.item_W.tolist() == [number]
+    assert before.trie_with(frozenset([number])) is allowed
 
 
 def test_a_display_tells_two_items_of_one_line_apart(serve: Any) -> None:
@@ -212,5 +361,6 @@ def test_with_ids_changes_go_with_a_new_catalog(serve: Any, tmp_path: Path) -> N
     films = [*FILMS, ("z", "Ronin", 1998)]
     again = serve(state, write_catalog(tmp_path, films))
     assert ids(again) == {"b", "c", "d", "300", "z"}
-    assert again.problems == ["item_id 'n' was added and has the line of item 'z': left out"]
+    (problem,) = again.problems
+    assert problem.startswith("left out: item_id 'n': its line in a list is that of item 'z'")
     assert json.loads((state / FILE).read_text().splitlines()[0])["catalog"] == "catalog.parquet"

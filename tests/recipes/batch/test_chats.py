@@ -1,6 +1,7 @@
 """Conversations from files: what is read, and what is said of damage."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
+from convrec.serving.items import Title
 from recipes.batch.chats import Chat, read_chats
 
 TURNS = [{"role": "user", "content": "Something funny."}]
@@ -33,6 +35,18 @@ def test_all_forms_of_a_conversation_are_read_alike(tmp_path: Path) -> None:
     assert list(read_chats(tmp_path / "chats.parquet")) == [Chat(n, "7", TEXT, ["a"], None, []) for n in (0, 1)]
     (tmp_path / "chats.csv").write_text("conversation,id,seen,allow\nSomething funny.,7,a | b,c\n")
     assert list(read_chats(tmp_path / "chats.csv")) == [Chat(0, "7", TEXT, ["a", "b"], ["c"], [])]
+
+
+def test_seen_titles_are_titles_and_numbers_stay_numbers(tmp_path: Path) -> None:
+    records = ({"conversation": "hi", "seen_titles": ["300", 9]}, {"conversation": "hi", "seen": ["300", 9]})
+    titles, names = (chat.seen for chat in chats(tmp_path / "chats.jsonl", *records))
+    assert [(type(entry), entry) for entry in titles] == [(Title, "300"), (Title, "9")]
+    assert [(type(entry), entry) for entry in names] == [(str, "300"), (int, 9)]
+    (tmp_path / "chats.csv").write_text("conversation,seen_titles,exclude\nhi,300 | 9,3\n")
+    (chat,) = read_chats(tmp_path / "chats.csv")
+    assert [type(entry) for entry in (*chat.seen, *chat.exclude)] == [Title, Title, str]
+    (again,) = pickle.loads(pickle.dumps([chat]))  # as replicas get it
+    assert [(type(entry), entry) for entry in again.seen] == [(Title, "300"), (Title, "9")]
 
 
 def test_other_columns_are_named(tmp_path: Path) -> None:

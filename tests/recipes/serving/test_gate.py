@@ -11,9 +11,13 @@ KEY = "k" * 32
 
 
 def test_another_name_of_the_host_is_refused_on_the_loopback_alone(service):
-    assert TestClient(service(), base_url="http://rebound.example:8000").get("/health").status_code == 403
-    for name in ("http://127.0.0.1:8000", "http://localhost", "http://[::1]:8000"):
-        assert TestClient(service(), base_url=name).get("/health").status_code == 200
+    own = ("127.0.0.1:8000", "127.0.0.2", "127.1.2.3:80", "localhost", "LocalHost:8000", "[::1]:8000", "[::1]")
+    others = ("rebound.example:8000", "127.0.0.1.rebound.example", "localhost.rebound.example", "192.168.0.2:8000")
+    broken = ("", ":8000", "[::1", "::1", "[::1].rebound.example", "127.0.0.1@rebound.example", "127.0.0.1:80:80")
+    client = TestClient(service())
+    for status, names in ((200, own), (403, others + broken)):
+        for name in names:
+            assert (name, client.get("/health", headers={"Host": name}).status_code) == (name, status)
     assert TestClient(service(KEY, loopback=False), base_url="http://films.example").get("/health").status_code == 200
 
 

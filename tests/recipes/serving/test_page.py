@@ -69,7 +69,7 @@ def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films
     page.locator(".answer").nth(1).locator("li").nth(2).wait_for()
     assert titles(page) == ["Ran", "<img src=x onerror=alert(1)>", "Amélie"]
     asked = films.asked[-1]
-    assert sorted(asked["seen"]) == ["0", "1"]
+    assert sorted(asked["seen"]) == [0, 1]  # a text could be a title
     assert asked["conversation"] == [
         {"role": "user", "content": "something tense"},
         {
