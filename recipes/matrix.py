@@ -26,7 +26,7 @@ from recipes.cluster.client import connect
 from recipes.experiments import here, there
 from recipes.experiments.amount import composed, described, work_of
 from recipes.experiments.matrix_file import Run, read_matrix, runs_of
-from recipes.experiments.matrix_jobs import MatrixJobs
+from recipes.experiments.matrix_jobs import PATHS, MatrixJobs
 from recipes.experiments.needs import nodes_of, tasks_of, with_devices
 from recipes.experiments.tables import write_comparisons, write_tables
 from recipes.launch.misspelt import misspelt_variables
@@ -68,6 +68,9 @@ def run_matrix(matrix: Mapping[str, Any], only: Sequence[str], parallel: int | N
         say(f"{address}: {len(nodes)} nodes with {sum(node.gpus for node in nodes)} GPU slots")
     if not dry_run:
         here.prepare(matrix.get("prepare") or ())
+    files = [Path(matrix["evaluate"][name]) for name in PATHS if matrix["evaluate"].get(name)]
+    if not (dry_run or is_there) or all(file.exists() for file in files):  # else they may come, or be the cluster's
+        here.check_evaluation(matrix["evaluate"], configs, out)
     works = work_of(runs, configs, out)
     say("\n".join(described(works)))
     if dry_run:

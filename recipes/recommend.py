@@ -76,8 +76,9 @@ def recommend(
     if parts.begin():
         print(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
     done = parts.rows_done()
-    asked = Asked(str(Path(model).absolute() if Path(model).exists() else model), str(Path(catalog).absolute()), k,
-                  tensor_parallel, settings)  # fmt: skip
+    # the checkpoint itself: of a run that still trains, each replica would find another best one
+    checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
+    asked = Asked(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
     log = out.with_name(f"{out.name}.log")
     if done < rows:
         tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)

@@ -16,7 +16,8 @@ TARGET = "recipes.batch.replicas:load"
 
 @dataclass(frozen=True)
 class Asked:
-    """What every replica loads and writes; settings: further ones of Recommender.load."""
+    """What every replica loads and writes. model: a Hugging Face folder or id, as find_model has resolved it; settings:
+    further ones of Recommender.load."""
 
     model: str
     catalog: str

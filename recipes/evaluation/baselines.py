@@ -122,7 +122,8 @@ def api_answers(
         os.environ.setdefault(f"{own}_MODEL", name)
     served = endpoint(role)
     served = replace(served, model=name or served.model)
-    store = Store({"model": served.model, "max_tokens": max_tokens, "temperature": temperature}, prompts, path)
+    what = {"server": served.base_url, "model": served.model, "max_tokens": max_tokens, "temperature": temperature}
+    store = Store(what, prompts, path)
     replies: list[Reply] = []
     if missing := store.missing():
         client = LLM(served, cache=path.parent / "api_answers")

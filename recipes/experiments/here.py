@@ -1,5 +1,6 @@
 """What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
 
+import inspect
 import shlex
 import subprocess
 import sys
@@ -7,12 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from convrec.errors import UserError
+from convrec.generation.placement import Placement
+from convrec.lists.settings import ListSettings
+from recipes.evaluation.baselines import empty_prompt
+from recipes.evaluation.constrained import read_allowed
+from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.experiments.matrix_file import Run
 from recipes.launch.recipe import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
+PLACEMENT = ("replicas", "tensor_parallel", "address")  # of an evaluation's settings
 
 
 def prepare(steps: Sequence[Mapping[str, str]]) -> None:
@@ -24,6 +33,29 @@ def prepare(steps: Sequence[Mapping[str, str]]) -> None:
         print(f"preparing {step['creates']}", file=sys.stderr)
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"prepare: `{step['run']}` failed")
+
+
+def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConfig], out: Path) -> None:
+    """What an evaluation checks of its files and settings, as far as it needs no model; before anything is trained.
+
+    settings: of `evaluate`. configs: of the runs; `ks` must fit the shortest of their lists. Raises UserError.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    of_model = {name: given.pop(name, None) for name in ("probe", "constrained", "allow")}
+    known = inspect.signature(set_up).parameters
+    shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
+    options = {"num_items": shortest} | {name: value for name, value in given.items() if name in known}
+    try:
+        Placement(**{name: given[name] for name in PLACEMENT if name in given})
+        split = set_up(out=out / "evaluation", **options | {"baselines": ["copy"]}).split  # one that needs no training
+        if of_model["probe"]:
+            empty_prompt(split)
+        if allow := of_model["allow"]:
+            if not of_model["constrained"]:
+                raise UserError("allow: it says what constrained lists may hold; add constrained: true")
+            read_allowed(Path(allow), split.matcher)
+    except UserError as error:
+        raise UserError(f"evaluate: {error}") from None
 
 
 def train(run: Run, out: Path) -> None:

@@ -14,6 +14,9 @@ from typing import Any
 import yaml
 
 from convrec.errors import UserError
+from convrec.kinds import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER, TEXT, Kind, did_you_mean, one_of, shown
+from convrec.lists.metrics import PROTOCOLS
+from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.experiments import grid
@@ -21,7 +24,21 @@ from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import overrides_from_environment
 
 KINDS = [recipe.name for recipe in RECIPES.values() if recipe.answers == "lists"]
-SECTIONS = {"out", "prepare", "variables", "seeds", "runs", "evaluate"}
+SECTIONS = ("out", "prepare", "variables", "seeds", "runs", "evaluate")
+OF_A_RUN = ("recipe", "start", "seeds", "variables", "overrides")
+LIKE = {  # what sections can look like
+    "runs": "{sft: {recipe: sft}}",
+    "evaluate": "{data: test.parquet, catalog: catalog.parquet}",
+    "variables": "{LR: 1e-6}",
+    "a run": "{recipe: sft, seeds: [3407]}",
+}
+LISTS = {  # of `evaluate`
+    "baselines": one_of(BASELINES),
+    "protocols": one_of(PROTOCOLS),
+    "slices": TEXT,
+    "ks": POSITIVE_INTEGER,
+}
+NEEDED = {"data": "the split to score", "catalog": "the catalog of its items"}  # of `evaluate`
 OF_EACH_RUN = {"model", "out", "against"}  # what `evaluate` is given for each run
 LONGEST_NAME = 150  # a folder's name has 255 bytes at most, and a job's log is called by it too
 
@@ -62,14 +79,43 @@ def read_matrix(path: Path) -> dict[str, Any]:
     matrix = yaml.safe_load(text)
     if not isinstance(matrix, dict) or not {"out", "runs", "evaluate"} <= set(matrix):
         raise UserError(f"{path}: it needs out, runs and evaluate")
-    if unknown := set(matrix) - SECTIONS:
-        raise UserError(
-            f"{path}: unknown section {', '.join(sorted(unknown))}; known are {', '.join(sorted(SECTIONS))}"
-        )
-    known = {name for function in (evaluate, set_up) for name in inspect.signature(function).parameters} - {"options"}
-    if wrong := set(matrix["evaluate"]) - (known - OF_EACH_RUN):
-        raise UserError(f"{path}: evaluate.{sorted(wrong)[0]} is no setting of an evaluation")
+    try:
+        _check_names(matrix, SECTIONS, "section of a matrix")
+        for section in ("runs", "evaluate"):
+            _check_mapping(section, matrix[section])
+        _check_mapping("variables", matrix.get("variables") or {})
+        if "seeds" in matrix:
+            _check_list("seeds", matrix["seeds"], NON_NEGATIVE_INTEGER)
+        _check_evaluate(matrix["evaluate"])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return matrix
+
+
+def _check_evaluate(given: Mapping[str, Any]) -> None:
+    known = {name for function in (evaluate, set_up) for name in inspect.signature(function).parameters} - {"options"}
+    _check_names(given, sorted(known - OF_EACH_RUN), "setting of an evaluation", "evaluate.")
+    for name, what in NEEDED.items():
+        if not isinstance(given.get(name), str):
+            raise UserError(f"evaluate.{name}: missing; give {what}, a parquet file")
+    for name in LISTS.keys() & given.keys():
+        _check_list(f"evaluate.{name}", given[name], LISTS[name])
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str], what: str, prefix: str = "") -> None:
+    for name in given:
+        if name not in known:
+            raise UserError(f"{prefix}{name} is no {what}; {did_you_mean(str(name), known)}")
+
+
+def _check_mapping(section: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise UserError(f"{section}: expected names with their values, such as {LIKE[section]}")
+
+
+def _check_list(section: str, value: Any, kind: Kind) -> None:
+    if not isinstance(value, list) or not all(map(kind.fits, value)):
+        raise UserError(f"{section}: expected a list in [], each of it {kind.wanted}; it is {shown(value)}")
 
 
 def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
@@ -84,14 +130,22 @@ def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
             runs += _runs_of_group(group, given or {}, matrix, runs)
         except UserError as error:
             raise UserError(f"runs.{group}: {error}") from None
+    if not runs:
+        raise UserError("runs: there is none; name one, and a seed where seeds is given")
     return runs
 
 
 def _runs_of_group(group: str, given: Mapping[str, Any], matrix: Mapping[str, Any], before: Sequence[Run]) -> list[Run]:
+    _check_mapping("a run", given)
+    _check_names(given, OF_A_RUN, "setting of a run")
+    _check_mapping("variables", given.get("variables") or {})
     recipe, start = given.get("recipe", "rank_grpo"), given.get("start")
     if recipe not in KINDS:
         raise UserError(f"recipe={recipe}: one of {', '.join(KINDS)}")
     seeds = given.get("seeds", matrix.get("seeds", [3407]))
+    _check_list("seeds", seeds, NON_NEGATIVE_INTEGER)
+    overrides = given.get("overrides") or []
+    _check_list("overrides", overrides, TEXT)
     made: list[Run] = []
     taken = {run.name for run in before}
     for values, point in grid.combinations(
@@ -107,7 +161,7 @@ def _runs_of_group(group: str, given: Mapping[str, Any], matrix: Mapping[str, An
                 raise UserError(f"{name}: {wrong}; name it otherwise, or give shorter or other values")
             taken.add(name)
             of_start = _start(start, variables, before) if start else None
-            made.append(Run(name, variant, recipe, of_start, variables, given.get("overrides") or (), group, point))
+            made.append(Run(name, variant, recipe, of_start, variables, overrides, group, point))
     return made
 
 

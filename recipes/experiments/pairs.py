@@ -17,7 +17,8 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int)
     """Each two variants with the same seeds, or of which the earlier has one, as a start: the later minus the earlier.
 
     Conversation by conversation, a conversation's value being its mean over the seeds; se and p are over conversations.
-    Differences between seeds are not in them: table.md has those. num_items: different items of the catalog.
+    A row that one seed lacks is left out. Differences between seeds are not in them: table.md has those. num_items:
+    different items of the catalog.
     """
     names = (f"recall@{k}", f"ndcg@{k}")
     rows_of_run = {row["run"]: _rows(out, row["run"]) for row in table}
@@ -30,7 +31,8 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int)
             {key: [row[name] for name in names] for key, row in rows_of_run[run].items()}
             for run in runs_of_variant[variant].values()
         ]
-        means = {key: np.mean([np.array(rows[key], float) for rows in seeds], axis=0) for key in seeds[0]}
+        of_all = [key for key in seeds[0] if all(key in rows for rows in seeds)]
+        means = {key: np.mean([np.array(rows[key], float) for rows in seeds], axis=0) for key in of_all}
         return {key: dict(zip(names, values, strict=True)) for key, values in means.items()}
 
     differences_of_pairs = []

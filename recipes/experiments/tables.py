@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,24 @@ from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_file import Run
 from recipes.experiments.pairs import pairs
 
-COMPARABLE = ("data", "catalog", "num_items", "ks", "protocols", "matching", "limit", "max_tokens", "max_prompt_tokens")
+# what figures depend on, of an evaluation's settings
+COMPARABLE = (
+    "data",
+    "catalog",
+    "sha256",
+    "num_items",
+    "ks",
+    "protocols",
+    "matching",
+    "year_tolerance",
+    "fuzzy_cutoff",
+    "delimiter",
+    "limit",
+    "max_tokens",
+    "max_prompt_tokens",
+)
+CONSTRAINED = "{} constrained gain"  # a column of table.csv
+Column = tuple[str, Callable[[Sequence[Mapping[str, Any]], str], str], str]  # title, cell of a variant's rows, of what
 
 
 def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,26 +53,45 @@ def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def markdown(table: Sequence[Mapping[str, Any]], k: int) -> str:
     """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start; of Recall and
-    NDCG, then of what was measured beyond accuracy."""
-    tables = [[f"recall@{k}", f"ndcg@{k}"], [name for name in MEASURES if all(name in row for row in table)]]
+    NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists, what they gain over the
+    free ones. What is not known (NaN) is an empty cell."""
+    accuracy = [f"recall@{k}", f"ndcg@{k}"]
+    beyond = [name for name in MEASURES if all(name in row for row in table)]
+    tables = [[column for name in names for column in _with_gain(name)] for names in (accuracy, beyond)]
+    if any(CONSTRAINED.format(name) in row for row in table for name in accuracy):
+        tables.append([(f"{name} constrained minus free", _gain_cell, CONSTRAINED.format(name)) for name in accuracy])
     return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
 
 
-def _markdown_table(table: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    lines = ["| variant | seeds | " + " | ".join(f"{name} | gain" for name in columns) + " |"]
-    lines.append("|---" * (2 + 2 * len(columns)) + "|")
+def _with_gain(name: str) -> list[Column]:
+    return [(name, _mean_cell, name), ("gain", _gain_cell, f"{name} gain")]
+
+
+def _markdown_table(table: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    lines = ["| variant | seeds | " + " | ".join(title for title, _, _ in columns) + " |"]
+    lines.append("|---" * (2 + len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
         rows = [row for row in table if row["variant"] == variant]
-        cells = [variant, str(len(rows))]
-        for name in columns:
-            values = [row[name] for row in rows]
-            spread = f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.4f}{spread}")
-            gains = [row[f"{name} gain"] for row in rows if f"{name} gain" in row]
-            errors = "/".join(f"{row[f'{name} gain se']:.4f}" for row in rows if f"{name} gain se" in row)
-            cells.append(f"{np.mean(gains):+.4f} (se of each {errors})" if gains else "")
+        cells = [variant, str(len(rows)), *(cell(rows, name) for _, cell, name in columns)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _mean_cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Mean over the seeds and the standard deviation between them."""
+    values = [row[name] for row in rows]
+    if math.isnan(mean := np.mean(values)):
+        return ""
+    return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
+
+
+def _gain_cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Mean over the seeds that have it, and the standard error of each."""
+    rows = [row for row in rows if name in row]
+    if not rows or math.isnan(mean := np.mean([row[name] for row in rows])):
+        return ""
+    errors = "/".join(f"{row[f'{name} se']:.4f}" for row in rows)
+    return f"{mean:+.4f} (se of each {errors})"
 
 
 def evaluated(runs: Sequence[Run], out: Path, like: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,11 +1,12 @@
 """The error of a mean over rows that come in contexts, by hand and against the bootstrap."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from convrec.statistics import bootstrap, error_of_mean
+from convrec.statistics import FLIPS, FLIPS_AT_ONCE, bootstrap, error_of_mean, sign_flip
 
 
 def test_the_error_of_independent_rows_is_the_textbook_one() -> None:
@@ -30,3 +31,22 @@ def test_it_is_what_the_bootstrap_estimates() -> None:
     assert error_of_mean(values, contexts.tolist()) == pytest.approx(
         bootstrap(values, contexts.tolist(), seed=0)[1], rel=0.08
     )
+
+
+def test_sign_flips_in_blocks_are_those_drawn_at_once() -> None:
+    """Odd numbers of contexts, so that a row of signs ends within the four numbers that numpy draws together."""
+    assert FLIPS % FLIPS_AT_ONCE > 0
+    for seed, contexts in ((0, 7), (1, 13), (2, 301)):
+        values = np.random.default_rng(seed).normal(0.1, 1.0, size=(contexts, 3))
+        signs = 2.0 * np.random.default_rng(seed).integers(0, 2, size=(FLIPS, contexts), dtype=np.int8) - 1.0
+        as_far = (np.abs(signs @ values) >= np.abs(values.sum(axis=0)) - 1e-9).sum(axis=0)
+        assert sign_flip(values, range(contexts), seed).tolist() == ((1 + as_far) / (1 + FLIPS)).tolist()
+
+
+def test_sign_flips_need_little_memory() -> None:
+    """All signs of 2,000 contexts at once would be 9,999 x 2,000 x 8 bytes = 160 MB; of 400 flips 6.4 MB, twice."""
+    tracemalloc.start()
+    sign_flip(np.ones((2000, 2)), range(2000), seed=0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20e6

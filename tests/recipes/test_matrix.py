@@ -65,6 +65,7 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
         (out / run.name / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"rank_grpo/return@1": 0.5}}\n')
 
     drawn: list[list[str]] = []
+    monkeypatch.setattr(here, "check_evaluation", lambda *_: None)
     monkeypatch.setattr(here, "evaluate", evaluate)
     monkeypatch.setattr(here, "train", train)
     monkeypatch.setattr(matrix, "plot", lambda runs, out: drawn.append([run.name for run in runs]))
@@ -93,6 +94,18 @@ def test_a_start_that_is_not_evaluated_is_said_before_anything_is_trained(
     monkeypatch.setattr(here, "train", lambda run, out: pytest.fail("trained"))
     assert matrix.main([str(file), "--only", "a"]) == 2
     assert "--only a: sft, its start, is not evaluated yet; add it to --only" in capsys.readouterr().err
+
+
+def test_an_evaluation_without_its_file_is_said_after_the_preparation_and_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, made = tmp_path / "matrix.yaml", tmp_path / "made"
+    text = SMALL.replace("OUT", str(tmp_path / "out")) + f"prepare: [{{creates: {made}, run: touch {made}}}]\n"
+    file.write_text(text.replace("data: d", f"data: {tmp_path / 'd.parquet'}"))
+    monkeypatch.setattr(here, "train", lambda run, out: pytest.fail("trained"))
+    assert matrix.main([str(file)]) == 2
+    assert made.exists()
+    assert "error: evaluate: " in capsys.readouterr().err
 
 
 def test_a_dry_run_says_how_much_it_is_and_starts_nothing(

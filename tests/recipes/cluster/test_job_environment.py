@@ -9,6 +9,7 @@ import pytest
 from ray._private.runtime_env.packaging import create_package
 
 from convrec.errors import UserError
+from convrec.runs import supervisor
 from recipes.cluster import job_environment
 from recipes.launch.recipe import RANK_GRPO, SFT
 
@@ -37,6 +38,7 @@ def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) 
 
 def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     settings = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
+    settings[supervisor.SAVE_VARIABLE] = "1"  # how the job takes SIGTERM
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
     values = job_environment.job_environment(RANK_GRPO, {**settings, **others, **dict.fromkeys(SECRETS, "a-secret")})
     assert settings.items() <= values.items()

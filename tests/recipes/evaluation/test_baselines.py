@@ -107,6 +107,10 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     rows = {row["sample_id"]: row for row in pq.read_table(out / "rows.parquet").to_pylist()}
     assert [rows[name]["recall@1"] for name in "abc"] == [1.0, 0.0, 0.0]
     assert not any(b"a-secret" in file.read_bytes() for file in out.rglob("*") if file.is_file())
+    other = chat_server(lambda body, count: text)  # where another model may have this name
+    monkeypatch.setenv("LLM_BASE_URL", other.url)
+    assert evaluate.main(arguments) == 0
+    assert len(other.bodies) == 2
 
 
 def test_an_api_without_an_address_says_which_variable(

@@ -1,12 +1,15 @@
 """What a run is given on this machine; what recipes and vLLM do with it is tested elsewhere."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from convrec.errors import UserError
+from data_prep.sample import write_sample
 from recipes.experiments import here
-from recipes.experiments.here import prepare, train
+from recipes.experiments.here import check_evaluation, prepare, train
 from recipes.experiments.matrix_file import Run
 
 
@@ -31,3 +34,44 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert made.read_text() == "x"
     with pytest.raises(UserError, match="prepare: `false` failed"):
         prepare([{"creates": str(tmp_path / "never"), "run": "false"}])
+
+
+CONFIGS = {  # SFT has no lists of its own
+    "sft": OmegaConf.create({"convrec": {"watchdog": "end"}}),
+    "rank": OmegaConf.create({"convrec": {"num_items": 10}}),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    counts = {"train": 20, "validation": 2, "test": 5}
+    folder = write_sample(tmp_path_factory.mktemp("sample") / "data", counts=counts)
+    return {name: str(folder / f"{file}.parquet") for name, file in (("data", "test"), ("catalog", "catalog"))}
+
+
+def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp_path: Path) -> None:
+    more = {"ks": [5, 10], "baselines": [], "constrained": True, "probe": True, "protocols": ["paper", "strict"]}
+    check_evaluation({**files, **more, "replicas": "auto", "progress": False, "train": None}, CONFIGS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"data": "gone.parquet"}, "evaluate: gone.parquet: "),
+        ({"catalog": "gone.parquet"}, "evaluate: catalog gone.parquet: no such file"),
+        ({"train": "gone.parquet"}, "evaluate: gone.parquet: "),
+        ({"ks": [20]}, "evaluate: --ks 20: must be from 1 to the 10 items of a list"),
+        ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: must be from 1 to the 5 items of a list"),
+        ({"slices": ["country"]}, "evaluate: --slices country: no column of"),
+        ({"matching": "fuzy"}, "evaluate: .*fuzy"),
+        ({"replicas": 0}, "evaluate: --replicas 0: give"),
+        ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
+        ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
+    ],
+)
+def test_what_an_evaluation_cannot_use_is_said(
+    files: dict[str, str], tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_evaluation(files | wrong, CONFIGS, tmp_path)

@@ -47,25 +47,47 @@ def test_every_shipped_matrix_comes_to_runs(monkeypatch: pytest.MonkeyPatch) -> 
         assert runs_of(read_matrix(file)), file
 
 
+EVALUATE = "evaluate: {data: d, catalog: c}\n"
+RUNS = "out: o\nruns: {a: {}}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("out: $NOT_SET_ANYWHERE\nruns: {}\nevaluate: {}\n", "NOT_SET_ANYWHERE is not set"),
+        ("out: $NOT_SET_ANYWHERE\nruns: {}\n" + EVALUATE, "NOT_SET_ANYWHERE is not set"),
         ("out: o\nruns: {}\n", "it needs out, runs and evaluate"),
-        ("out: o\nruns: {}\nevaluate: {}\nrunz: {}\n", "unknown section runz"),
-        ("out: o\nruns: {}\nevaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting"),
-        ("out: o\nruns: {}\nevaluate: {against: x}\n", r"evaluate\.against is no setting"),
-        ("out: o\nruns: {a: {start: b}}\nevaluate: {}\n", r"runs\.a: start=b: no run of that name comes before"),
+        (RUNS + EVALUATE + "seedz: [1]\n", r"seedz is no section of a matrix; did you mean seeds\?"),
+        ("out: o\nruns: [a]\n" + EVALUATE, r"matrix\.yaml: runs: expected names with their values, such as {sft: {re"),
+        ("out: o\nruns: {}\n" + EVALUATE, "runs: there is none"),
+        (RUNS + "variables: [LR]\n" + EVALUATE, "variables: expected names with their values, such as {LR: 1e-6}"),
         (
-            "out: o\nruns: {a: {variables: {LEARNING_RATE: 1}}}\nevaluate: {}\n",
-            r"runs\.a: LEARNING_RATE is no variable",
+            RUNS + "seeds: 3\n" + EVALUATE,
+            r"seeds: expected a list in \[\], each of it an integer of at least 0; it is 3",
         ),
-        ("out: o\nruns: {a: {variables: {MU: x}}}\nevaluate: {}\n", r"runs\.a: MU=x: expected a positive integer"),
-        ("out: o\nruns: {a: {variables: {MU: [1, 0]}}}\nevaluate: {}\n", r"runs\.a: MU=0: expected a positive integer"),
-        ("out: o\nruns: {a: {recipe: dpo}}\nevaluate: {}\n", "recipe=dpo: one of sft, rank_grpo"),
-        ("out: o\nseeds: [1, 1]\nruns: {a: {}}\nevaluate: {}\n", "a-s1: two runs have this name"),
-        ("out: o\nseeds: [1, 2]\nruns: {a-s2: {seeds: [1]}, a: {}}\nevaluate: {}\n", "a-s2: two runs have this name"),
-        (f"out: o\nruns: {{{'a' * (LONGEST_NAME + 1)}: {{}}}}\nevaluate: {{}}\n", "longer than"),
+        (RUNS + "seeds:\n" + EVALUATE, "seeds: expected a list"),
+        (RUNS + "seeds: []\n" + EVALUATE, "runs: there is none"),
+        (RUNS + "evaluate:\n", "evaluate: expected names with their values, such as {data: test.parquet, "),
+        (RUNS + "evaluate: {catalog: c}\n", r"evaluate\.data: missing; give the split to score"),
+        (RUNS + "evaluate: {data: d}\n", r"evaluate\.catalog: missing; give the catalog of its items"),
+        (RUNS + "evaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting of an evaluation; there are address, allow"),
+        (RUNS + "evaluate: {num_item: 5}\n", r"evaluate\.num_item is no .*; did you mean num_items\?"),
+        (RUNS + "evaluate: {against: x}\n", r"evaluate\.against is no setting"),
+        (RUNS + "evaluate: {data: d, catalog: c, ks: 5}\n", r"evaluate\.ks: expected a list in \[\].*; it is 5"),
+        (RUNS + "evaluate: {data: d, catalog: c, baselines: [oracle]}\n", r"evaluate\.baselines: .*one of popularity"),
+        ("out: o\nruns: {a: {start: b}}\n" + EVALUATE, r"runs\.a: start=b: no run of that name comes before"),
+        ("out: o\nruns: {a: {variables: {LEARNING_RATE: 1}}}\n" + EVALUATE, r"runs\.a: LEARNING_RATE is no variable"),
+        ("out: o\nruns: {a: {variables: {MU: x}}}\n" + EVALUATE, r"runs\.a: MU=x: expected a positive integer"),
+        ("out: o\nruns: {a: {variables: {MU: [1, 0]}}}\n" + EVALUATE, r"runs\.a: MU=0: expected a positive integer"),
+        ("out: o\nruns: {a: {recipe: dpo}}\n" + EVALUATE, "recipe=dpo: one of sft, rank_grpo"),
+        ("out: o\nruns: {a: {seed: 5}}\n" + EVALUATE, r"runs\.a: seed is no setting of a run; did you mean seeds\?"),
+        ("out: o\nruns: {a: {override: [b=1]}}\n" + EVALUATE, r"runs\.a: override is .*did you mean overrides\?"),
+        ("out: o\nruns: {a: {variable: {LR: 1}}}\n" + EVALUATE, r"runs\.a: variable is .*did you mean variables\?"),
+        ("out: o\nruns: {a: sft}\n" + EVALUATE, r"runs\.a: a run: expected names with their values"),
+        ("out: o\nruns: {a: {seeds: 5}}\n" + EVALUATE, r"runs\.a: seeds: expected a list"),
+        ("out: o\nruns: {a: {overrides: b=1}}\n" + EVALUATE, r"runs\.a: overrides: expected a list .*; it is b=1"),
+        ("out: o\nseeds: [1, 1]\nruns: {a: {}}\n" + EVALUATE, "a-s1: two runs have this name"),
+        ("out: o\nseeds: [1, 2]\nruns: {a-s2: {seeds: [1]}, a: {}}\n" + EVALUATE, "a-s2: two runs have this name"),
+        (f"out: o\nruns: {{{'a' * (LONGEST_NAME + 1)}: {{}}}}\n" + EVALUATE, "longer than"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(text: str, message: str, tmp_path: Path) -> None:

@@ -33,3 +33,15 @@ def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp
     assert found["ndcg@5 mean"] == pytest.approx(0.15)
     assert found["coverage mean"] == pytest.approx(1 / 4)  # two of the four items, of one
     assert found["ndcg@5 p"] == pytest.approx(0.5, abs=0.05)  # two conversations, two of four sign patterns
+
+
+def test_a_row_that_one_seed_lacks_is_left_out(tmp_path: Path) -> None:
+    """Only y is in all: b 0.5 minus the mean of a, (0.2 + 0.4) / 2."""
+    values = {"a-1": {"x": 0.1, "y": 0.2}, "a-2": {"y": 0.4}, "b-1": {"x": 0.9, "y": 0.5}, "b-2": {"y": 0.5, "z": 0.9}}
+    for run, of_run in values.items():
+        rows = [{"sample_id": x, "prompt_id": x, "ndcg@5": v, "recall@5": v} for x, v in of_run.items()]
+        (tmp_path / "evaluation" / run).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "evaluation" / run / "rows.parquet")
+    table = [{"variant": run[0], "seed": run[2], "run": run} for run in values]
+    (pair,) = pairs(table, tmp_path, 5, 4)
+    assert pair["ndcg@5 mean"] == pytest.approx(0.2)

@@ -17,6 +17,7 @@ from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, RECIPES, SFT
 from recipes.launch.variables import (
     JUDGE_DEFAULTS,
+    JUDGE_HELP,
     TRACKERS,
     VARIABLES,
     overrides_from_environment,
@@ -287,7 +288,8 @@ def test_a_judges_reward_for_malformed_answers_reaches_its_function(monkeypatch:
 
 
 def test_the_judges_defaults_are_of_variables_that_they_read() -> None:
-    assert JUDGE_DEFAULTS.keys() <= {variable.name for variable in VARIABLES if variable.keys_of(POINTWISE_JUDGE)}
+    read = {variable.name for variable in VARIABLES if variable.keys_of(POINTWISE_JUDGE)}
+    assert JUDGE_DEFAULTS.keys() | JUDGE_HELP.keys() <= read
 
 
 def test_full_scale_rl_is_the_papers(defaults: dict[str, DictConfig]) -> None:

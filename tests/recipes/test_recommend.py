@@ -1,0 +1,51 @@
+"""What the replicas of batch recommendation are given; their lists are tested with the recommender."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from convrec.checkpoints.saving import BEST
+from convrec.generation.pool import Job
+from convrec.runs.folder import LATEST
+from convrec.serving.served_model import find_model
+from recipes import recommend as recipe
+from recipes.batch.parts import SCHEMA
+
+
+def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_on(
+    tmp_path: Path, sound_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, catalog, chats = tmp_path / "run", tmp_path / "catalog.parquet", tmp_path / "chats.jsonl"
+    for step in (2, 4):
+        sound_model(run / f"global_step_{step}" / "actor" / "huggingface", weight=step)
+    (run / LATEST).write_text("4")
+    (run / BEST).write_text(json.dumps({"step": 2}))
+    thinks = "data: {apply_chat_template_kwargs: {enable_thinking: true}}\n"
+    (run / "config.yaml").write_text(thinks + "convrec: {num_items: 5, year_tolerance: 1}\n")
+    catalog.write_bytes(b"")
+    chats.write_text('{"conversation": "hi"}\n')
+    monkeypatch.chdir(tmp_path)
+    found = find_model("run", catalog, None, None)
+    asked = []
+
+    class Pool:
+        def answers(self, jobs: Iterable[Job]) -> Iterator[tuple[int, int, pa.Table]]:
+            (run / BEST).write_text(json.dumps({"step": 4}))  # a validation, before a replica has loaded
+            for number, job in enumerate(jobs):
+                asked.append(job.settings)
+                yield number, 0, pa.Table.from_pylist([{"row": 0}], SCHEMA)
+
+    monkeypatch.setattr(recipe, "open_pool", lambda *_: contextlib.nullcontext(Pool()))
+    options: dict[str, Any] = {"model": "run", "catalog": catalog, "chats": chats, "out": tmp_path / "lists.parquet"}
+    recipe.recommend(**options, progress=False)
+    (given,) = asked
+    assert given.model == str(run / "global_step_2" / "actor" / "huggingface")
+    loaded = find_model(given.model, Path(given.catalog), given.settings["item"], given.settings["num_items"])
+    assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)
+    assert loaded.chat_template_kwargs == found.chat_template_kwargs == {"enable_thinking": True}
+    assert find_model("run", catalog, None, None).version != found.version
