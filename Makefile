@@ -66,7 +66,7 @@ endif
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh
 
-bench: setup ## every benchmark, about an hour: JSON in outputs/bench; trains on what `make demo` has left
+bench: setup ## six of benchmarks/: matching, loss, conversion, remap_adjust; training, validation (after `make demo`); an hour
 	@mkdir -p outputs/bench
 	@for name in matching loss conversion remap_adjust; do echo $$name; \
 	  $(PY) benchmarks/bench_$$name.py > outputs/bench/$$name.json || exit 1; done

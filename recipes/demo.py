@@ -10,7 +10,7 @@ OUT/summary.json:
                        "catalog_hit_ratio", "n"}}: test split, protocol `paper`, standard errors by bootstrap
     gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
-    peak_memory_bytes  largest sum of the processes' proportional set sizes, sampled every 2 s
+    peak_memory_bytes  largest sum of the processes' proportional set sizes, sampled every 5 s
     versions           {package: version} and "python"
     settings           what was trained
     report             path of the HTML report

@@ -15,14 +15,15 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from convrec import kinds
-from convrec.checkpoints import saving
+from convrec.checkpoints import plain_load, saving
 from convrec.data import schema as data
 from convrec.generation import answers
 from convrec.judges import schema as judges
-from convrec.runs import folder, metric_names
+from convrec.runs import folder, metric_names, supervisor
 from recipes import cli
 from recipes.launch import schema as settings
 from recipes.launch.variables import VARIABLES, judge_table, markdown_table
+from recipes.serving.schema import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -35,8 +36,50 @@ WITHOUT_PARSER = {  # their arguments are Hydra overrides: module -> the recipe 
     "recipes.submit": "rank_grpo",
 }
 SETTINGS = {  # title -> the class whose settings are listed there
+    "Of SFT": settings.RunSettings,
     "Of every RL recipe that writes lists": settings.RankGRPOSettings,
-    "Of judges": settings.PairwiseJudgeSettings,
+    "Of judges": settings.PairwiseJudgeSettings,  # the pointwise one's, and `orders`
+}
+OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who reads them, what they are)
+    (supervisor.SAVE_VARIABLE,): (
+        "trainings",
+        "1: SIGTERM saves a checkpoint at the end of the step first. 0: it does not. Unset: as 1 in a SLURM job and on "
+        "Kubernetes. [Clusters](../how-to/cluster.md#when-something-dies)",
+    ),
+    ("LLM_BASE_URL", "LLM_MODEL", "LLM_API_KEY"): (
+        "`convrec demonstrations`; `convrec evaluate --model api:NAME`",
+        "a model behind an OpenAI-compatible address: address, served name, key. "
+        "[Demonstrations](../how-to/demonstrations.md#models)",
+    ),
+    ("TEACHER_BASE_URL", "TEACHER_MODEL", "TEACHER_API_KEY"): (
+        "`convrec demonstrations`",
+        "of the teacher, instead of LLM_*",
+    ),
+    ("JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"): (
+        "`convrec demonstrations`; `convrec evaluate --judge MODE --model api:NAME`",
+        "of the judge, instead of LLM_*",
+    ),
+    (KEY_VARIABLE,): (
+        "`convrec serve`",
+        "the key that requests must give; needed where others than this machine reach the service",
+    ),
+    ("SWANLAB_API_KEY",): ("trainings", "where LOGGER is unset, swanlab is one of the trackers"),
+    ("SWANLAB_*", "WANDB_*", "TENSORBOARD_DIR", "MLFLOW_TRACKING_URI"): (
+        "trainings",
+        "the trackers' own; keys decide whether runs are uploaded. [Evaluation](../how-to/evaluation.md#trackers)",
+    ),
+    ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"): (
+        "Ray",
+        "`token`, and the file of the token where it is not ~/.ray/auth_token. [Clusters](../how-to/cluster.md)",
+    ),
+    ("VERL_PLATFORM",): (
+        "trainings",
+        "`nvidia` where the driver's node has no GPU and the others have; set by the recipes where there is none",
+    ),
+    (plain_load.VARIABLE,): (
+        "trainings",
+        "0: a checkpoint's shards may hold more than tensors and plain values, and loading them runs what is pickled",
+    ),
 }
 
 
@@ -101,14 +144,29 @@ name looks like one of these is warned about. `bash run_sft.sh --help` prints th
 
 {markdown_table()}
 
-`RAY_ADDRESS` unset: Ray starts in the process. `http://...`: the recipe is submitted to that cluster as a job. Any
-other address: the recipe joins that cluster. `PYTHON` chooses the interpreter of the scripts.
+`RAY_ADDRESS` unset: Ray starts in the process. `http://HEAD:8265`: `convrec train` and the scripts submit the recipe to
+that cluster as a job, and so do the doctor and the matrix. `python -m recipes.rank_grpo`, or another recipe's module,
+runs here instead, and Ray refuses it this address. `HEAD:6379`: the recipe runs here and joins that cluster.
+`PYTHON` chooses the interpreter of the scripts.
 
 ## Of judges
 `recipes/judge/run_pointwise.sh` and `run_pairwise.sh` read these.
 
 {judge_table()}
+
+## Other variables
+These are not settings of a recipe.
+
+{_other_variables()}
 """
+
+
+def _other_variables() -> str:
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names)} | {reader} | {text} |"
+        for names, (reader, text) in OTHER_VARIABLES.items()
+    ]
+    return "\n".join(["| variable | read by | what |", "|---|---|---|", *rows])
 
 
 def _settings() -> str:
@@ -126,7 +184,11 @@ def _settings() -> str:
 
 def _commands() -> Iterator[str]:
     yield "# Commands"
-    yield "`convrec COMMAND --help` prints the same. `python -m MODULE` does what `convrec COMMAND` does.\n"
+    yield (
+        "`convrec COMMAND --help` prints the same. `python -m MODULE` does what `convrec COMMAND` does, but for\n"
+        "trainings with RAY_ADDRESS=http://...: `convrec train` and the scripts submit a job,\n"
+        "`python -m recipes.rank_grpo` runs here.\n"
+    )
     for typed, (module, text) in cli.COMMANDS.items():
         yield f"## convrec {typed}"
         yield f"Module `{module}`: {text}\n"

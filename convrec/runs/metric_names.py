@@ -16,7 +16,7 @@ SFT: Mapping[str, str] = {
 _LIST: Mapping[str, str] = {
     "score": "the scalar that verl shows: DCG@N of the relevance",
     "reward": "verl's name for the score",
-    "dcg": "the same",
+    "dcg": "DCG@N of the relevance",
     "recall": "share of the ground truths that are hit",
     "ndcg": "DCG@N over the ideal DCG@N",
     "hits": "items that are in the ground truth",

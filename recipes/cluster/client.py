@@ -25,8 +25,8 @@ def connect(address: str) -> Any:
         cluster_version = client._do_request("GET", "/api/version").json()["ray_version"]
     except AuthenticationError as error:  # status 401 or 403
         raise UserError(
-            f"RAY_ADDRESS={address}: the cluster asks for a token (Ray turns that on by itself). Set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a copy of the head node's ~/.ray/auth_token"
+            f"RAY_ADDRESS={address}: the cluster asks for a token. Copy the head node's ~/.ray/auth_token and set "
+            "RAY_AUTH_MODE=token (and RAY_AUTH_TOKEN_PATH, where the copy lies elsewhere)"
         ) from error
     except Exception as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -29,10 +29,11 @@ PATHS = {  # variable -> key in conf/<recipe>.yaml with its default
     "CATALOG_FILE": "convrec.catalog_file",
     "SAVE_PATH": "trainer.default_local_dir",
 }
-# What else of the caller's environment a job needs: how libraries behave there. Never what looks like a secret.
+# What else of the caller's environment a job needs: how libraries, and SIGTERM, behave there. Never what looks like a
+# secret.
 SETTINGS = re.compile(
     r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|PYTORCH|SWANLAB|WANDB|TQ)_\w+|HF_HOME|HF_ENDPOINT"
-    r"|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|(?i:(https?|all|no)_proxy)"
+    r"|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
 )
 SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 PASSWORD_IN_URL = re.compile(r":\S*@")  # http://user:password@proxy:3128

@@ -259,7 +259,7 @@ VARIABLES: tuple[Variable, ...] = (
         _both("trainer.logger", "trainer.logger"),
         _some_of(*TRACKERS),
         "console, plus swanlab when its key is set",
-        "verl's trackers, comma-separated",
+        f"verl's trackers, comma-separated: {', '.join(TRACKERS)}",
     ),
     Variable(
         "WATCHDOG",
@@ -296,6 +296,10 @@ JUDGE_DEFAULTS = {
     "MAX_PROMPT_LENGTH": "4096",
     "MAX_RESPONSE_LENGTH": "2048",
 }
+# where it is not the help above
+JUDGE_HELP = {
+    "MU": "passes over a rollout batch, of four updates each (of one where TRAIN_BATCH_SIZE is no multiple of 4)",
+}
 
 
 def defaults_of(recipe: Recipe) -> dict[str, tuple[str, str]]:
@@ -308,7 +312,8 @@ def defaults_of(recipe: Recipe) -> dict[str, tuple[str, str]]:
             default = JUDGE_DEFAULTS.get(variable.name, variable.default) if is_judge else variable.default
             parts = default.split(" / ")
             which = recipe.name.endswith("pairwise") if is_judge and variable.name in JUDGE_DEFAULTS else place
-            rows[variable.name] = (parts[which] if len(parts) == 2 else default, variable.help)
+            text = JUDGE_HELP.get(variable.name, variable.help) if is_judge else variable.help
+            rows[variable.name] = (parts[which] if len(parts) == 2 else default, text)
     return rows
 
 
@@ -346,5 +351,5 @@ def judge_table() -> str:
     for variable in VARIABLES:
         if variable.keys_of(POINTWISE_JUDGE):
             default = JUDGE_DEFAULTS.get(variable.name, variable.default)
-            rows.append(f"| `{variable.name}` | {default} | {variable.help} |")
+            rows.append(f"| `{variable.name}` | {default} | {JUDGE_HELP.get(variable.name, variable.help)} |")
     return "\n".join(rows)
