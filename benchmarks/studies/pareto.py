@@ -25,8 +25,10 @@ MEASURES = {"coverage": "coverage: share of the catalog that is recommended", "p
 LABELS = {
     "sft": "SFT, the start",
     "relevance": "relevance",
-    "parts_0.1": "+ 0.1 diversity - 0.1 popularity",
-    "parts_0.3": "+ 0.3 diversity - 0.3 popularity",
+    "summed_0.1": "summed: + 0.1 diversity - 0.1 popularity",
+    "summed_0.3": "summed: + 0.3, - 0.3",
+    "normalised_0.1": "each normalised: + 0.1, - 0.1",
+    "normalised_0.3": "each normalised: + 0.3, - 0.3",
 }
 
 
