@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RELEVANCE = "relevance"
 DIVERSITY = "diversity"
 OF_MENTIONS = ("novelty", "popularity")
-COMBINATIONS = ("sum", "normalised")
+COMBINATIONS = ("normalised", "sum")
 SETTING = "convrec.rewards"  # for messages
 
 REWARD_PARTS: dict[str, str] = {  # name -> its return r_k

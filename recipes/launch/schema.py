@@ -84,7 +84,9 @@ class RankGRPOSettings(RLSettings, ListSettings):
         None, REWARDS.or_null(), "parts of the rank reward and their weights; null: relevance alone"
     )
     reward_combination: str = setting(
-        "sum", one_of(COMBINATIONS), "parts are summed, or each is normalised within prompt and rank and then summed"
+        "normalised",
+        one_of(COMBINATIONS),
+        "each part is normalised within prompt and rank and then summed, or parts are summed first",
     )
     preset: str = setting("paper", one_of(("paper", "reference")), "eq. 6, or the public code's behaviour")
     constrained: bool = setting(False, BOOLEAN, "lists are of the catalog only, and so is the policy that trains")

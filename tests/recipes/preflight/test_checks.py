@@ -175,7 +175,7 @@ CORRECTION, FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
                 "convrec.reward_combination=normalised",
                 "algorithm.norm_adv_by_std_in_grpo=false",
             ],
-            "leaves the same as sum: use one of the two",
+            "leaves the same as sum: give convrec.reward_combination=sum",
         ),
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=rank"], "would weight by nothing"),
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"], "leave it ppo_clip"),
