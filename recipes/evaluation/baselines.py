@@ -1,6 +1,7 @@
 """Baselines scored as a model is: popularity, retrieval from similar training conversations, what the conversation
 names, a model behind an API; and the probes of what a model knows without the conversation."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,7 +127,9 @@ def api_answers(
     store = Store(what, prompts, path)
     replies: list[Reply] = []
     if missing := store.missing():
-        client = LLM(served, cache=path.parent / "api_answers")
+        # the client's own keys leave the address out; here another server's model of that name is another model
+        of_server = hashlib.sha256(served.base_url.encode()).hexdigest()[:12]
+        client = LLM(served, cache=path.parent / "api_answers" / of_server)
         replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
         store.keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
     if refused := [reply for reply in replies if reply.error]:

@@ -73,7 +73,8 @@ def _check_reward_parts(config: DictConfig, catalog: Catalog) -> None:
     if ours.reward_combination == "normalised" and not config.algorithm.get("norm_adv_by_std_in_grpo", True):
         raise UserError(
             "convrec.reward_combination=normalised divides each part by its standard deviation, which "
-            "algorithm.norm_adv_by_std_in_grpo=false takes away, and leaves the same as sum: give convrec.reward_combination=sum"
+            "algorithm.norm_adv_by_std_in_grpo=false takes away, and leaves the same as sum: give "
+            "convrec.reward_combination=sum"
         )
     # Raises what the reward would in training. Of counts that training makes, any will do.
     RewardParts(ours.rewards, catalog, ours.catalog_file, mentions_M=[0] * len(catalog))
