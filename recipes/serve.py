@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
+from convrec.lists.catalog import SUFFIXES
 from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key, is_loopback
 
 STATE = Path("outputs/serve")
@@ -39,7 +40,7 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     for catalog in catalogs:
         if not Path(catalog).is_file():
             raise UserError(f"--catalog {catalog}: no such file")
-        if Path(catalog).suffix not in (".parquet", ".pkl", ".pickle"):  # what load_catalog reads
+        if Path(catalog).suffix not in SUFFIXES:
             raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
     catalogs = catalogs * len(given) if len(catalogs) == 1 else catalogs
     pairs = [*zip(given, catalogs, strict=True), *((judge, None) for judge in options.judge or [])]

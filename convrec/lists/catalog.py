@@ -11,6 +11,8 @@ from convrec.lists.ranks import NO_YEAR
 from convrec.lists.titles import fold, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
+PICKLES = (".pkl", ".pickle")
+SUFFIXES = (".parquet", *PICKLES)  # of a catalog's file
 # Read from parquet; the first two must be there.
 COLUMNS = ("title", "year", "mentions", "item_id", "genres", "display")
 
@@ -138,7 +140,7 @@ def load_catalog(path: str | Path) -> Catalog:
         raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")
     if path.suffix == ".parquet":
         return _load_parquet(path)
-    if path.suffix in (".pkl", ".pickle"):
+    if path.suffix in PICKLES:
         try:
             entries = read_pickle(path.read_bytes())
         except UserError as error:

@@ -8,7 +8,7 @@ from convrec.constrained.catalog_trie import catalog_trie, excluded_items
 from convrec.errors import UserError
 from convrec.generation.answers import Answer
 from convrec.generation.generate import Constraint
-from convrec.lists.catalog import load_catalog
+from convrec.lists.catalog import SUFFIXES, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, parse_item, split_lines
 from convrec.lists.settings import ListSettings
@@ -73,7 +73,7 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
     """
     if not file.is_file():
         raise UserError(f"--allow {file}: no such file")
-    if file.suffix in (".parquet", ".pkl", ".pickle"):
+    if file.suffix in SUFFIXES:
         part = load_catalog(file)
         named = [
             (f"row {row}", item)

@@ -32,6 +32,8 @@ from recipes.evaluation.split import Split
 
 Scored = list[dict[str, Any]]
 OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines and probes
+# settings of an evaluation by which the lists of one model get other figures
+SCORED_WITH = ("num_items", "ks", "protocols", "matching", "year_tolerance", "fuzzy_cutoff", "delimiter", "limit")
 USUAL = 0.9  # share of lists of one length from which on it is what the model was trained for
 
 

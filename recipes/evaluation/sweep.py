@@ -23,27 +23,13 @@ from convrec.generation.placement import Opened, Placement
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
-from recipes.evaluation.scoring import constrained_gain, model_line
+from recipes.evaluation.scoring import SCORED_WITH, constrained_gain, model_line
 from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.slices import slice_lines
 
 # evaluate's options that change figures: two sweeps that differ in one must not share a folder
-SETTINGS = (
-    "num_items",
-    "ks",
-    "protocols",
-    "matching",
-    "year_tolerance",
-    "fuzzy_cutoff",
-    "delimiter",
-    "limit",
-    "seed",
-    "max_prompt_length",
-    "max_response_length",
-    "constrained",
-    "allow",
-)
+SETTINGS = (*SCORED_WITH, "seed", "max_prompt_length", "max_response_length", "constrained", "allow")
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:

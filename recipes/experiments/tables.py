@@ -12,27 +12,13 @@ import numpy as np
 from convrec.files import read_json, write_text
 from convrec.report.curves import write_csv
 from recipes.evaluation.beyond_accuracy import MEASURES
-from recipes.evaluation.scoring import constrained_gain, model_line
+from recipes.evaluation.scoring import SCORED_WITH, constrained_gain, model_line
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_file import Run
 from recipes.experiments.pairs import pairs
 
-# what figures depend on, of an evaluation's settings
-COMPARABLE = (
-    "data",
-    "catalog",
-    "sha256",
-    "num_items",
-    "ks",
-    "protocols",
-    "matching",
-    "year_tolerance",
-    "fuzzy_cutoff",
-    "delimiter",
-    "limit",
-    "max_tokens",
-    "max_prompt_tokens",
-)
+# of an evaluation's settings; sha256 is of what the files held
+COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
 CONSTRAINED = "{} constrained gain"  # a column of table.csv
 Column = tuple[str, Callable[[Sequence[Mapping[str, Any]], str], str], str]  # title, cell of a variant's rows, of what
 
