@@ -112,7 +112,8 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
             _draw(axis, chart)
             axis.set_title(chart.title)
             if chart.ordered:
-                axis.legend(fontsize=8, frameon=False)
+                # beside the lines, not over them
+                axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         if legend_rows:
             handles = [Line2D([], [], label=name, **_style(index, False)) for index, name in enumerate(names)]
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
