@@ -47,7 +47,7 @@ def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("NDCG@20")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     with written_whole(path) as partial:
         figure.savefig(partial, dpi=130, format="png")
 
