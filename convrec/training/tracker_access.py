@@ -5,9 +5,11 @@ SWANLAB_MODE says. What an offline tracker keeps is uploaded later: `swanlab syn
 """
 
 import base64
+import http.client
 import json
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -65,21 +67,43 @@ def _question(tracker: str, environment: Mapping[str, str]) -> Callable[[float],
     if tracker == "swanlab":
         url = environment.get("SWANLAB_API_HOST") or "https://api.swanlab.cn"
         key = environment.get("SWANLAB_API_KEY", "")
-        request = urllib.request.Request(f"{url}/api/login/api_key", b"", {"authorization": key})
-        return lambda seconds: _answer(request, seconds, "SWANLAB_API_KEY" if key else None)
+        return _asker(url, "/api/login/api_key", b"", {"authorization": key}, "SWANLAB_API_KEY" if key else None)
     if tracker == "wandb":
         url = environment.get("WANDB_BASE_URL") or "https://api.wandb.ai"
         key = environment.get("WANDB_API_KEY", "")
-        token = base64.b64encode(f"api:{key}".encode()).decode()
-        headers = {"authorization": f"Basic {token}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{url}/graphql", b'{"query": "query { viewer { id } }"}', headers)
-        return lambda seconds: _answer(request, seconds, "WANDB_API_KEY" if key else None)
+        headers = {"authorization": _basic(f"api:{key}"), "content-type": "application/json"}
+        body = b'{"query": "query { viewer { id } }"}'
+        return _asker(url, "/graphql", body, headers, "WANDB_API_KEY" if key else None)
     if tracker == "clearml" and environment.get("CLEARML_OFFLINE_MODE") != "1":
-        url = environment.get("CLEARML_API_HOST") or "https://api.clear.ml"
-        return lambda seconds: _answer(urllib.request.Request(url), seconds, None)
+        return _asker(environment.get("CLEARML_API_HOST") or "https://api.clear.ml")
     if tracker == "mlflow" and (url := environment.get("MLFLOW_TRACKING_URI", "")).startswith("http"):
-        return lambda seconds: _answer(urllib.request.Request(url), seconds, None)
+        return _asker(url)
     return None
+
+
+def _asker(
+    url: str,
+    path: str = "",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    key: str | None = None,
+) -> Callable[[float], str]:
+    """What asks this server. A name and password in the address go into a header, as http.client cannot read them,
+    and never into what is said."""
+    parts = urllib.parse.urlsplit(url)
+    login, _, host = parts.netloc.rpartition("@")
+    server, sent = f"{parts.scheme}://{host}", dict(headers or {})
+    if parts.scheme not in ("http", "https") or not host:
+        shown = url.rpartition("@")[2]
+        return lambda seconds: f"{shown} is no address; it begins with http:// or https://"
+    if login:
+        sent.setdefault("authorization", _basic(urllib.parse.unquote(login)))
+    request = urllib.request.Request(f"{server}{parts.path}{path}", body, sent)
+    return lambda seconds: _answer(request, seconds, key)
+
+
+def _basic(login: str) -> str:
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
 def _find_problem(tracker: str, ask: Callable[[float], str], seconds: float, problems: dict[str, str]) -> None:
@@ -94,7 +118,7 @@ def _answer(request: urllib.request.Request, seconds: float, key: str | None) ->
             text = response.read(100_000)
     except urllib.error.HTTPError as error:
         return f"{server} refuses {key} ({error.code})" if key else ""  # it is there
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return f"{server} cannot be reached ({one_line(error)})"
     if key == "WANDB_API_KEY" and not _viewer(text):
         return f"{server} refuses {key}"

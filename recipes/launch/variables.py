@@ -30,6 +30,8 @@ def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted:
 
 
 _integer = _number(int, lambda value: True, "an integer")
+# numpy takes up to 2^32 - 1, and a replica adds its number
+_seed = _number(int, lambda value: 0 <= value < 2**31, "an integer from 0 to 2147483647")
 _positive_int = _number(int, lambda value: value > 0, "a positive integer")
 _positive_float = _number(float, lambda value: value > 0, "a positive number")
 _non_negative_float = _number(float, lambda value: value >= 0, "a number of at least 0")
@@ -271,7 +273,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SEED",
         _both(("trainer.seed", "data.seed"), "data.seed"),
-        _integer,
+        _seed,
         "3407",
         "of data order and sampling",
     ),

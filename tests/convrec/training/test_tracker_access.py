@@ -71,6 +71,27 @@ def test_a_key_that_is_refused_goes_on_offline(server: tuple[str, list], tmp_pat
     assert "bad" not in "".join(warnings)
 
 
+def test_a_password_in_an_address_is_sent_as_a_header_and_never_said(server: tuple[str, list], tmp_path: Path) -> None:
+    address, asked = server
+    with_login = address.replace("://", "://api:good@")
+    variables = environment(with_login, "") | {"SWANLAB_API_KEY": "x"}
+    assert go_offline_where_needed(["mlflow"], tmp_path, variables) == []  # http.client takes the name for the host
+    assert variables["MLFLOW_TRACKING_URI"] == with_login
+    warnings = go_offline_where_needed(["swanlab"], tmp_path, variables)
+    assert warnings == [f"swanlab goes on offline: {address} refuses SWANLAB_API_KEY (401)"]
+    assert asked == [("/api/login/api_key", "x")]
+    gone = {"MLFLOW_TRACKING_URI": "http://alice:s3cret@127.0.0.1"}
+    (warning,) = go_offline_where_needed(["mlflow"], tmp_path, gone)
+    assert warning.startswith("mlflow goes on offline: http://127.0.0.1 cannot be reached")
+
+
+def test_an_address_without_a_scheme_is_named(tmp_path: Path) -> None:
+    variables = {"HOME": "/nowhere", "WANDB_API_KEY": "k", "WANDB_BASE_URL": "wandb.example.org"}
+    assert go_offline_where_needed(["wandb"], tmp_path, variables) == [
+        "wandb goes on offline: wandb.example.org is no address; it begins with http:// or https://"
+    ]
+
+
 def test_a_server_that_is_not_there_or_does_not_answer_goes_on_offline(tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
