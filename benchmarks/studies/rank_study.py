@@ -16,12 +16,12 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from convrec.errors import UserError
 from convrec.files import write_text, written_whole
@@ -29,6 +29,7 @@ from convrec.lists.metrics import paired
 from convrec.report.curves import Series, read_curves
 from convrec.runs.folder import saved_steps
 from recipes import matrix
+from recipes.evaluation.gains import rows_of
 from recipes.evaluation.single import evaluate
 from recipes.experiments.here import evaluation_of
 from recipes.experiments.matrix_file import Run, read_matrix, runs_of
@@ -70,14 +71,11 @@ class Trained:
         return {step: self.near("actor/kl", step) for step in saved_steps(self.folder)}
 
 
-def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
-    """sample_id -> row of an evaluation."""
-    return {row["sample_id"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
-
-
-def by_band(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Recall that the ranks of each band add."""
-    recall = {k: np.nanmean([row[f"recall@{k}"] for row in rows.values()]) for k in (5, 10, 15, 20)}
+@cache
+def recall_by_band(folder: Path) -> dict[str, float]:
+    """Recall of an evaluation that the ranks of each band add."""
+    rows = rows_of(folder).values()
+    recall = {k: np.nanmean([row[f"recall@{k}"] for row in rows]) for k in (5, 10, 15, 20)}
     return {band: float(recall[last] - recall.get(first, 0.0)) for band, (first, last) in BANDS.items()}
 
 
@@ -87,7 +85,7 @@ def difference(seeds: Sequence[tuple[Path, Path]]) -> dict[str, tuple[float, flo
     differences (NaN of one seed)."""
     means_of_seeds, rows = [], []
     for minuend, subtrahend in seeds:
-        pair = read_rows(minuend), read_rows(subtrahend)
+        pair = rows_of(minuend), rows_of(subtrahend)
         values_RM = np.array([[pair[0][at][m] - pair[1][at][m] for m in (NDCG, RECALL)] for at in pair[1]])
         means_of_seeds.append(np.nanmean(values_RM, axis=0))
         rows.append(values_RM)
@@ -143,27 +141,27 @@ class Study:
                 yield one, other, [(self.runs[one][seed], self.runs[other][seed]) for seed in sorted(seeds)]
 
     def checkpoint(self, trained: Trained, step: int) -> Path:
-        """The evaluation of this checkpoint, made where there is none."""
+        """The folder of this checkpoint's evaluation, which is made; lists that are there are used again."""
         if step == max(saved_steps(trained.folder)):
             return self.evaluation(trained.run.name)
+        print(f"== {trained.run.name}, step {step}", file=sys.stderr)
         out = self.out / "equal_kl" / f"{trained.run.name}_step_{step}"
-        if not (out / "rows.parquet").exists():
-            print(f"== {trained.run.name}, step {step}", file=sys.stderr)
-            options = evaluation_of(trained.run, self.out, self.matrix["evaluate"])
-            evaluate(**options | {"model": trained.folder / f"global_step_{step}", "out": out, "against": None})
+        options = evaluation_of(trained.run, self.out, self.matrix["evaluate"])
+        evaluate(**options | {"model": trained.folder / f"global_step_{step}", "out": out, "against": None})
         return out
 
     def variants_table(self) -> list[str]:
         titles = ("seeds", NDCG, RECALL, *(f"recall {band}" for band in BANDS), "KL", "entropy", "repeats", "items")
         lines = _header("variant", *titles)
         starts = dict(pair for of in self.starts.values() for pair in of.items())
-        lines.append(_row("the start", len(starts), *_accuracy([read_rows(path) for path in starts.values()])))
+        lines.append(_row("the start", len(starts), *_accuracy([*starts.values()])))
         for variant, of_seeds in self.runs.items():
             trained = list(of_seeds.values())
-            rows = [read_rows(self.evaluation(one.run.name)) for one in trained]
+            evaluations = [self.evaluation(one.run.name) for one in trained]
             names = ("actor/kl", "actor/entropy", "rank_grpo/duplicates", "rank_grpo/num_items")
             sampled = [[one.near(name, max(saved_steps(one.folder))) for name in names] for one in trained]
-            lines.append(_row(variant, len(rows), *_accuracy(rows), *(f"{v:.3f}" for v in np.mean(sampled, axis=0))))
+            means = (f"{value:.3f}" for value in np.mean(sampled, axis=0))
+            lines.append(_row(variant, len(trained), *_accuracy(evaluations), *means))
         return lines
 
     def contrasts_table(self) -> list[str]:
@@ -194,7 +192,8 @@ class Study:
         levels = (first + last) / 2, last
         lines = _header("steps to NDCG on validation of", *(f"{level:.4f}" for level in levels))
         for variant, curve in curves.items():
-            lines.append(_row(variant, *(first_passing(curve, level) or "not" for level in levels)))
+            steps = [first_passing(curve, level) for level in levels]
+            lines.append(_row(variant, *("not" if step is None else step for step in steps)))
         return lines
 
     def draw(self, path: Path) -> None:
@@ -212,14 +211,8 @@ class Study:
                 kl = one.kl_of_step
                 points = sorted((kl[step], one.curves["val/ndcg"][step]) for step in kl)
                 over_kl.plot(*zip(*points, strict=True), "o-", color=colour, ms=3, lw=0.7)
-            gains = [
-                [
-                    by_band(read_rows(self.evaluation(one.run.name)))[b]
-                    - by_band(read_rows(self.starts[variant][seed]))[b]
-                    for b in BANDS
-                ]
-                for seed, one in of_seeds.items()
-            ]
+            pairs = [(self.evaluation(one.run.name), self.starts[variant][seed]) for seed, one in of_seeds.items()]
+            gains = [[recall_by_band(run)[b] - recall_by_band(start)[b] for b in BANDS] for run, start in pairs]
             spread = np.std(gains, axis=0, ddof=1) if len(gains) > 1 else np.zeros(len(BANDS))
             bands.bar(np.arange(len(BANDS)) + number * width, np.mean(gains, axis=0), width, yerr=spread, color=colour)
         for axis, x, y in (
@@ -230,6 +223,9 @@ class Study:
             axis.set(xlabel=x, ylabel=y)
             axis.grid(alpha=0.3)
         over_kl.set_xscale("log")
+        over_kl.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        over_kl.xaxis.set_major_formatter("{x:g}")
+        over_kl.xaxis.set_minor_locator(NullLocator())
         bands.set_xticks(np.arange(len(BANDS)) + 0.4 - width / 2, list(BANDS))
         figure.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
         with written_whole(path) as partial:
@@ -244,11 +240,11 @@ def _row(*cells: object) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def _accuracy(seeds: Sequence[Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+def _accuracy(evaluations: Sequence[Path]) -> Iterator[str]:
     for name in (NDCG, RECALL):
-        values = [np.nanmean([row[name] for row in rows.values()]) for rows in seeds]
+        values = [np.nanmean([row[name] for row in rows_of(folder).values()]) for folder in evaluations]
         yield f"{np.mean(values):.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
-    added = [by_band(rows) for rows in seeds]
+    added = [recall_by_band(folder) for folder in evaluations]
     yield from (f"{np.mean([of[band] for of in added]):.4f}" for band in BANDS)
 
 

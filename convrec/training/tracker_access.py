@@ -90,15 +90,18 @@ def _asker(
 ) -> Callable[[float], str]:
     """What asks this server. A name and password in the address go into a header, as http.client cannot read them,
     and never into what is said."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # a bracket without its other half
+        parts = urllib.parse.urlsplit("")
     login, _, host = parts.netloc.rpartition("@")
-    server, sent = f"{parts.scheme}://{host}", dict(headers or {})
     if parts.scheme not in ("http", "https") or not host:
         shown = url.rpartition("@")[2]
         return lambda seconds: f"{shown} is no address; it begins with http:// or https://"
+    sent = dict(headers or {})
     if login:
         sent.setdefault("authorization", _basic(urllib.parse.unquote(login)))
-    request = urllib.request.Request(f"{server}{parts.path}{path}", body, sent)
+    request = urllib.request.Request(f"{parts.scheme}://{host}{parts.path}{path}", body, sent)
     return lambda seconds: _answer(request, seconds, key)
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.studies.rank_study import NDCG, RECALL, by_band, difference, equal_kl, first_passing, read_rows
+from benchmarks.studies.rank_study import NDCG, RECALL, difference, equal_kl, first_passing, recall_by_band
 
 
 def evaluation(folder: Path, ndcg: list[float]) -> Path:
@@ -58,4 +58,4 @@ def test_bands_share_out_the_recall(tmp_path: Path) -> None:
     folder.mkdir()
     row = {"sample_id": "s", "recall@5": 0.25, "recall@10": 0.25, "recall@15": 0.75, "recall@20": 1.0}
     pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
-    assert by_band(read_rows(folder)) == {"1-5": 0.25, "6-10": 0.0, "11-15": 0.5, "16-20": 0.25}
+    assert recall_by_band(folder) == {"1-5": 0.25, "6-10": 0.0, "11-15": 0.5, "16-20": 0.25}

@@ -85,10 +85,11 @@ def test_a_password_in_an_address_is_sent_as_a_header_and_never_said(server: tup
     assert warning.startswith("mlflow goes on offline: http://127.0.0.1 cannot be reached")
 
 
-def test_an_address_without_a_scheme_is_named(tmp_path: Path) -> None:
-    variables = {"HOME": "/nowhere", "WANDB_API_KEY": "k", "WANDB_BASE_URL": "wandb.example.org"}
+@pytest.mark.parametrize("address", ["wandb.example.org", "http://[half"])
+def test_what_is_no_address_is_named(tmp_path: Path, address: str) -> None:
+    variables = {"HOME": "/nowhere", "WANDB_API_KEY": "k", "WANDB_BASE_URL": address}
     assert go_offline_where_needed(["wandb"], tmp_path, variables) == [
-        "wandb goes on offline: wandb.example.org is no address; it begins with http:// or https://"
+        f"wandb goes on offline: {address} is no address; it begins with http:// or https://"
     ]
 
 
