@@ -30,9 +30,9 @@ def main() -> int:
             training = f"{{{','.join(RECIPES)}}} [--detach] [hydra overrides]"
             say(f"usage: python -m recipes.submit {training} | --follow JOB | --stop JOB")
             return 2
-        if (status := dry_run.answer(RECIPES[arguments[0]], arguments[1:])) is not None:
-            return status
         overrides = [argument for argument in arguments[1:] if argument != "--detach"]
+        if (status := dry_run.answer(RECIPES[arguments[0]], overrides)) is not None:
+            return status
         return submit(RECIPES[arguments[0]], overrides, detach="--detach" in arguments)
     except UserError as error:
         say(f"error: {error}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from convrec.errors import UserError
 from convrec.lists import user_rewards
@@ -33,7 +34,7 @@ PATHS = {  # variable -> key in conf/<recipe>.yaml with its default
 # secret.
 SETTINGS = re.compile(
     r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|PYTORCH|SWANLAB|WANDB|TQ)_\w+|HF_HOME|HF_ENDPOINT"
-    r"|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
+    r"|CLEARML_\w+|TENSORBOARD_DIR|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
 )
 SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 PASSWORD_IN_URL = re.compile(r":\S*@")  # http://user:password@proxy:3128
@@ -42,9 +43,10 @@ NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VL
 HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 
 
-def job_environment(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, str]:
+def job_environment(recipe: Recipe, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> dict[str, str]:
     """The variables as the job must see them: relative paths, defaults too, would point into the unpacked copy.
 
+    arguments: overrides of the command line, which may name the model that the run folder is called after.
     Raises UserError for a path of a user that is not known here.
     """
     defaults = yaml.safe_load((settings.CONF / f"{recipe.name}.yaml").read_text())
@@ -57,8 +59,9 @@ def job_environment(recipe: Recipe, environment: Mapping[str, str]) -> dict[str,
     for name, key in PATHS.items():
         section, entry = key.split(".")
         default = defaults.get(section, {}).get(entry)
-        if name == "SAVE_PATH":
-            model = values.get("MODEL_PATH") or _variable_default("MODEL_PATH")
+        if name == "SAVE_PATH" and not values.get(name):
+            config = settings.compose_files(recipe, arguments, environment=environment)
+            model = OmegaConf.select(config, recipe.requirements.model_key)
             default = f"checkpoints/{recipe.name}/{Path(model).name}"
         if name in known and (values.get(name) or default):
             values[name] = _absolute(name, values.get(name) or default)
@@ -77,6 +80,8 @@ def _is_setting(name: str) -> bool:
 
 
 def _absolute(name: str, text: str) -> str:
+    if text.startswith("file:"):  # MLflow's; with two slashes it is an address
+        return "file:" + _absolute(name, text.removeprefix("file:"))
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise UserError(f"{name}={text}: there is no such user here: give an absolute path")
@@ -86,10 +91,6 @@ def _absolute(name: str, text: str) -> str:
 def _is_hub_id(text: str) -> bool:
     """organisation/name, and nothing here goes by that name."""
     return text.count("/") == 1 and text[0] not in "./~" and not Path(text.split("/")[0]).is_dir()
-
-
-def _variable_default(name: str) -> str:
-    return next(variable.default for variable in VARIABLES if variable.name == name)
 
 
 def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
@@ -134,14 +135,16 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def runtime_environment(recipe: Recipe, environment: Mapping[str, str], reward: str = "") -> dict[str, Any]:
+def runtime_environment(
+    recipe: Recipe, environment: Mapping[str, str], reward: str = "", arguments: Sequence[str] = ()
+) -> dict[str, Any]:
     """runtime_env.yaml with this folder as what is uploaded, and the caller's variables.
 
     reward: `convrec.reward`; the package or module of one of the user's own is uploaded too.
     """
     runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
     runtime_env["working_dir"] = str(HERE)
-    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **job_environment(recipe, environment)}
+    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **job_environment(recipe, environment, arguments)}
     if user_rewards.is_user_reward(reward):
         _upload_too(runtime_env, user_rewards.own_sources(reward))
     return runtime_env

@@ -60,7 +60,7 @@ def submit_training(
 
     reward: `reward_of` its settings.
     """
-    runtime_env = runtime_environment(recipe, environment, reward)
+    runtime_env = runtime_environment(recipe, environment, reward, arguments)
     runtime_env["env_vars"][SUBMISSION_VARIABLE] = job
     save_path = runtime_env["env_vars"]["SAVE_PATH"]
     for name in withheld(environment):

@@ -14,7 +14,7 @@ from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, step_metrics, supervisor
 from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
-from recipes.launch import dry_run
+from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
 from recipes.launch.full_disk import explanation
@@ -70,6 +70,8 @@ def _run(
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
+    if done:
+        warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
     made_up = _made_up(run_folder, done, config.trainer)
     if done and not made_up and not is_logged(run_folder, done):  # a checkpoint of an earlier version
         console.say(

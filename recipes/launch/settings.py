@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
+from convrec.runs.folder import latest_step, read_config, setting
 from recipes.launch import schema
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES, Recipe
@@ -98,7 +99,12 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
         model_config.override_config.setdefault("attn_implementation", attention)
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe.name}/{Path(model).name}")
+    run_folder = Path(config.trainer.default_local_dir)
+    if config.data.train_batch_size is None and latest_step(run_folder):  # a run that is resumed keeps its batch
+        config.data.train_batch_size = setting(read_config(run_folder), "data.train_batch_size")
     complete_batch_size(config)
+    if config.trainer.test_freq == 0:
+        config.trainer.test_freq = -1  # as much as never: verl's SFT divides by it
     if recipe.uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init

@@ -166,10 +166,18 @@ VARIABLES: tuple[Variable, ...] = (
         "the run folder: checkpoints, metrics, log; an unfinished run there is resumed",
     ),
     Variable(
-        "SAVE_FREQ", _both("trainer.save_freq", "trainer.save_freq"), _integer, "100 / 200", "steps between checkpoints"
+        "SAVE_FREQ",
+        _both("trainer.save_freq", "trainer.save_freq"),
+        _positive_int,
+        "100 / 200",
+        "steps between checkpoints; the last step is always saved",
     ),
     Variable(
-        "TEST_FREQ", _both("trainer.test_freq", "trainer.test_freq"), _integer, "100 / 200", "steps between validations"
+        "TEST_FREQ",
+        _both("trainer.test_freq", "trainer.test_freq"),
+        _integer,
+        "100 / 200",
+        "steps between validations; -1: SFT validates at the end alone, RL never",
     ),
     Variable(
         "SAVE_KEEP",

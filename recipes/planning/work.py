@@ -35,11 +35,12 @@ def kept_checkpoints(config: DictConfig) -> int:
 
 
 def rows_of(config: DictConfig, key: str = "train_files") -> int:
-    """Of the files that config.data names under this key. Raises OSError for one that is not there, UserError for one
-    that is no parquet."""
+    """That are read of the files that config.data names under this key. Raises OSError for a file that is not there,
+    UserError for one that is no parquet."""
     files: Any = config.data[key]
     paths = [files] if isinstance(files, str) else list(files or ())
-    return sum(map(_rows_of_file, paths))
+    rows, most = sum(map(_rows_of_file, paths)), config.data.get(key.replace("files", "max_samples"), -1)
+    return min(rows, most) if most > 0 else rows
 
 
 def _rows_of_file(path: str) -> int:

@@ -3,6 +3,7 @@
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
+from recipes.preflight.cores import rollout_devices
 
 
 def check_batch(config: DictConfig, devices: int) -> None:
@@ -31,10 +32,12 @@ def check_batch(config: DictConfig, devices: int) -> None:
             f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} x ROLLOUT_N={rollout.n}: the "
             f"responses of an update do not divide over {devices} devices: choose another TRAIN_BATCH_SIZE"
         )
-    if devices % rollout.tensor_model_parallel_size:
+    nodes, each = rollout_devices(config)
+    generating, whose = (nodes * each, "rollout") if nodes else (devices, "run")
+    if generating % rollout.tensor_model_parallel_size:
         raise UserError(
-            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {devices} devices of the run: "
-            "choose a divisor"
+            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {generating} devices of the "
+            f"{whose}: choose a divisor"
         )
 
 

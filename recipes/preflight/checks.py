@@ -143,8 +143,21 @@ def _check_orders(config: DictConfig) -> None:
     pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
 
 
+def _check_frequencies(trainer: DictConfig) -> None:
+    """Where the number is not positive, verl's RL saves nothing, the last step included."""
+    save, test = trainer.save_freq, trainer.test_freq
+    if not isinstance(save, int) or save < 1:
+        raise UserError(
+            f"trainer.save_freq={save} (SAVE_FREQ): a positive number of steps; a number above the run's steps saves "
+            "the last one alone"
+        )
+    if not isinstance(test, int):
+        raise UserError(f"trainer.test_freq={test} (TEST_FREQ): a number of steps")
+
+
 def _check_rl(config: DictConfig) -> None:
     """What every RL recipe needs of its settings."""
+    _check_frequencies(config.trainer)
     _check_reward_function(config.reward.custom_reward_function)
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
@@ -201,6 +214,7 @@ def _check_reward_function(function: DictConfig) -> None:
 
 def check_sft(config: DictConfig) -> list[str]:
     """As `check_rank_grpo`, for SFT."""
+    _check_frequencies(config.trainer)
     devices = _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS")))
     check_batch(config, devices)
     _check_model(config.model.path, {"MAX_LENGTH": config.data.max_length})
@@ -253,6 +267,11 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
         report = validate(path)
         rows += report.rows
         warnings += report.warnings
+    taken = config.data.get("train_max_samples", -1)
+    if taken > 0 and taken < rows and taken < config.data.train_batch_size:
+        raise UserError(
+            f"data.train_max_samples={taken}: fewer rows than TRAIN_BATCH_SIZE={config.data.train_batch_size}: raise it"
+        )
     if rows < config.data.train_batch_size:
         raise UserError(
             f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}: lower the "

@@ -57,10 +57,12 @@ class SFTMixin:
         # verl's Ray trainer has eight loading processes, whatever data.num_workers is
         self.train_dataloader: Any = self._loader(self.train_dataset, self.train_sampler, self.global_batch_size)
         if self.val_dataset is not None:
-            # fewer rows than a batch: verl would take none of them, and the validation loss would be no number
+            # verl would leave out what does not fill a batch, and have no number where that is all: as many batches,
+            # each smaller, leave out fewer rows than there are batches for each device
             devices = self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
-            rows = len(self.val_dataset) // devices * devices
-            self.val_dataloader = self._loader(self.val_dataset, self.val_sampler, min(self.global_batch_size, rows))
+            batches = -(-len(self.val_dataset) // self.global_batch_size)
+            rows = len(self.val_dataset) // batches // devices * devices
+            self.val_dataloader = self._loader(self.val_dataset, self.val_sampler, rows)
 
     def _loader(self, dataset: Any, sampler: Any, batch_size: int) -> StatefulDataLoader:
         return StatefulDataLoader(

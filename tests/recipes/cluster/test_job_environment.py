@@ -11,7 +11,9 @@ from ray._private.runtime_env.packaging import create_package
 from convrec.errors import UserError
 from convrec.runs import supervisor
 from recipes.cluster import job_environment
-from recipes.launch.recipe import RANK_GRPO, SFT
+from recipes.launch import settings
+from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT
+from recipes.preflight import host
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 pytestmark = pytest.mark.usefixtures("outside")
@@ -36,25 +38,48 @@ def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) 
     assert "CATALOG_FILE" not in values  # SFT has none
 
 
+def test_the_run_folder_is_named_after_the_model_as_without_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A recipe's own model, and one that an override names."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "config.json").write_text("{}")
+    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    for recipe, arguments in ((POINTWISE_JUDGE, []), (RANK_GRPO, [f"actor_rollout_ref.model.path={mine}"])):
+        here = settings.compose(recipe.name, arguments).trainer.default_local_dir
+        assert job_environment.job_environment(recipe, {}, arguments)["SAVE_PATH"] == here
+    assert here.endswith("/mine")
+
+
+def test_trackers_settings_travel_and_their_folders_are_made_absolute(tmp_path: Path) -> None:
+    given = {"TENSORBOARD_DIR": "logs", "CLEARML_WEB_HOST": "http://clearml:8080", "MLFLOW_TRACKING_URI": "file:./runs"}
+    values = job_environment.job_environment(SFT, given | {"CLEARML_API_SECRET_KEY": "a-secret"})
+    assert values["TENSORBOARD_DIR"] == str(tmp_path / "logs")
+    assert values["CLEARML_WEB_HOST"] == given["CLEARML_WEB_HOST"]
+    assert values["MLFLOW_TRACKING_URI"] == f"file:{tmp_path / 'runs'}"
+    assert "a-secret" not in values.values()
+
+
 def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
-    settings = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
-    settings[supervisor.SAVE_VARIABLE] = "1"  # how the job takes SIGTERM
+    wanted = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
+    wanted[supervisor.SAVE_VARIABLE] = "1"  # how the job takes SIGTERM
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
-    values = job_environment.job_environment(RANK_GRPO, {**settings, **others, **dict.fromkeys(SECRETS, "a-secret")})
-    assert settings.items() <= values.items()
+    values = job_environment.job_environment(RANK_GRPO, {**wanted, **others, **dict.fromkeys(SECRETS, "a-secret")})
+    assert wanted.items() <= values.items()
     assert not values.keys() & others.keys()
     assert "a-secret" not in values.values()
 
 
 def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() -> None:
-    settings = {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
-    settings |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
-    settings |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
+    wanted = {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
+    wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
+    wanted |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
-    values = job_environment.job_environment(RANK_GRPO, settings | holds_password)
-    assert settings.items() <= values.items()
+    values = job_environment.job_environment(RANK_GRPO, wanted | holds_password)
+    assert wanted.items() <= values.items()
     assert not values.keys() & holds_password.keys()
-    assert job_environment.withheld(settings | holds_password) == ["http_proxy", "HTTPS_PROXY"]
+    assert job_environment.withheld(wanted | holds_password) == ["http_proxy", "HTTPS_PROXY"]
 
 
 def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -275,6 +276,36 @@ def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: 
     warnings = runner._frequency_warnings(OmegaConf.create({"trainer": trainer}))
     assert len(warnings) == (said is not None)
     assert said is None or said in warnings[0]
+
+
+def test_a_folder_with_another_models_checkpoints_is_refused(
+    run: Callable[..., tuple[int, str]], tmp_path: Path, model: Path
+) -> None:
+    assert run(lambda config: saved(tmp_path / "run", 4))[0] == 0
+    other = tmp_path / "other" / model.name
+    shutil.copytree(model, other)
+    status, err = run(pytest.fail, MODEL_PATH=str(other))
+    assert status == 2
+    assert f"model {model}, not {other}" in err
+    status, err = run(lambda config: None, LR="0.5", SEED="8")
+    assert status == 0
+    assert "optim.lr=" in err
+    assert "and goes on with 0.5" in err
+
+
+def test_sft_is_resumed_with_the_batch_that_it_was_started_with(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """96 a device, where nobody says it: two devices would have 192."""
+    seen = []
+
+    def train(config: DictConfig) -> None:
+        seen.append(config.data.train_batch_size)
+        saved(tmp_path / "run", 4)
+
+    assert run(train)[0] == 0
+    assert run(lambda config: seen.append(config.data.train_batch_size), N_GPUS_PER_NODE="2")[0] == 0
+    assert seen == [96, 96]
 
 
 def test_checkpoints_that_an_earlier_start_kept_are_not_removed_unasked(

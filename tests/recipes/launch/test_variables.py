@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "VAL_FILE": ("relative/val.parquet", os.path.abspath("relative/val.parquet")),
     "CATALOG_FILE": ("~/catalog.parquet", os.path.expanduser("~/catalog.parquet")),
     "SAVE_PATH": ("/runs/with space", "/runs/with space"),
-    "SAVE_FREQ": ("-1", -1),
+    "SAVE_FREQ": ("5", 5),
     "TEST_FREQ": ("7", 7),
     "SAVE_KEEP": ("2", 2),
     "N_GPUS_PER_NODE": ("3", 3),
@@ -135,7 +135,7 @@ def test_command_line_wins_over_the_variable(
         ("LR", "nan", "a positive number"),
         ("KL_LOSS_COEF", "-1e-3", "at least 0"),
         ("GPU_MEMORY_UTILIZATION", "80", "at most 1"),
-        ("SAVE_FREQ", "often", "an integer"),
+        ("SAVE_FREQ", "often", "a positive integer"),
         ("SAVE_KEEP", "0", "a positive integer, or all"),
     ],
 )

@@ -161,7 +161,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     return start
 
 
-@pytest.mark.parametrize(("rows", "taken"), [(1, [1]), (3, [3]), (4, [4]), (9, [4, 4])])
+@pytest.mark.parametrize(("rows", "taken"), [(1, [1]), (3, [3]), (4, [4]), (9, [3, 3, 3])])
 def test_a_validation_smaller_than_a_batch_is_taken_whole(train: Any, rows: int, taken: list[int]) -> None:
     """The loss of this model is the number of rows of its batch; verl leaves out what does not fill one."""
     train(validation=rows, total_epochs=1, test_freq=-1)

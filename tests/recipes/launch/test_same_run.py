@@ -1,0 +1,66 @@
+"""A run folder is resumed as the run that it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from convrec.errors import UserError
+from convrec.runs.folder import RL_MODEL
+from recipes.launch.same_run import changes
+from recipes.launch.settings import save_config
+
+
+def settings(**changed: Any) -> Any:
+    config = OmegaConf.create(
+        {
+            "run": {"recipe": "rank_grpo", "algorithm": "rank_grpo"},
+            "data": {"train_files": "a.parquet", "train_batch_size": 16},
+            "actor_rollout_ref": {"model": {"path": "models/a"}, "actor": {"optim": {"lr": 1e-3}}},
+            "convrec": {"reward": "exp_inf", "gamma": None, "watchdog_seconds": 300},
+            "trainer": {"total_training_steps": 100, "nnodes": 1},
+        }
+    )
+    for key, value in changed.items():
+        OmegaConf.update(config, key.replace("__", "."), value)
+    return config
+
+
+def test_more_steps_on_more_nodes_are_the_same_run(tmp_path: Path) -> None:
+    save_config(settings(), tmp_path)
+    now = settings(trainer__total_training_steps=200, trainer__nnodes=2, convrec__watchdog_seconds=600)
+    assert changes(now, tmp_path, RL_MODEL) == []
+
+
+def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path) -> None:
+    save_config(settings(), tmp_path)
+    now = settings(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
+    assert changes(now, tmp_path, RL_MODEL) == [
+        f"{tmp_path} was started with data.train_batch_size=16 and goes on with 32",
+        f"{tmp_path} was started with actor_rollout_ref.actor.optim.lr=0.001 and goes on with 0.0003",
+        f"{tmp_path} was started with convrec.reward=exp_inf and goes on with log_decay",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("actor_rollout_ref__model__path", "elsewhere/a", "model models/a, not elsewhere/a"),
+        ("run__algorithm", "grpo", "algorithm rank_grpo, not grpo"),
+        ("run__recipe", "judge_pairwise", "recipe rank_grpo, not judge_pairwise"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str) -> None:
+    save_config(settings(), tmp_path)
+    with pytest.raises(UserError, match=f"{said}. Choose another SAVE_PATH"):
+        changes(settings(**{key: value}), tmp_path, RL_MODEL)
+
+
+def test_folders_of_earlier_versions_are_resumed(tmp_path: Path) -> None:
+    """0.1 noted no algorithm, and fewer settings."""
+    earlier = settings()
+    del earlier["run"], earlier["convrec"]["gamma"]
+    assert changes(settings(), tmp_path, RL_MODEL) == []  # no config.yaml at all
+    save_config(earlier, tmp_path)
+    assert changes(settings(run__algorithm="grpo", convrec__gamma=0.5), tmp_path, RL_MODEL) == []
