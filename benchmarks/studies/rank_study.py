@@ -27,7 +27,6 @@ from convrec.errors import UserError
 from convrec.files import write_text, written_whole
 from convrec.lists.metrics import paired
 from convrec.report.curves import Series, read_curves
-from convrec.runs.folder import saved_steps
 from recipes import matrix
 from recipes.evaluation.gains import rows_of
 from recipes.evaluation.single import evaluate
@@ -68,7 +67,13 @@ class Trained:
     @property
     def kl_of_step(self) -> dict[int, float]:
         """Of each checkpoint: the KL to the start, in nats a token."""
-        return {step: self.near("actor/kl", step) for step in saved_steps(self.folder)}
+        return {step: self.near("actor/kl", step) for step in self.steps}
+
+    @property
+    def steps(self) -> list[int]:
+        """Of the checkpoints; results that were kept (kept.py) have none, and the file says which there were."""
+        every, last = (int(self.run.variables[name]) for name in ("SAVE_FREQ", "TOTAL_STEPS"))
+        return list(range(every, last + 1, every))
 
 
 @cache
@@ -142,10 +147,12 @@ class Study:
 
     def checkpoint(self, trained: Trained, step: int) -> Path:
         """The folder of this checkpoint's evaluation, which is made; lists that are there are used again."""
-        if step == max(saved_steps(trained.folder)):
+        if step == max(trained.steps):
             return self.evaluation(trained.run.name)
-        print(f"== {trained.run.name}, step {step}", file=sys.stderr)
         out = self.out / "equal_kl" / f"{trained.run.name}_step_{step}"
+        if (out / "rows.parquet").exists():
+            return out
+        print(f"== {trained.run.name}, step {step}", file=sys.stderr)
         options = evaluation_of(trained.run, self.out, self.matrix["evaluate"])
         evaluate(**options | {"model": trained.folder / f"global_step_{step}", "out": out, "against": None})
         return out
@@ -159,7 +166,7 @@ class Study:
             trained = list(of_seeds.values())
             evaluations = [self.evaluation(one.run.name) for one in trained]
             names = ("actor/kl", "actor/entropy", "rank_grpo/duplicates", "rank_grpo/num_items")
-            sampled = [[one.near(name, max(saved_steps(one.folder))) for name in names] for one in trained]
+            sampled = [[one.near(name, max(one.steps)) for name in names] for one in trained]
             means = (f"{value:.3f}" for value in np.mean(sampled, axis=0))
             lines.append(_row(variant, len(trained), *_accuracy(evaluations), *means))
         return lines

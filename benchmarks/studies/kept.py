@@ -1,0 +1,111 @@
+"""A study's results, small enough to keep: what each conversation's list got, and the curves. No models, no texts.
+
+    python benchmarks/studies/kept.py keep outputs/rank_study benchmarks/studies/results/rank_study
+    python benchmarks/studies/kept.py restore benchmarks/studies/results/rank_study outputs/rank_study
+
+A study takes longer than a lent machine may live: what is kept is restored on the next one, where the other runs are
+trained (`recipes.matrix --only`) and all of them compared (rank_study.py --as-far-as-it-is). It also shows more than a
+table of means does. A folder of results has
+
+rows.parquet     a row a conversation; `<evaluation>:<metric>`, with "" where the evaluation has no such row
+curves.parquet   run, step, metric (the name that it was logged by), value
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from convrec.errors import UserError
+from convrec.files import write_table, write_text
+from convrec.runs.folder import METRICS, read_metrics
+
+KEYS = ["sample_id", "prompt_id"]
+VALUES = [*(f"recall@{k}" for k in (5, 10, 15, 20)), "ndcg@20", "repeats", "num_truth"]
+CURVES = (
+    "actor/kl",
+    "actor/kl_loss",
+    "actor/entropy",
+    "rank_grpo/duplicates",
+    "rank_grpo/num_items",
+    "val-aux/convrec/ndcg/mean@1",
+    "val-aux/convrec/recall/mean@1",
+)
+FOLDERS = ("evaluation", "equal_kl")  # of evaluations
+
+
+def keep(out: Path, kept: Path) -> None:
+    """Write what OUT has and leave what `kept` has besides. Raises UserError where they are of other conversations."""
+    rows = _read(kept / "rows.parquet")
+    for file in sorted(file for folder in FOLDERS for file in (out / folder).glob("*/rows.parquet")):
+        name = f"{file.parent.parent.name}/{file.parent.name}"
+        table = pd.read_parquet(file, columns=[*KEYS, *VALUES])
+        if not rows.empty and not table[KEYS].equals(rows[KEYS]):
+            raise UserError(f"{file}: other conversations than those of {kept / 'rows.parquet'}")
+        values = table[VALUES].astype("float32").rename(columns={metric: f"{name}:{metric}" for metric in VALUES})
+        known = table[KEYS] if rows.empty else rows.drop(columns=values.columns, errors="ignore")
+        rows = pd.concat([known, values], axis=1)
+    if rows.empty:
+        raise UserError(f"{out}: nothing is evaluated yet")
+    curves = _read(kept / "curves.parquet")
+    for folder in sorted(file.parent for file in out.glob(f"*/{METRICS}")):
+        logged = [
+            {"run": folder.name, "step": entry["step"], "metric": metric, "value": entry[metric]}
+            for entry in read_metrics(folder)
+            for metric in CURVES
+            if metric in entry
+        ]
+        others = curves[curves["run"] != folder.name] if len(curves) else curves
+        curves = pd.concat([others, pd.DataFrame(logged)], ignore_index=True)
+    curves["value"] = curves["value"].astype("float32")
+    kept.mkdir(parents=True, exist_ok=True)
+    write_table(kept / "rows.parquet", pa.Table.from_pandas(rows, preserve_index=False))
+    write_table(kept / "curves.parquet", pa.Table.from_pandas(curves, preserve_index=False))
+
+
+def restore(kept: Path, out: Path) -> None:
+    """Into OUT's folders, as rank_study.py reads them; what OUT has already is left as it is."""
+    rows, curves = _read(kept / "rows.parquet"), _read(kept / "curves.parquet")
+    if rows.empty:
+        raise UserError(f"{kept / 'rows.parquet'}: not there; keep writes it")
+    for name in dict.fromkeys(column.split(":")[0] for column in rows.columns if ":" in column):
+        file = out / name / "rows.parquet"
+        if not file.exists():
+            of_one = rows[[*KEYS, *(f"{name}:{metric}" for metric in VALUES)]]
+            table = of_one.rename(columns=lambda column: column.rpartition(":")[2])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_table(file, pa.Table.from_pandas(table, preserve_index=False))
+    for run, of_run in curves.groupby("run"):
+        if not (out / str(run) / METRICS).exists():
+            steps: dict[int, dict[str, Any]] = {}
+            for step, metric, value in of_run[["step", "metric", "value"]].itertuples(index=False):
+                steps.setdefault(int(step), {})[metric] = float(value)
+            lines = [json.dumps({"step": step, "data": data}) for step, data in steps.items()]
+            (out / str(run) / METRICS).mkdir(parents=True)
+            write_text(out / str(run) / METRICS / "0001.jsonl", "\n".join(lines) + "\n")
+
+
+def _read(file: Path) -> pd.DataFrame:
+    return pd.read_parquet(file) if file.exists() else pd.DataFrame()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["keep", "restore"])
+    parser.add_argument("source", type=Path, help="OUT of the study, or its kept results")
+    parser.add_argument("target", type=Path, help="the other one")
+    options = parser.parse_args()
+    try:
+        (keep if options.what == "keep" else restore)(options.source, options.target)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

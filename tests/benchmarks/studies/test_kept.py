@@ -1,0 +1,64 @@
+"""A study's results are kept, and restored on another machine, where the other runs are trained."""
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from benchmarks.studies.kept import VALUES, keep, restore
+from convrec.errors import UserError
+from convrec.runs.folder import read_metrics
+from recipes.evaluation.gains import rows_of
+
+
+def evaluated(out: Path, name: str, values: list[float], run: str = "grpo-s1") -> None:
+    folder = out / name
+    folder.mkdir(parents=True)
+    rows = {"sample_id": [f"s{n}" for n in range(len(values))], "prompt_id": "p", "text": "Heat (1995)"}
+    pd.DataFrame(rows | dict.fromkeys(VALUES, values)).to_parquet(folder / "rows.parquet")
+    (out / run / "metrics").mkdir(parents=True, exist_ok=True)
+    lines = [{"step": step, "data": {"actor/kl": step / 8, "timing_s/step": 3.0}} for step in (1, 2)]
+    (out / run / "metrics" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
+    first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept"
+    evaluated(first, "evaluation/grpo-s1", [0.5, float("nan"), 0.25])
+    evaluated(first, "equal_kl/grpo-s1_step_50", [0.5, 0.75, 0.0])
+    keep(first, kept)
+    restore(kept, second)
+    evaluated(second, "evaluation/gspo-s1", [0.0, 0.5, 1.0], run="gspo-s1")
+    keep(second, kept)
+    restore(kept, first)
+    assert pd.DataFrame(rows_of(first / "evaluation" / "gspo-s1").values())["ndcg@20"].tolist() == [0.0, 0.5, 1.0]
+    for name in ("evaluation/grpo-s1", "equal_kl/grpo-s1_step_50"):
+        then, now = (
+            pd.DataFrame(rows_of(out / name).values()).drop(columns="text", errors="ignore") for out in (first, second)
+        )
+        pd.testing.assert_frame_equal(then, now, check_dtype=False)
+    assert read_metrics(second / "grpo-s1") == [{"step": 1, "actor/kl": 0.125}, {"step": 2, "actor/kl": 0.25}]
+    assert {file.parent.name for file in first.glob("*/metrics")} == {"grpo-s1", "gspo-s1"}
+
+
+def test_a_run_that_was_evaluated_again_replaces_what_was_kept(tmp_path: Path) -> None:
+    for value in (0.25, 0.5):
+        out = tmp_path / str(value)
+        evaluated(out, "evaluation/grpo-s1", [value])
+        keep(out, tmp_path / "kept")
+    assert pd.read_parquet(tmp_path / "kept" / "rows.parquet")["evaluation/grpo-s1:ndcg@20"].tolist() == [0.5]
+    assert len(pd.read_parquet(tmp_path / "kept" / "curves.parquet")) == 2
+
+
+def test_other_conversations_are_not_mixed_in(tmp_path: Path) -> None:
+    evaluated(tmp_path / "one", "evaluation/a", [0.5])
+    evaluated(tmp_path / "two", "evaluation/a", [0.5, 0.25])
+    keep(tmp_path / "one", tmp_path / "kept")
+    with pytest.raises(UserError, match="other conversations"):
+        keep(tmp_path / "two", tmp_path / "kept")
+    with pytest.raises(UserError, match="nothing is evaluated"):
+        keep(tmp_path / "none", tmp_path / "other")
+    with pytest.raises(UserError, match="keep writes it"):
+        restore(tmp_path / "other", tmp_path / "one")
