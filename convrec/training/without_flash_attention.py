@@ -16,8 +16,6 @@ SHORTEST = 0.75  # of the longest row's length: more micro-batches cost more tha
 def group_by_length(lengths: Sequence[int], max_tokens: int, num_groups: int = 1) -> list[list[int]]:
     """Rows from the longest to the shortest, cut so that no group is longer than `max_tokens` with its padding.
 
-    A row that is longer by itself is a group of its own.
-
     Args:
         num_groups: at least so many; groups with the most rows are halved until there are. At most one a row.
     """
@@ -48,29 +46,14 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
     if asked["use_remove_padding"] or not asked["use_dynamic_bsz"] or asked["force_group_size"] > 1:
         return utils.prepare_micro_batches(data, dp_group=dp_group, **options)
     lengths, limit = data["input_ids"].offsets().diff().tolist(), int(data["max_token_len_per_gpu"])
+    if max(lengths) > limit:
+        raise ValueError(f"a row of {max(lengths)} tokens is longer than a micro-batch may be, {limit} tokens")
     groups = group_by_length(lengths, limit)
     if dp_group is not None:  # FSDP gathers once a micro-batch: every process needs as many
         count = torch.tensor([len(groups)], device=get_device_name())
         torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX, group=dp_group)
         groups = group_by_length(lengths, limit, int(count))
-    return _select(data, groups), groups
-
-
-def _select(data: Any, groups: Sequence[Sequence[int]]) -> list[Any]:
-    """The rows of each group. verl's `index_select_tensor_dict` would take all nested tensors apart for each of them."""
-    from verl.utils import tensordict_utils
-
-    nested = {key: value for key, value in data.items() if isinstance(value, torch.Tensor) and value.is_nested}
-    rows_of = {key: value.unbind() for key, value in nested.items()}
-    others = data.exclude(*nested)
-    parts = []
-    for group in groups:
-        part = tensordict_utils.index_select_tensor_dict(others, list(group))
-        for key, rows in rows_of.items():
-            ragged = nested[key]._ragged_idx
-            part[key] = tensordict_utils.nested_tensor_from_tensor_list([rows[row] for row in group], ragged_idx=ragged)
-        parts.append(part)
-    return parts
+    return [tensordict_utils.index_select_tensor_dict(data, rows) for rows in groups], groups
 
 
 def log_probs_of_labels(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:

@@ -49,29 +49,9 @@ def test_verl_puts_the_outputs_back_in_order() -> None:
     assert [(int(row[0]), len(row)) for row in restored.unbind()] == list(enumerate(lengths))
 
 
-def test_a_row_longer_than_a_micro_batch_is_one_of_its_own() -> None:
-    _, groups = micro_batches.prepare_micro_batches(batch([40, 90, 35, 70], max_token_len_per_gpu=50))
-    assert groups == [[1], [3], [0], [2]]
-
-
-def test_micro_batches_are_what_verl_would_select() -> None:
-    data = batch([6, 90, 7, 80], max_token_len_per_gpu=200, temperature=1.0)
-    data["flat"] = torch.arange(4)
-    data["wide"] = torch.nested.as_nested_tensor([torch.rand(2, n) for n in (3, 1, 2, 4)], layout=torch.jagged)
-    data["text"] = tensordict_utils.NonTensorStack(*"abcd")
-    parts, groups = micro_batches.prepare_micro_batches(data)
-    assert groups == [[1, 3], [2, 0]]
-    for part, rows in zip(parts, groups, strict=True):
-        wanted = tensordict_utils.index_select_tensor_dict(data, rows)
-        assert part.keys() == wanted.keys()
-        assert part.batch_size == wanted.batch_size
-        assert part["temperature"] == 1.0
-        assert list(part["text"]) == list(wanted["text"])
-        assert torch.equal(part["flat"], wanted["flat"])
-        for key in ("input_ids", "wide"):
-            assert part[key]._ragged_idx == wanted[key]._ragged_idx
-            for ours, theirs in zip(part[key].unbind(), wanted[key].unbind(), strict=True):
-                assert torch.equal(ours, theirs)
+def test_a_row_longer_than_a_micro_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row of 90 tokens is longer than a micro-batch may be, 50 tokens"):
+        micro_batches.prepare_micro_batches(batch([5, 90], max_token_len_per_gpu=50))
 
 
 def test_packed_rows_and_fixed_counts_are_left_to_verl() -> None:
