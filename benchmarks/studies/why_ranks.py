@@ -3,13 +3,14 @@
     python benchmarks/studies/why_ranks.py --figure docs/images/why-ranks.png > outputs/why_ranks.json
 
 A policy is a table: at each of N ranks one of M items is drawn, independently, from the softmax of M logits. Two items
-are relevant, each once: a repeat earns nothing. An item is one token, so every list has N tokens.
+are relevant, each once: a repeat earns nothing. An item is one token, or some: the first is the choice, the others
+follow from it with probability 1, as a title does from its first words.
 For a way to give credit the gradient that one group of G lists has in expectation is compared with the gradient of
 expected DCG@N: by cosine (1: no bias in direction) and by its signal-to-noise ratio |E g|^2 / trace Cov g.
 
-`exact` enumerates all M^N lists, in the limit of large groups: there advantages are (r - mean) / std of the policy, and
-the ratio is G times that of one list. `simulated` draws groups of G lists and takes their advantages and gradients
-from convrec.rank_grpo's own `rank_advantages`, `assign_units` and `rank_policy_loss`.
+`exact` enumerates all M^N lists, in the limit of large groups, where ratios grow as G. `simulated` draws groups of G
+lists and takes their advantages and gradients from convrec.rank_grpo's own `rank_advantages`, `assign_units` and
+`rank_policy_loss`. The reference preset differs here in the loss's token-mean alone: no list is short or long.
 """
 
 import argparse
@@ -24,25 +25,36 @@ import torch
 
 from convrec.lists.rank_rewards import dcg, rank_returns
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.policy_loss import Aggregation, BatchCounts, RankLossSettings, rank_policy_loss
 
 WANTED = 2
 GAMMA = 2.0
 LIST = "list"  # one advantage a list, from DCG@N, as GRPO and, with mu = 1, GSPO have
 CREDITS = (LIST, "exp_inf", "log_decay", "exp_gamma")
+PAPER: Aggregation = "rank-mean"
+LOSSES: dict[str, tuple[str, Aggregation]] = {  # credit and loss where items have several tokens
+    "grpo": (LIST, "seq-mean-token-mean"),
+    "exp_inf": ("exp_inf", PAPER),
+    "log_decay": ("log_decay", PAPER),
+    "exp_inf, reference": ("exp_inf", "token-mean"),
+    "log_decay, reference": ("log_decay", "token-mean"),
+}
 
 
 @dataclass(frozen=True)
 class Toy:
-    """probabilities_NM: of each item at each rank. Items 0 to WANTED - 1 are wanted."""
+    """probabilities_NM: of each item at each rank. Items 0 to WANTED - 1 are wanted. tokens_M: of each item."""
 
     probabilities_NM: np.ndarray
+    tokens_M: np.ndarray
 
     @classmethod
-    def drawn(cls, num_ranks: int, num_items: int, seed: int) -> "Toy":
-        """Logits are normal with standard deviation 1."""
-        logits = np.random.default_rng(seed).normal(size=(num_ranks, num_items))
-        return cls(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))
+    def drawn(cls, num_ranks: int, num_items: int, seed: int, most_tokens: int = 1) -> "Toy":
+        """Logits are normal with standard deviation 1; an item has 1 to `most_tokens` tokens, each as likely."""
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(size=(num_ranks, num_items))
+        probabilities_NM = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        return cls(probabilities_NM, rng.integers(1, most_tokens + 1, size=num_items))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,6 +109,11 @@ class Gradient:
         """Signal to noise."""
         return float((self.mean_NM**2).sum() / self.noise_N.sum())
 
+    @property
+    def ratio_N(self) -> np.ndarray:
+        """Signal to noise of each rank's part."""
+        return (self.mean_NM**2).sum(axis=1) / self.noise_N
+
     def cosine(self, other_NM: np.ndarray) -> float:
         norms = np.linalg.norm(self.mean_NM) * np.linalg.norm(other_NM)
         return float((self.mean_NM * other_NM).sum() / norms)
@@ -116,21 +133,53 @@ def dcg_gradient(toy: Toy) -> np.ndarray:
     return logits_NM.grad.numpy()
 
 
-def exact(toy: Toy, credit: str, normalised: bool = True) -> Gradient:
-    """Of one list, with the mean and standard deviation that a large group has."""
+def weight_of_choice(toy: Toy, lists_LN: np.ndarray, aggregation: Aggregation) -> np.ndarray:
+    """(L, N): what the loss multiplies an advantage by in the gradient of a choice's log-probability, but for a factor
+    that is the same everywhere (1 / (G N), and in a large batch 1 / its tokens). All are 1 where items have one token.
+
+    An item's tokens share a ratio, their geometric mean, so each has 1 / tokens of its item's weight: rank-mean gives
+    items the same weight, token-mean one in proportion to their tokens. GRPO's tokens share their list's weight.
+    """
+    tokens_LN = toy.tokens_M[lists_LN]
+    if aggregation == "rank-mean":
+        return 1 / tokens_LN
+    if aggregation == "token-mean":
+        return np.ones(tokens_LN.shape)
+    return np.broadcast_to(tokens_LN.shape[1] / tokens_LN.sum(axis=1, keepdims=True), tokens_LN.shape)
+
+
+def exact(toy: Toy, credit: str, normalised: bool = True, aggregation: Aggregation = PAPER) -> Gradient:
+    """Of large groups: the mean of one group's gradient, and G times its noise.
+
+    A group's gradient is mean_i (r_i - m) / s * w_i score_i, with its own mean m and standard deviation s of the
+    returns. To first order in their errors (delta method) list i adds, with A = (r - E r) / std r and g = E A w score,
+
+        A_i w_i score_i - g  -  A_i E[w score]  -  g (A_i^2 - 1) / 2
+    """
     lists_LN, weight_L = toy.all_lists()
-    returns_LN, scores_LNM = returns(lists_LN, credit), toy.scores(lists_LN)
-    mean_N = weight_L @ returns_LN
-    centred_LN = returns_LN - mean_N
+    returns_LN = returns(lists_LN, credit)
+    scores_LNM = weight_of_choice(toy, lists_LN, aggregation)[:, :, None] * toy.scores(lists_LN)
+    advantages_LN = returns_LN - weight_L @ returns_LN
     if normalised:
-        centred_LN = centred_LN / (np.sqrt(weight_L @ centred_LN**2) + 1e-4)
-    gradients_LNM = centred_LN[:, :, None] * scores_LNM
-    mean_NM = np.einsum("l,lnm->nm", weight_L, gradients_LNM)
-    second_N = np.einsum("l,lnm->n", weight_L, gradients_LNM**2)
-    return Gradient(mean_NM, second_N - (mean_NM**2).sum(axis=1))
+        advantages_LN = advantages_LN / (np.sqrt(weight_L @ advantages_LN**2) + 1e-4)
+    mean_NM = np.einsum("l,ln,lnm->nm", weight_L, advantages_LN, scores_LNM)
+    added_LNM = advantages_LN[:, :, None] * (scores_LNM - np.einsum("l,lnm->nm", weight_L, scores_LNM)) - mean_NM
+    if normalised:
+        added_LNM -= mean_NM * (advantages_LN**2 - 1)[:, :, None] / 2
+    return Gradient(mean_NM, np.einsum("l,lnm->n", weight_L, added_LNM**2))
 
 
-def simulated(toy: Toy, credit: str, group_size: int, groups: int, seed: int) -> tuple[Gradient, float]:
+def token_places(toy: Toy, lists_BN: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+    """Rank ids (B, T) of the lists' tokens, -1 behind the last, and the place (B, N) of each item's first token."""
+    tokens_BN = toy.tokens_M[lists_BN]
+    ends_BN = tokens_BN.cumsum(axis=1)
+    ids_BT = (np.arange(ends_BN.max())[None, :, None] >= ends_BN[:, None, :]).sum(axis=2)
+    return torch.tensor(np.where(ids_BT < lists_BN.shape[1], ids_BT, -1)), ends_BN - tokens_BN
+
+
+def simulated(
+    toy: Toy, credit: str, group_size: int, groups: int, seed: int, aggregation: Aggregation = PAPER
+) -> tuple[Gradient, float]:
     """Of groups of `group_size` lists, by the program's own advantages and loss; and the standard error of its ratio.
 
     The error is by 20 parts of the groups. |E g|^2 is estimated without bias: the mean's own variance is taken off.
@@ -139,17 +188,21 @@ def simulated(toy: Toy, credit: str, group_size: int, groups: int, seed: int) ->
     lists_BN = toy.draw(groups * group_size, np.random.default_rng(seed))
     uid = np.repeat(np.arange(groups), group_size).tolist()
     advantages_BK = rank_advantages(torch.tensor(returns(lists_BN, credit)), uid)
-    rank_ids_BT = torch.arange(num_ranks).repeat(len(uid), 1)
+    rank_ids_BT, first_BN = token_places(toy, lists_BN)
     no_stop_BT = torch.zeros_like(rank_ids_BT, dtype=torch.bool)
     units_BT, advantages_BT = assign_units(rank_ids_BT, advantages_BK, no_stop_BT, num_ranks)
-    log_prob_BT = torch.tensor(np.log(toy.probabilities_NM[np.arange(num_ranks), lists_BN]), requires_grad=True)
-    # every group is a batch of its own: 1 / (G N) of each item
-    settings, counts = RankLossSettings(num_ranks), BatchCounts(global_batch_size=group_size)
+    log_prob_BT = torch.zeros(rank_ids_BT.shape, dtype=torch.float64, requires_grad=True)  # on-policy: any will do
+    # as if every group were a batch of its own, of as many tokens as a batch of many groups has for each
+    settings = RankLossSettings(num_ranks, aggregation=aggregation)
+    tokens = int((rank_ids_BT >= 0).sum() / groups)
+    counts = BatchCounts(group_size, batch_num_tokens=tokens)
     loss, _ = rank_policy_loss(log_prob_BT, advantages_BT, units_BT, settings, counts)
     loss.backward()
     assert log_prob_BT.grad is not None
-    ascent_BT = -num_ranks * log_prob_BT.grad.numpy()  # without the 1 / N, as `exact`
-    of_group_SNM = (ascent_BT[:, :, None] * toy.scores(lists_BN)).reshape(groups, group_size, *toy.shape).sum(axis=1)
+    # without the 1 / N (of token-mean: 1 / tokens of a list), as `exact`
+    scale = tokens / group_size if aggregation == "token-mean" else num_ranks
+    ascent_BN = -scale * np.take_along_axis(log_prob_BT.grad.numpy(), first_BN, axis=1)
+    of_group_SNM = (ascent_BN[:, :, None] * toy.scores(lists_BN)).reshape(groups, group_size, *toy.shape).sum(axis=1)
     parts = [_gradient(part) for part in np.array_split(of_group_SNM, 20)]
     error = np.std([part.ratio for part in parts], ddof=1) / np.sqrt(len(parts))
     return _gradient(of_group_SNM), float(error)
@@ -175,7 +228,44 @@ def exact_table(ranks: Sequence[int], num_items: int, seeds: int) -> list[dict[s
             found = [exact(toy, credit) for toy in toys]
             row[f"{credit} cosine"] = float(np.mean([one.cosine(to) for one, to in zip(found, target, strict=True)]))
             gains = [one.ratio / base for one, base in zip(found, of_list, strict=True)]
-            row[f"{credit} ratio"] = float(np.exp(np.mean(np.log(gains))))
+            row[f"{credit} ratio"] = float(geometric_mean(gains))
+        rows.append(row)
+    return rows
+
+
+def geometric_mean(values: Sequence[float] | Sequence[np.ndarray]) -> np.ndarray:
+    return np.exp(np.mean(np.log(values), axis=0))
+
+
+def by_rank_table(num_ranks: int, num_items: int, seeds: int) -> list[dict[str, float]]:
+    """A row for each rank: the signal-to-noise ratio of this rank's part, times that of LIST; means as above."""
+    toys = [Toy.drawn(num_ranks, num_items, seed) for seed in range(seeds)]
+    gains = {
+        credit: geometric_mean([exact(toy, credit).ratio_N / exact(toy, LIST).ratio_N for toy in toys])
+        for credit in CREDITS[1:]
+    }
+    return [
+        {"rank": rank + 1, **{credit: float(gain_N[rank]) for credit, gain_N in gains.items()}}
+        for rank in range(num_ranks)
+    ]
+
+
+def tokens_table(num_ranks: int, num_items: int, most_tokens: Sequence[int], seeds: int) -> list[dict[str, float]]:
+    """A row for each largest number of tokens that an item may have: cosine and ratio of each of LOSSES, the ratio as
+    a multiple of grpo's; means as above."""
+    rows = []
+    for most in most_tokens:
+        toys = [Toy.drawn(num_ranks, num_items, seed, most) for seed in range(seeds)]
+        row: dict[str, float] = {"tokens": most}
+        of_grpo = [exact(toy, LIST, aggregation=LOSSES["grpo"][1]).ratio for toy in toys]
+        for name, (credit, aggregation) in LOSSES.items():
+            found = [exact(toy, credit, aggregation=aggregation) for toy in toys]
+            row[f"{name} cosine"] = float(
+                np.mean([one.cosine(dcg_gradient(toy)) for one, toy in zip(found, toys, strict=True)])
+            )
+            row[f"{name} ratio"] = float(
+                geometric_mean([one.ratio / base for one, base in zip(found, of_grpo, strict=True)])
+            )
         rows.append(row)
     return rows
 
@@ -201,6 +291,8 @@ def main() -> None:
     by_size = [simulated_row(5, size, num_items=6, lists=64_000) for size in (2, 4, 8, 16, 64)]
     longer = [simulated_row(ranks, 8, num_items=8, lists=64_000) for ranks in (3, 5, 10, 20)]
     tables = {"by number of ranks": by_ranks, "by rollouts of a prompt": by_size, "longer lists": longer}
+    tables["each rank of 6"] = by_rank_table(6, num_items=6, seeds=10)
+    tables["items of several tokens"] = tokens_table(5, num_items=6, most_tokens=(1, 2, 4, 8), seeds=10)
     print(json.dumps(tables, indent=1))
     if options.figure:
         draw(options.figure, longer)
