@@ -52,7 +52,8 @@ def keep(out: Path, kept: Path) -> None:
     if rows.empty:
         raise UserError(f"{out}: nothing is evaluated yet")
     curves = _read(kept / "curves.parquet")
-    for folder in sorted(file.parent for file in out.glob(f"*/{METRICS}")):
+    evaluated = sorted(file.parent.name for file in (out / "evaluation").glob("*/rows.parquet"))
+    for folder in (out / name for name in evaluated):
         logged = [
             {"run": folder.name, "step": entry["step"], "metric": metric, "value": entry[metric]}
             for entry in read_metrics(folder)

@@ -28,6 +28,8 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
     first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept"
     evaluated(first, "evaluation/grpo-s1", [0.5, float("nan"), 0.25])
     evaluated(first, "equal_kl/grpo-s1_step_50", [0.5, 0.75, 0.0])
+    (first / "unfinished-s1" / "metrics").mkdir(parents=True)
+    (first / "unfinished-s1" / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"actor/kl": 1.0}}')
     keep(first, kept)
     restore(kept, second)
     evaluated(second, "evaluation/gspo-s1", [0.0, 0.5, 1.0], run="gspo-s1")
@@ -40,7 +42,7 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
         )
         pd.testing.assert_frame_equal(then, now, check_dtype=False)
     assert read_metrics(second / "grpo-s1") == [{"step": 1, "actor/kl": 0.125}, {"step": 2, "actor/kl": 0.25}]
-    assert {file.parent.name for file in first.glob("*/metrics")} == {"grpo-s1", "gspo-s1"}
+    assert {file.parent.name for file in second.glob("*/metrics")} == {"grpo-s1", "gspo-s1"}
 
 
 def test_a_run_that_was_evaluated_again_replaces_what_was_kept(tmp_path: Path) -> None:
