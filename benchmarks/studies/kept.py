@@ -61,8 +61,7 @@ def keep(out: Path, kept: Path) -> None:
             if metric in entry
         ]
         others = curves[curves["run"] != folder.name] if len(curves) else curves
-        curves = pd.concat([others, pd.DataFrame(logged)], ignore_index=True)
-    curves["value"] = curves["value"].astype("float32")
+        curves = pd.concat([others, pd.DataFrame(logged)], ignore_index=True).astype({"value": "float32"})
     kept.mkdir(parents=True, exist_ok=True)
     write_table(kept / "rows.parquet", pa.Table.from_pandas(rows, preserve_index=False))
     write_table(kept / "curves.parquet", pa.Table.from_pandas(curves, preserve_index=False))

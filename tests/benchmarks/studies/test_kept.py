@@ -55,8 +55,8 @@ def test_a_run_that_was_evaluated_again_replaces_what_was_kept(tmp_path: Path) -
 
 
 def test_other_conversations_are_not_mixed_in(tmp_path: Path) -> None:
-    evaluated(tmp_path / "one", "evaluation/a", [0.5])
-    evaluated(tmp_path / "two", "evaluation/a", [0.5, 0.25])
+    evaluated(tmp_path / "one", "evaluation/grpo-s1", [0.5])
+    evaluated(tmp_path / "two", "evaluation/grpo-s1", [0.5, 0.25])
     keep(tmp_path / "one", tmp_path / "kept")
     with pytest.raises(UserError, match="other conversations"):
         keep(tmp_path / "two", tmp_path / "kept")
