@@ -35,6 +35,7 @@ CURVES = (
     "val-aux/convrec/ndcg/mean@1",
     "val-aux/convrec/recall/mean@1",
 )
+COLUMNS = ["run", "step", "metric", "value"]  # of curves.parquet
 FOLDERS = ("evaluation", "equal_kl")  # of evaluations
 
 
@@ -61,7 +62,9 @@ def keep(out: Path, kept: Path) -> None:
             if metric in entry
         ]
         others = curves[curves["run"] != folder.name] if len(curves) else curves
-        curves = pd.concat([others, pd.DataFrame(logged)], ignore_index=True).astype({"value": "float32"})
+        curves = pd.concat([others, pd.DataFrame(logged, columns=COLUMNS)], ignore_index=True).astype(
+            {"value": "float32"}
+        )
     kept.mkdir(parents=True, exist_ok=True)
     write_table(kept / "rows.parquet", pa.Table.from_pandas(rows, preserve_index=False))
     write_table(kept / "curves.parquet", pa.Table.from_pandas(curves, preserve_index=False))
