@@ -32,8 +32,8 @@ CURVES = (
     "actor/entropy",
     "rank_grpo/duplicates",
     "rank_grpo/num_items",
-    "val-aux/convrec/ndcg/mean@1",
-    "val-aux/convrec/recall/mean@1",
+    "val/ndcg",
+    "val/recall",
 )
 COLUMNS = ["run", "step", "metric", "value"]  # of curves.parquet
 FOLDERS = ("evaluation", "equal_kl")  # of evaluations
@@ -47,7 +47,7 @@ def keep(out: Path, kept: Path) -> None:
         table = pd.read_parquet(file, columns=[*KEYS, *VALUES])
         if not rows.empty and not table[KEYS].equals(rows[KEYS]):
             raise UserError(f"{file}: other conversations than those of {kept / 'rows.parquet'}")
-        values = table[VALUES].astype("float32").rename(columns={metric: f"{name}:{metric}" for metric in VALUES})
+        values = table[VALUES].astype("float64").rename(columns={metric: f"{name}:{metric}" for metric in VALUES})
         known = table[KEYS] if rows.empty else rows.drop(columns=values.columns, errors="ignore")
         rows = pd.concat([known, values], axis=1)
     if rows.empty:

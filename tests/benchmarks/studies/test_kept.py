@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.studies.kept import VALUES, keep, restore
+from benchmarks.studies.kept import CURVES, VALUES, keep, restore
 from convrec.errors import UserError
 from convrec.runs.folder import read_metrics
 from recipes.evaluation.gains import rows_of
@@ -20,7 +20,8 @@ def evaluated(out: Path, name: str, values: list[float], run: str = "grpo-s1") -
     rows = {"sample_id": [f"s{n}" for n in range(len(values))], "prompt_id": "p", "text": "Heat (1995)"}
     pd.DataFrame(rows | dict.fromkeys(VALUES, values)).to_parquet(folder / "rows.parquet")
     (out / run / "metrics").mkdir(parents=True, exist_ok=True)
-    lines = [{"step": step, "data": {"actor/kl": step / 8, "timing_s/step": 3.0}} for step in (1, 2)]
+    curves = dict.fromkeys(CURVES, 0.5)
+    lines = [{"step": step, "data": curves | {"actor/kl": step / 8, "timing_s/step": 3.0}} for step in (1, 2)]
     (out / run / "metrics" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
 
@@ -41,7 +42,12 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
             pd.DataFrame(rows_of(out / name).values()).drop(columns="text", errors="ignore") for out in (first, second)
         )
         pd.testing.assert_frame_equal(then, now, check_dtype=False)
-    assert read_metrics(second / "grpo-s1") == [{"step": 1, "actor/kl": 0.125}, {"step": 2, "actor/kl": 0.25}]
+    logged = read_metrics(second / "grpo-s1")
+    assert [(entry["step"], entry["actor/kl"], entry["val/ndcg"]) for entry in logged] == [
+        (1, 0.125, 0.5),
+        (2, 0.25, 0.5),
+    ]
+    assert "timing_s/step" not in logged[0]
     assert {file.parent.name for file in second.glob("*/metrics")} == {"grpo-s1", "gspo-s1"}
 
 
@@ -51,7 +57,7 @@ def test_a_run_that_was_evaluated_again_replaces_what_was_kept(tmp_path: Path) -
         evaluated(out, "evaluation/grpo-s1", [value])
         keep(out, tmp_path / "kept")
     assert pd.read_parquet(tmp_path / "kept" / "rows.parquet")["evaluation/grpo-s1:ndcg@20"].tolist() == [0.5]
-    assert len(pd.read_parquet(tmp_path / "kept" / "curves.parquet")) == 2
+    assert len(pd.read_parquet(tmp_path / "kept" / "curves.parquet")) == 2 * len(CURVES)
 
 
 def test_other_conversations_are_not_mixed_in(tmp_path: Path) -> None:
