@@ -7,7 +7,7 @@ A study takes longer than a lent machine may live: what is kept is restored on t
 trained (`recipes.matrix --only`) and all of them compared (rank_study.py --as-far-as-it-is). It also shows more than a
 table of means does. A folder of results has
 
-rows.parquet     a row a conversation; `<evaluation>:<metric>`, with "" where the evaluation has no such row
+rows.parquet     a row a conversation; a column `<folder of evaluations>/<evaluation>:<metric>` each
 curves.parquet   run, step, metric (the name that it was logged by), value
 """
 
@@ -52,19 +52,18 @@ def keep(out: Path, kept: Path) -> None:
         rows = pd.concat([known, values], axis=1)
     if rows.empty:
         raise UserError(f"{out}: nothing is evaluated yet")
-    curves = _read(kept / "curves.parquet")
     evaluated = sorted(file.parent.name for file in (out / "evaluation").glob("*/rows.parquet"))
-    for folder in (out / name for name in evaluated):
-        logged = [
-            {"run": folder.name, "step": entry["step"], "metric": metric, "value": entry[metric]}
-            for entry in read_metrics(folder)
-            for metric in CURVES
-            if metric in entry
-        ]
-        others = curves[curves["run"] != folder.name] if len(curves) else curves
-        curves = pd.concat([others, pd.DataFrame(logged, columns=COLUMNS)], ignore_index=True).astype(
-            {"value": "float32"}
-        )
+    logged = [
+        {"run": run, "step": entry["step"], "metric": metric, "value": entry[metric]}
+        for run in evaluated
+        for entry in read_metrics(out / run)
+        for metric in CURVES
+        if metric in entry
+    ]
+    before, new = _read(kept / "curves.parquet"), pd.DataFrame(logged, columns=COLUMNS)
+    if not before.empty:
+        new = pd.concat([before[~before["run"].isin(new["run"])], new], ignore_index=True)
+    curves = new.astype({"value": "float32"})
     kept.mkdir(parents=True, exist_ok=True)
     write_table(kept / "rows.parquet", pa.Table.from_pandas(rows, preserve_index=False))
     write_table(kept / "curves.parquet", pa.Table.from_pandas(curves, preserve_index=False))

@@ -73,7 +73,7 @@ class Trained:
     def steps(self) -> list[int]:
         """Of the checkpoints; results that were kept (kept.py) have none, and the file says which there were."""
         every, last = (int(self.run.variables[name]) for name in ("SAVE_FREQ", "TOTAL_STEPS"))
-        return list(range(every, last + 1, every))
+        return sorted({*range(every, last + 1, every), last})
 
 
 @cache

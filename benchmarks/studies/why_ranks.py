@@ -16,7 +16,7 @@ lists and takes their advantages and gradients from convrec.rank_grpo's own `ran
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,7 +148,7 @@ def weight_of_choice(toy: Toy, lists_LN: np.ndarray, aggregation: Aggregation) -
     return np.broadcast_to(tokens_LN.shape[1] / tokens_LN.sum(axis=1, keepdims=True), tokens_LN.shape)
 
 
-def exact(toy: Toy, credit: str, normalised: bool = True, aggregation: Aggregation = PAPER) -> Gradient:
+def exact(toy: Toy, credit: str, aggregation: Aggregation = PAPER, normalised: bool = True) -> Gradient:
     """Of large groups: the mean of one group's gradient, and G times its noise.
 
     A group's gradient is mean_i (r_i - m) / s * w_i score_i, with its own mean m and standard deviation s of the
@@ -215,26 +215,27 @@ def _gradient(samples_SNM: np.ndarray) -> Gradient:
     return Gradient(mean_NM * np.sqrt(signal / squared), noise_NM.sum(axis=1))
 
 
-def exact_table(ranks: Sequence[int], num_items: int, seeds: int) -> list[dict[str, float]]:
-    """A row for each N: of each credit the cosine to the gradient of expected DCG, and how many times the
-    signal-to-noise ratio of LIST it has; means (of ratios: geometric) over policies."""
-    rows = []
-    for num_ranks in ranks:
-        row: dict[str, float] = {"ranks": num_ranks}
-        toys = [Toy.drawn(num_ranks, num_items, seed) for seed in range(seeds)]
-        target = [dcg_gradient(toy) for toy in toys]
-        of_list = [exact(toy, LIST).ratio for toy in toys]
-        for credit in CREDITS:
-            found = [exact(toy, credit) for toy in toys]
-            row[f"{credit} cosine"] = float(np.mean([one.cosine(to) for one, to in zip(found, target, strict=True)]))
-            gains = [one.ratio / base for one, base in zip(found, of_list, strict=True)]
-            row[f"{credit} ratio"] = float(geometric_mean(gains))
-        rows.append(row)
-    return rows
-
-
-def geometric_mean(values: Sequence[float] | Sequence[np.ndarray]) -> np.ndarray:
+def geometric_mean(values: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
     return np.exp(np.mean(np.log(values), axis=0))
+
+
+def compared(toys: Sequence[Toy], ways: Mapping[str, tuple[str, Aggregation]]) -> dict[str, float]:
+    """Of each way (credit and loss): the cosine to the gradient of expected DCG, and the signal-to-noise ratio as a
+    multiple of the first way's; means (of ratios: geometric) over the toys."""
+    targets = [dcg_gradient(toy) for toy in toys]
+    found = {name: [exact(toy, *way) for toy in toys] for name, way in ways.items()}
+    base = np.array([one.ratio for one in next(iter(found.values()))])
+    row: dict[str, float] = {}
+    for name, gradients in found.items():
+        row[f"{name} cosine"] = float(np.mean([one.cosine(to) for one, to in zip(gradients, targets, strict=True)]))
+        row[f"{name} ratio"] = float(geometric_mean([one.ratio for one in gradients] / base))
+    return row
+
+
+def exact_table(ranks: Sequence[int], num_items: int, seeds: int) -> list[dict[str, float]]:
+    """A row for each N: `compared` CREDITS, items of one token."""
+    ways = {credit: (credit, PAPER) for credit in CREDITS}
+    return [{"ranks": n, **compared([Toy.drawn(n, num_items, seed) for seed in range(seeds)], ways)} for n in ranks]
 
 
 def by_rank_table(num_ranks: int, num_items: int, seeds: int) -> list[dict[str, float]]:
@@ -251,23 +252,11 @@ def by_rank_table(num_ranks: int, num_items: int, seeds: int) -> list[dict[str, 
 
 
 def tokens_table(num_ranks: int, num_items: int, most_tokens: Sequence[int], seeds: int) -> list[dict[str, float]]:
-    """A row for each largest number of tokens that an item may have: cosine and ratio of each of LOSSES, the ratio as
-    a multiple of grpo's; means as above."""
-    rows = []
-    for most in most_tokens:
-        toys = [Toy.drawn(num_ranks, num_items, seed, most) for seed in range(seeds)]
-        row: dict[str, float] = {"tokens": most}
-        of_grpo = [exact(toy, LIST, aggregation=LOSSES["grpo"][1]).ratio for toy in toys]
-        for name, (credit, aggregation) in LOSSES.items():
-            found = [exact(toy, credit, aggregation=aggregation) for toy in toys]
-            row[f"{name} cosine"] = float(
-                np.mean([one.cosine(dcg_gradient(toy)) for one, toy in zip(found, toys, strict=True)])
-            )
-            row[f"{name} ratio"] = float(
-                geometric_mean([one.ratio / base for one, base in zip(found, of_grpo, strict=True)])
-            )
-        rows.append(row)
-    return rows
+    """A row for each largest number of tokens that an item may have: `compared` LOSSES."""
+    return [
+        {"tokens": most, **compared([Toy.drawn(num_ranks, num_items, seed, most) for seed in range(seeds)], LOSSES)}
+        for most in most_tokens
+    ]
 
 
 def simulated_row(ranks: int, size: int, num_items: int, lists: int) -> dict[str, float]:
