@@ -237,7 +237,8 @@ class RankGRPOSeparateAsyncTrainer(RankGRPOMixin, PPOTrainerSeparateAsync):
         super()._setup()
 
     def _replicas(self) -> list[Any]:
-        return [*super()._replicas(), *self.standalone_server_manager.get_replicas()]
+        standalone = self.standalone_server_manager.get_replicas() if hasattr(self, "standalone_server_manager") else []
+        return [*super()._replicas(), *standalone]
 
 
 class _WithoutFlush(logging.LoggerAdapter):

@@ -99,6 +99,11 @@ class ConvRecMixin(KeepsUnlogged):
 
     # ---- what a run needs to be alive ----
 
+    def init(self) -> None:
+        """Its last part sends weights, and waits without limit for a vLLM server that has gone in the meantime."""
+        with liveness.watched(liveness.Watch(self._actors)):  # no phases: how long a start takes is not known
+            super().init()
+
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
         self._make_up_validation()
@@ -117,19 +122,20 @@ class ConvRecMixin(KeepsUnlogged):
         return phases
 
     def _actors(self) -> dict[str, Any]:
-        """Every process the run needs, by name."""
-        actors = {f"training worker {i}": worker for i, worker in enumerate(self.actor_rollout_wg.workers)}
-        for replica in self._replicas():
-            for i, server in enumerate(replica.servers):
-                actors[f"vLLM server {replica.replica_rank}.{i}"] = server
-        for i, worker in enumerate(self.agent_loop_manager.agent_loop_workers):
-            actors[f"agent-loop worker {i}"] = worker
-        for i, worker in enumerate(self.reward_loop_manager.reward_loop_workers):
-            actors[f"reward worker {i}"] = worker
+        """Every process the run needs and has by now, by name: verl adds each group of them when it has started."""
+        groups: dict[str, list[Any]] = {}
+        if hasattr(self, "actor_rollout_wg"):
+            groups["training worker "] = self.actor_rollout_wg.workers
+        if hasattr(self, "reward_loop_manager"):
+            groups["reward worker "] = self.reward_loop_manager.reward_loop_workers
+        if hasattr(self, "agent_loop_manager"):
+            groups["agent-loop worker "] = self.agent_loop_manager.agent_loop_workers
+        groups |= {f"vLLM server {replica.replica_rank}.": replica.servers for replica in self._replicas()}
+        actors = {f"{name}{i}": actor for name, group in groups.items() for i, actor in enumerate(group)}
         return actors | rollout_queue.actors()
 
     def _replicas(self) -> list[Any]:
-        return self.llm_server_manager.get_replicas()
+        return self.llm_server_manager.get_replicas() if hasattr(self, "llm_server_manager") else []
 
     # ---- checkpoints ----
 

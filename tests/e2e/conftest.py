@@ -89,7 +89,8 @@ def killed_on_error(process: subprocess.Popen) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # the run's guard ends the rest
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(process.pid, signal.SIGKILL)  # the run's guard ends the rest
         raise
 
 

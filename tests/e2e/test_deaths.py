@@ -1,9 +1,8 @@
 """A run whose processes are killed: it ends by itself, says why, leaves nothing behind, and the same command resumes.
 
-While it lives, nothing of it listens beyond this machine's loopback. Its three starts also train what the demo does
-not: GSPO, asynchronously (resuming what was trained synchronously, and the other way round), two updates a batch under
-the constraint of the catalog; all on data of one's own, without years, and with checkpoints that are merged when they
-are read.
+While it lives, nothing of it listens beyond this machine's loopback. The three starts also train what the demo does
+not: GSPO; asynchronously; two updates a batch under the constraint of the catalog, resuming what was trained
+asynchronously; all on data of one's own, without years, and with checkpoints that are merged when they are read.
 """
 
 import contextlib
@@ -12,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,35 +51,36 @@ def run_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(trained, own_data, run_folder) -> dict[str, Killed]:
-    """Three starts of one run, each resuming what was killed before it."""
+    """A run of GSPO, and two starts of one of Rank-GRPO, the second resuming what was killed."""
+    gspo = run_folder.with_name("gspo")
     return {
-        "VLLM::EngineCore": train_and_kill(trained, own_data, run_folder, "VLLM::EngineCore", ALGORITHM="gspo"),
+        "VLLM::EngineCore": train_and_kill(trained, own_data, gspo, "VLLM::EngineCore", ALGORITHM="gspo"),
         "raylet": train_and_kill(trained, own_data, run_folder, "raylet", "+scale=separate_async_cpu"),
         DRIVER: train_and_kill(trained, own_data, run_folder, DRIVER, MU="2", REWARD="log_decay", CONSTRAINED="1"),
     }
 
 
-def train_and_kill(trained, own_data, run_folder, victim: str, *overrides: str, **variables: str) -> Killed:
-    """Kill it two checkpoints later."""
+def begin(trained, own_data, run_folder, *overrides: str, **variables: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHON": sys.executable, "SAVE_PATH": str(run_folder), **own_data}
     environment |= {"MODEL_PATH": str(trained.out / "sft"), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4", "LR": "1e-4"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "SAVE_KEEP": "2"}
     environment |= {"TOTAL_EPOCHS": "1000", "TEST_FREQ": "-1", "SAVE_FREQ": "1", **variables}
     merged_when_read = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]"
-    begun_at = latest_step(run_folder)
-    run = subprocess.Popen(
+    return subprocess.Popen(
         ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", merged_when_read, *overrides],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def train_and_kill(trained, own_data, run_folder, victim: str, *overrides: str, **variables: str) -> Killed:
+    """Kill it two checkpoints later."""
+    begun_at = latest_step(run_folder)
+    run = begin(trained, own_data, run_folder, *overrides, **variables)
     with killed_on_error(run):
-        deadline = time.monotonic() + 600
-        while latest_step(run_folder) < begun_at + 2:
-            assert run.poll() is None, run.communicate()[1][-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(run, lambda: latest_step(run_folder) >= begun_at + 2)
         processes = [psutil.Process(run.pid), *descendants(run)]
         folders = {process.environ().get("CONVREC_RUN_TMP") for process in processes if process.name() == "gcs_server"}
         (folder,) = folders
@@ -111,13 +112,31 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(killed,
     assert not run.leavings
 
 
+def test_a_server_that_is_killed_before_it_has_weights_ends_the_run_too(trained, own_data, tmp_path):
+    """As Ray kills what is too large for the memory; verl's training worker would wait for the server without limit."""
+    run = begin(trained, own_data, tmp_path / "run")
+    with killed_on_error(run):
+        wait_for(run, lambda: processes_named(run, "VLLM::EngineCore"))
+        (worker,) = processes_named(run, "ray::WorkerDict")
+        worker.suspend()  # it can send nothing before the server is dead
+        log = tmp_path / "run" / "run.log"
+        wait_for(run, lambda: "checkpoint engine manager initialized" in log.read_text())
+        (server,) = processes_named(run, "ray::CPUHttpServer")
+        server.kill()
+        worker.resume()
+        _, stderr = run.communicate(timeout=BOUND)
+    assert run.returncode == 1
+    assert "the vLLM server 0.0 is gone (killed, or out of memory)" in stderr
+    assert "the same command resumes" in stderr
+
+
 def test_the_same_command_resumes(killed):
-    first, *later = killed.values()
+    first, second = killed["raylet"], killed[DRIVER]
     assert first.begun_at == 0
-    for run in later:
-        assert run.begun_at >= 2
-        assert f"resuming after step {run.begun_at}" in run.stderr
-        assert run.rows[0]["step"] == run.begun_at + 1
+    assert second.begun_at >= 2
+    assert f"resuming after step {second.begun_at}" in second.stderr
+    assert second.rows[0]["step"] == second.begun_at + 1
+    assert "goes on with log_decay" in second.stderr  # another reward, which is allowed and said
 
 
 def test_nothing_of_a_run_listens_beyond_the_loopback(killed):
@@ -161,6 +180,22 @@ def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
     assert results["model"]["n"] == 64
     assert results["model"]["catalog_hit_ratio"] > 0.1  # it writes years, which are taken off
     assert 0 < results["popularity"]["ndcg@20"]["mean"] < 1
+
+
+def wait_for(run: subprocess.Popen, happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 600
+    while not happened():
+        assert run.poll() is None, run.communicate()[1][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def processes_named(run: subprocess.Popen, start: str) -> list[psutil.Process]:
+    found = []
+    for process in descendants(run):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if process.name().startswith(start) else []
+    return found
 
 
 def shared_memory_of(process: psutil.Process) -> set[str]:
