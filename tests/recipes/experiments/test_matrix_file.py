@@ -31,9 +31,9 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
 def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GRPO", "GSPO", "EXP_INF", "LOG_DECAY"):
         monkeypatch.setenv(f"LR_{name}", "1e-4")
-    runs = runs_of(read_matrix(ROOT / "benchmarks" / "studies" / "rank_study.yaml"))
+    runs = runs_of(read_matrix(ROOT / "benchmarks" / "studies" / "ranks" / "study.yaml"))
     assert [run.start for run in runs if run.variant == "gspo"] == ["sft-s3407", "sft-s3408", "sft-s3409"]
-    rates = {run.name: run for run in runs_of(read_matrix(ROOT / "benchmarks" / "studies" / "rank_study_rates.yaml"))}
+    rates = {run.name: run for run in runs_of(read_matrix(ROOT / "benchmarks" / "studies" / "ranks" / "rates.yaml"))}
     assert rates["gspo_3e-4"].variables.items() >= {"ALGORITHM": "gspo", "LR": "3e-4", "TOTAL_STEPS": "100"}.items()
     assert len(rates) == 1 + 4 * 4  # a start, then four rates for each method
 
@@ -41,7 +41,7 @@ def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_shipped_matrix_comes_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REDIAL", "LR_GRPO", "LR_GSPO", "LR_EXP_INF", "LR_LOG_DECAY"):
         monkeypatch.setenv(name, "1e-4")
-    files = [path for path in (ROOT / "benchmarks" / "studies").glob("*.yaml") if "runs:" in path.read_text()]
+    files = [path for path in (ROOT / "benchmarks" / "studies").rglob("*.yaml") if "runs:" in path.read_text()]
     assert len(files) >= 5
     for file in files:
         assert runs_of(read_matrix(file)), file

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT))
-from benchmarks.studies import why_ranks  # noqa: E402
-from benchmarks.studies.why_ranks import (  # noqa: E402
+from benchmarks.studies.ranks import why_ranks  # noqa: E402
+from benchmarks.studies.ranks.toy import (  # noqa: E402
     CREDITS,
     LIST,
     LOSSES,

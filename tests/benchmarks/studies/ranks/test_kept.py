@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.studies.kept import CURVES, VALUES, keep, restore
+sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
+from benchmarks.studies.ranks.kept import CURVES, VALUES, keep, restore
 from convrec.errors import UserError
 from convrec.runs.folder import read_metrics
 from recipes.evaluation.gains import rows_of

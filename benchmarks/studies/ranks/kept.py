@@ -1,10 +1,10 @@
 """A study's results, small enough to keep: what each conversation's list got, and the curves. No models, no texts.
 
-    python benchmarks/studies/kept.py keep outputs/rank_study benchmarks/studies/results/rank_study
-    python benchmarks/studies/kept.py restore benchmarks/studies/results/rank_study outputs/rank_study
+    python -m benchmarks.studies.ranks.kept keep outputs/rank_study benchmarks/studies/ranks/results/sample
+    python -m benchmarks.studies.ranks.kept restore benchmarks/studies/ranks/results/sample outputs/rank_study
 
 A study takes longer than a lent machine may live: what is kept is restored on the next one, where the other runs are
-trained (`recipes.matrix --only`) and all of them compared (rank_study.py --as-far-as-it-is). It also shows more than a
+trained (`recipes.matrix --only`) and all of them compared (study.py --as-far-as-it-is). It also shows more than a
 table of means does. A folder of results has
 
 rows.parquet     a row a conversation; a column `<folder of evaluations>/<evaluation>:<metric>` each
@@ -70,7 +70,7 @@ def keep(out: Path, kept: Path) -> None:
 
 
 def restore(kept: Path, out: Path) -> None:
-    """Into OUT's folders, as rank_study.py reads them; what OUT has already is left as it is."""
+    """Into OUT's folders, as runs.py reads them; what OUT has already is left as it is."""
     rows, curves = _read(kept / "rows.parquet"), _read(kept / "curves.parquet")
     if rows.empty:
         raise UserError(f"{kept / 'rows.parquet'}: not there; keep writes it")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.studies.rank_study import NDCG, RECALL, difference, equal_kl, first_passing, recall_by_band
+sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
+from benchmarks.studies.ranks.comparisons import NDCG, RECALL, difference, equal_kl, first_passing, recall_by_band
 
 
 def evaluation(folder: Path, ndcg: list[float]) -> Path:
@@ -59,3 +59,8 @@ def test_bands_share_out_the_recall(tmp_path: Path) -> None:
     row = {"sample_id": "s", "recall@5": 0.25, "recall@10": 0.25, "recall@15": 0.75, "recall@20": 1.0}
     pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
     assert recall_by_band(folder) == {"1-5": 0.25, "6-10": 0.0, "11-15": 0.5, "16-20": 0.25}
+
+
+def test_a_difference_among_some_rows_leaves_the_others_out(tmp_path: Path) -> None:
+    pair = evaluation(tmp_path / "a", [0.5, 0.9, 0.7]), evaluation(tmp_path / "b", [0.4, 0.1, 0.4])
+    assert difference([pair], {"sample_id": "s1"})[NDCG][0] == pytest.approx(0.8)

@@ -1,0 +1,60 @@
+"""How evaluations and curves are compared: paired by conversation, at equal KL, by ranks, by wanted titles."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from convrec.lists.metrics import paired
+from convrec.report.curves import Series
+from recipes.evaluation.gains import rows_of
+
+K = 20
+NDCG, RECALL = f"ndcg@{K}", f"recall@{K}"
+BANDS = {"1-5": (0, 5), "6-10": (5, 10), "11-15": (10, 15), "16-20": (15, 20)}
+
+
+@cache
+def recall_by_band(folder: Path) -> dict[str, float]:
+    """Recall of an evaluation that the ranks of each band add."""
+    rows = rows_of(folder).values()
+    recall = {k: np.nanmean([row[f"recall@{k}"] for row in rows]) for k in (5, 10, 15, 20)}
+    return {band: float(recall[last] - recall.get(first, 0.0)) for band, (first, last) in BANDS.items()}
+
+
+def difference(
+    seeds: Sequence[tuple[Path, Path]], among: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, tuple[float, float, float]]:
+    """Of (minuend's, subtrahend's) evaluation of each seed: metric -> the mean difference, its standard error over
+    conversations (a conversation's difference being its mean over the seeds), and the standard deviation of the seeds'
+    differences (NaN of one seed). among: column -> value of the rows that count."""
+    means_of_seeds, rows = [], []
+    for minuend, subtrahend in seeds:
+        first, second = rows_of(minuend), rows_of(subtrahend)
+        counted = [at for at, row in second.items() if among.items() <= row.items()]
+        values_RM = np.array([[first[at][m] - second[at][m] for m in (NDCG, RECALL)] for at in counted])
+        means_of_seeds.append(np.nanmean(values_RM, axis=0))
+        rows.append(values_RM)
+    mean_RM, zero = np.mean(rows, axis=0), {NDCG: 0.0, RECALL: 0.0}
+    of_rows = [dict(zip((NDCG, RECALL), map(float, values), strict=True)) for values in mean_RM]
+    found = paired([zero] * len(of_rows), of_rows, [K], [second[at]["prompt_id"] for at in counted])
+    between = np.std(means_of_seeds, axis=0, ddof=1) if len(seeds) > 1 else np.full(2, np.nan)
+    return {m: (found[m]["mean"], found[m]["se"], float(sd)) for m, sd in zip((NDCG, RECALL), between, strict=True)}
+
+
+def equal_kl(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[int, int]:
+    """A checkpoint of each (step -> KL): the last of the one that ends nearer to its start, the other's nearest."""
+    last_one, last_other = max(one), max(other)
+    if one[last_one] > other[last_other]:
+        return equal_kl(other, one)[::-1]
+    return last_one, min(other, key=lambda step: abs(np.log(other[step] / one[last_one])))
+
+
+def first_passing(curve: Series, level: float) -> int | None:
+    """The first step from which on the curve is not below the level again."""
+    below = [step for step, value in curve.items() if value < level]
+    after = [step for step in curve if step > max(below, default=-1)]
+    return min(after, default=None)

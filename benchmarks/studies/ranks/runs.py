@@ -1,0 +1,81 @@
+"""A study's evaluated runs, by variant and seed."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from convrec.report.curves import Series, read_curves
+from recipes.evaluation.single import evaluate
+from recipes.experiments.here import evaluation_of
+from recipes.experiments.matrix_file import Run, read_matrix, runs_of
+
+LAST_STEPS = 10  # of which a checkpoint's KL, entropy and repeats are the means: one step has 128 lists
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run and its curves (name -> {step: value})."""
+
+    run: Run
+    folder: Path
+    curves: Mapping[str, Series]
+
+    def near(self, name: str, step: int) -> float:
+        """Mean over the LAST_STEPS up to this one."""
+        return float(np.mean([self.curves[name][at] for at in range(step - LAST_STEPS + 1, step + 1)]))
+
+    @property
+    def kl_of_step(self) -> dict[int, float]:
+        """Of each checkpoint: the KL to the start, in nats a token."""
+        return {step: self.near("actor/kl", step) for step in self.steps}
+
+    @property
+    def steps(self) -> list[int]:
+        """Of the checkpoints; results that were kept (kept.py) have none, and the file says which there were."""
+        every, last = (int(self.run.variables[name]) for name in ("SAVE_FREQ", "TOTAL_STEPS"))
+        return sorted({*range(every, last + 1, every), last})
+
+
+def mean_curve(runs: Sequence[Trained], name: str) -> Series:
+    steps = set.intersection(*(set(run.curves[name]) for run in runs))
+    return {step: float(np.mean([run.curves[name][step] for run in runs])) for step in sorted(steps)}
+
+
+class Study:
+    """The evaluated runs of a matrix file, by variant and seed."""
+
+    def __init__(self, file: Path) -> None:
+        self.matrix = read_matrix(file)
+        self.out = Path(self.matrix["out"])
+        self.runs: dict[str, dict[str, Trained]] = {}
+        self.starts: dict[str, dict[str, Path]] = {}  # evaluations
+        for run in runs_of(self.matrix):
+            if run.recipe == "rank_grpo" and (self.evaluation(run.name) / "rows.parquet").exists():
+                folder = self.out / run.name
+                self.runs.setdefault(run.variant, {})[run.seed] = Trained(run, folder, read_curves(folder).series)
+                self.starts[run.variant] = self.starts.get(run.variant, {}) | {run.seed: self.evaluation(run.start)}
+
+    def evaluation(self, name: str | None) -> Path:
+        return self.out / "evaluation" / str(name)
+
+    def shared(self, contrasts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, list[tuple[Trained, Trained]]]]:
+        """Each contrast whose variants have seeds in common, with their runs of these."""
+        for one, other in contrasts:
+            seeds = self.runs.get(one, {}).keys() & self.runs.get(other, {}).keys()
+            if seeds:
+                yield one, other, [(self.runs[one][seed], self.runs[other][seed]) for seed in sorted(seeds)]
+
+    def checkpoint(self, trained: Trained, step: int) -> Path:
+        """The folder of this checkpoint's evaluation, which is made; lists that are there are used again."""
+        if step == max(trained.steps):
+            return self.evaluation(trained.run.name)
+        out = self.out / "equal_kl" / f"{trained.run.name}_step_{step}"
+        if (out / "rows.parquet").exists():
+            return out
+        print(f"== {trained.run.name}, step {step}", file=sys.stderr)
+        options = evaluation_of(trained.run, self.out, self.matrix["evaluate"])
+        evaluate(**options | {"model": trained.folder / f"global_step_{step}", "out": out, "against": None})
+        return out

@@ -1,0 +1,123 @@
+"""The tables of study.md."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.studies.ranks.comparisons import (
+    BANDS,
+    NDCG,
+    RECALL,
+    difference,
+    equal_kl,
+    first_passing,
+    recall_by_band,
+)
+from benchmarks.studies.ranks.runs import Study, mean_curve
+from recipes.evaluation.gains import rows_of
+
+# the first minus the second
+CONTRASTS = (
+    ("rank_exp_inf", "grpo"),
+    ("rank_log_decay", "grpo"),
+    ("rank_exp_inf", "gspo"),
+    ("rank_log_decay", "gspo"),
+    ("rank_exp_inf", "rank_log_decay"),
+    ("gspo", "grpo"),
+    ("grpo_mu2", "grpo"),
+    ("rank_exp_inf_mu2", "rank_exp_inf"),
+    ("rank_exp_inf_mu2", "grpo_mu2"),
+)
+AT_EQUAL_KL = CONTRASTS[:4]
+FEWEST_ROWS = 50  # of a column of the table by wanted titles
+
+
+def variants_table(study: Study) -> list[str]:
+    titles = ("seeds", NDCG, RECALL, *(f"recall {band}" for band in BANDS), "KL", "entropy", "repeats", "items")
+    lines = _header("variant", *titles)
+    starts = dict(pair for of in study.starts.values() for pair in of.items())
+    lines.append(_row("the start", len(starts), *_accuracy([*starts.values()])))
+    for variant, of_seeds in study.runs.items():
+        trained = list(of_seeds.values())
+        evaluations = [study.evaluation(one.run.name) for one in trained]
+        names = ("actor/kl", "actor/entropy", "rank_grpo/duplicates", "rank_grpo/num_items")
+        sampled = [[one.near(name, max(one.steps)) for name in names] for one in trained]
+        means = (f"{value:.3f}" for value in np.mean(sampled, axis=0))
+        lines.append(_row(variant, len(trained), *_accuracy(evaluations), *means))
+    return lines
+
+
+def contrasts_table(study: Study) -> list[str]:
+    lines = _header("at the last step", "seeds", NDCG, "sd of seeds", RECALL, "sd of seeds")
+    for one, other, runs in study.shared(CONTRASTS):
+        found = difference([(study.evaluation(a.run.name), study.evaluation(b.run.name)) for a, b in runs])
+        lines.append(_row(f"{one} - {other}", len(runs), *_difference(found)))
+    return lines
+
+
+def equal_kl_table(study: Study) -> list[str]:
+    lines = _header("at equal KL", "seeds", "steps", "KL", NDCG, "sd of seeds", RECALL, "sd of seeds")
+    for one, other, runs in study.shared(AT_EQUAL_KL):
+        chosen = [(pair, equal_kl(pair[0].kl_of_step, pair[1].kl_of_step)) for pair in runs]
+        steps = [" / ".join(str(of_pair[side]) for _, of_pair in chosen) for side in (0, 1)]
+        kl = [np.mean([pair[side].kl_of_step[at[side]] for pair, at in chosen]) for side in (0, 1)]
+        found = difference(
+            [(study.checkpoint(pair[0], at[0]), study.checkpoint(pair[1], at[1])) for pair, at in chosen]
+        )
+        shown = f"{steps[0]}; {steps[1]}", f"{kl[0]:.3f}; {kl[1]:.3f}"
+        lines.append(_row(f"{one} - {other}", len(runs), *shown, *_difference(found)))
+    return lines
+
+
+def wanted_table(study: Study) -> list[str]:
+    """Rows apart by how many titles their user wanted: the fewer, the fewer ranks have signal."""
+    some = next(iter(study.starts["grpo"].values()))
+    wanted = [int(row["num_truth"]) for row in rows_of(some).values()]
+    counts = [count for count in sorted(set(wanted)) if wanted.count(count) >= FEWEST_ROWS]
+    lines = _header("by wanted titles", "metric", *(f"{count}: {wanted.count(count)} rows" for count in counts))
+    for one, other, runs in study.shared(CONTRASTS[:2]):
+        pairs = [(study.evaluation(a.run.name), study.evaluation(b.run.name)) for a, b in runs]
+        found = [difference(pairs, {"num_truth": count}) for count in counts]
+        for metric in (NDCG, RECALL):
+            cells = (f"{of[metric][0]:+.4f} ± {of[metric][1]:.4f}" for of in found)
+            lines.append(_row(f"{one} - {other}", metric, *cells))
+    return lines
+
+
+def levels_table(study: Study) -> list[str]:
+    """The steps to half of what GRPO gains on validation, and to all of it."""
+    curves = {variant: mean_curve([*of.values()], "val/ndcg") for variant, of in study.runs.items()}
+    grpo = curves["grpo"]
+    first, last = grpo[min(grpo)], grpo[max(grpo)]
+    levels = (first + last) / 2, last
+    lines = _header("steps to NDCG on validation of", *(f"{level:.4f}" for level in levels))
+    for variant, curve in curves.items():
+        steps = [first_passing(curve, level) for level in levels]
+        lines.append(_row(variant, *("not" if step is None else step for step in steps)))
+    return lines
+
+
+TABLES = (variants_table, contrasts_table, equal_kl_table, wanted_table, levels_table)
+
+
+def _header(*titles: object) -> list[str]:
+    return ["", _row(*titles), "|---" * len(titles) + "|"]
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _accuracy(evaluations: Sequence[Path]) -> Iterator[str]:
+    for name in (NDCG, RECALL):
+        values = [np.nanmean([row[name] for row in rows_of(folder).values()]) for folder in evaluations]
+        yield f"{np.mean(values):.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
+    added = [recall_by_band(folder) for folder in evaluations]
+    yield from (f"{np.mean([of[band] for of in added]):.4f}" for band in BANDS)
+
+
+def _difference(found: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:
+    for mean, error, between in found.values():
+        yield f"{mean:+.4f} ± {error:.4f}"
+        yield f"{between:.4f}"

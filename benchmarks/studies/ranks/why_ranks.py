@@ -1,0 +1,105 @@
+"""What credit by rank buys, on a toy small enough to enumerate: docs/explanation/why-ranks.md has the numbers.
+
+    python -m benchmarks.studies.ranks.why_ranks --figure docs/images/why-ranks.png > outputs/why_ranks.json
+
+For a way to give credit the gradient that one group of G lists has in expectation is compared with the gradient of
+expected DCG@N: by cosine (1: no bias in direction) and by its signal-to-noise ratio |E g|^2 / trace Cov g.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.studies.ranks.toy import CREDITS, LIST, LOSSES, PAPER, Toy, dcg_gradient, exact, simulated
+from convrec.rank_grpo.policy_loss import Aggregation
+
+
+def geometric_mean(values: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
+    return np.exp(np.mean(np.log(values), axis=0))
+
+
+def compared(toys: Sequence[Toy], ways: Mapping[str, tuple[str, Aggregation]]) -> dict[str, float]:
+    """Of each way (credit and loss): the cosine to the gradient of expected DCG, and the signal-to-noise ratio as a
+    multiple of the first way's; means (of ratios: geometric) over the toys."""
+    targets = [dcg_gradient(toy) for toy in toys]
+    found = {name: [exact(toy, *way) for toy in toys] for name, way in ways.items()}
+    base = np.array([one.ratio for one in next(iter(found.values()))])
+    row: dict[str, float] = {}
+    for name, gradients in found.items():
+        row[f"{name} cosine"] = float(np.mean([one.cosine(to) for one, to in zip(gradients, targets, strict=True)]))
+        row[f"{name} ratio"] = float(geometric_mean([one.ratio for one in gradients] / base))
+    return row
+
+
+def exact_table(ranks: Sequence[int], num_items: int, seeds: int) -> list[dict[str, float]]:
+    """A row for each N: `compared` CREDITS, items of one token."""
+    ways = {credit: (credit, PAPER) for credit in CREDITS}
+    return [{"ranks": n, **compared([Toy.drawn(n, num_items, seed) for seed in range(seeds)], ways)} for n in ranks]
+
+
+def by_rank_table(num_ranks: int, num_items: int, seeds: int) -> list[dict[str, float]]:
+    """A row for each rank: the signal-to-noise ratio of this rank's part, times that of LIST; means as above."""
+    toys = [Toy.drawn(num_ranks, num_items, seed) for seed in range(seeds)]
+    gains = {
+        credit: geometric_mean([exact(toy, credit).ratio_N / exact(toy, LIST).ratio_N for toy in toys])
+        for credit in CREDITS[1:]
+    }
+    return [
+        {"rank": rank + 1, **{credit: float(gain_N[rank]) for credit, gain_N in gains.items()}}
+        for rank in range(num_ranks)
+    ]
+
+
+def tokens_table(num_ranks: int, num_items: int, most_tokens: Sequence[int], seeds: int) -> list[dict[str, float]]:
+    """A row for each largest number of tokens that an item may have: `compared` LOSSES."""
+    return [
+        {"tokens": most, **compared([Toy.drawn(num_ranks, num_items, seed, most) for seed in range(seeds)], LOSSES)}
+        for most in most_tokens
+    ]
+
+
+def simulated_row(ranks: int, size: int, num_items: int, lists: int) -> dict[str, float]:
+    """Of one policy and groups of `size` rollouts: each credit's signal-to-noise ratio of one group, its standard error
+    and its multiple of LIST's, and the cosine to the gradient of expected DCG."""
+    toy = Toy.drawn(ranks, num_items, 0)
+    row: dict[str, float] = {"ranks": ranks, "rollouts": size}
+    target = dcg_gradient(toy)
+    for credit in CREDITS:
+        found, error = simulated(toy, credit, size, max(lists // size, 400), seed=size)
+        row |= {f"{credit} ratio": found.ratio, f"{credit} error": error, f"{credit} cosine": found.cosine(target)}
+        row[f"{credit} times"] = found.ratio / row[f"{LIST} ratio"]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--figure", type=Path, help="PNG to draw")
+    options = parser.parse_args()
+    by_ranks = exact_table(range(1, 7), num_items=6, seeds=10)
+    by_size = [simulated_row(5, size, num_items=6, lists=64_000) for size in (2, 4, 8, 16, 64)]
+    longer = [simulated_row(ranks, 8, num_items=8, lists=64_000) for ranks in (3, 5, 10, 20)]
+    tables = {"by number of ranks": by_ranks, "by rollouts of a prompt": by_size, "longer lists": longer}
+    tables["each rank of 6"] = by_rank_table(6, num_items=6, seeds=10)
+    tables["items of several tokens"] = tokens_table(5, num_items=6, most_tokens=(1, 2, 4, 8), seeds=10)
+    print(json.dumps(tables, indent=1))
+    if options.figure:
+        draw(options.figure, longer)
+
+
+def draw(path: Path, rows: Sequence[dict[str, float]]) -> None:
+    from convrec.report.charts import Chart
+    from convrec.report.drawing import write_png
+
+    def lines(what: str) -> dict[str, dict[int, float]]:
+        return {credit: {int(row["ranks"]): row[f"{credit} {what}"] for row in rows} for credit in CREDITS}
+
+    ratio = Chart("Signal to noise, list = 1", "times that of credit by list", lines("times"), x_label="ranks")
+    cosine = Chart("Direction", "cosine to the gradient of expected DCG", lines("cosine"), x_label="ranks", span=0.1)
+    write_png(path, [ratio, cosine])
+
+
+if __name__ == "__main__":
+    main()
