@@ -9,6 +9,7 @@ table of means does. A folder of results has
 
 rows.parquet     a row a conversation; a column `<folder of evaluations>/<evaluation>:<metric>` each
 curves.parquet   run, step, metric (the name that it was logged by), value
+beyond.json      evaluation -> coverage and what else is not accuracy
 """
 
 import argparse
@@ -20,8 +21,9 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from benchmarks.studies.ranks.runs import BEYOND_FILE, beyond_accuracy
 from convrec.errors import UserError
-from convrec.files import write_table, write_text
+from convrec.files import read_json, write_json, write_table, write_text
 from convrec.runs.folder import METRICS, read_metrics
 
 KEYS = ["sample_id", "prompt_id"]
@@ -64,7 +66,11 @@ def keep(out: Path, kept: Path) -> None:
     if not before.empty:
         new = pd.concat([before[~before["run"].isin(new["run"])], new], ignore_index=True)
     curves = new.astype({"value": "float32"})
+    file = kept / BEYOND_FILE
+    beyond = read_json(file) if file.exists() else {}
+    beyond |= {name: found for name in evaluated if (found := beyond_accuracy(out / "evaluation" / name))}
     kept.mkdir(parents=True, exist_ok=True)
+    write_json(file, dict(sorted(beyond.items())))
     write_table(kept / "rows.parquet", pa.Table.from_pandas(rows, preserve_index=False))
     write_table(kept / "curves.parquet", pa.Table.from_pandas(curves, preserve_index=False))
 
@@ -81,6 +87,9 @@ def restore(kept: Path, out: Path) -> None:
             table = of_one.rename(columns=lambda column: column.rpartition(":")[2])
             file.parent.mkdir(parents=True, exist_ok=True)
             write_table(file, pa.Table.from_pandas(table, preserve_index=False))
+    beyond = read_json(kept / BEYOND_FILE) if (kept / BEYOND_FILE).exists() else {}
+    for name, found in beyond.items():
+        write_json(out / "evaluation" / name / BEYOND_FILE, found)
     for run, of_run in curves.groupby("run"):
         if not (out / str(run) / METRICS).exists():
             steps: dict[int, dict[str, Any]] = {}

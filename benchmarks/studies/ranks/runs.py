@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from convrec.files import read_json
 from convrec.report.curves import Series, read_curves
 from recipes.evaluation.single import evaluate
 from recipes.experiments.here import evaluation_of
 from recipes.experiments.matrix_file import Run, read_matrix, runs_of
 
+BEYOND = ("coverage", "popularity_lift", "diversity")
+BEYOND_FILE = "beyond.json"  # what kept.py leaves of an evaluation's metrics.json
 LAST_STEPS = 10  # of which a checkpoint's KL, entropy and repeats are the means: one step has 128 lists
 
 
@@ -42,6 +45,15 @@ class Trained:
 def mean_curve(runs: Sequence[Trained], name: str) -> Series:
     steps = set.intersection(*(set(run.curves[name]) for run in runs))
     return {step: float(np.mean([run.curves[name][step] for run in runs])) for step in sorted(steps)}
+
+
+def beyond_accuracy(evaluation: Path) -> dict[str, float]:
+    """BEYOND of the model's lists, protocol paper; {} where they were not kept."""
+    if (evaluation / "metrics.json").exists():
+        model = read_json(evaluation / "metrics.json")["results"]["paper"]["model"]
+        return {name: model[name]["mean"] for name in BEYOND}
+    file = evaluation / BEYOND_FILE
+    return {name: float(value) for name, value in read_json(file).items()} if file.exists() else {}
 
 
 class Study:

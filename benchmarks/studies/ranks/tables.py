@@ -14,7 +14,7 @@ from benchmarks.studies.ranks.comparisons import (
     first_passing,
     recall_by_band,
 )
-from benchmarks.studies.ranks.runs import Study, mean_curve
+from benchmarks.studies.ranks.runs import BEYOND, Study, beyond_accuracy, mean_curve
 from recipes.evaluation.gains import rows_of
 
 # the first minus the second
@@ -45,6 +45,17 @@ def variants_table(study: Study) -> list[str]:
         sampled = [[one.near(name, max(one.steps)) for name in names] for one in trained]
         means = (f"{value:.3f}" for value in np.mean(sampled, axis=0))
         lines.append(_row(variant, len(trained), *_accuracy(evaluations), *means))
+    return lines
+
+
+def beyond_table(study: Study) -> list[str]:
+    """What the lists are besides relevant, of the seeds of which that was kept."""
+    lines = _header("beyond accuracy", "seeds", *BEYOND)
+    starts = dict(pair for of in study.starts.values() for pair in of.items())
+    runs = {variant: [study.evaluation(one.run.name) for one in of.values()] for variant, of in study.runs.items()}
+    for variant, evaluations in {"the start": [*starts.values()], **runs}.items():
+        if found := [of for folder in evaluations if (of := beyond_accuracy(folder))]:
+            lines.append(_row(variant, len(found), *(_over_seeds([of[name] for of in found]) for name in BEYOND)))
     return lines
 
 
@@ -98,7 +109,7 @@ def levels_table(study: Study) -> list[str]:
     return lines
 
 
-TABLES = (variants_table, contrasts_table, equal_kl_table, wanted_table, levels_table)
+TABLES = (variants_table, beyond_table, contrasts_table, equal_kl_table, wanted_table, levels_table)
 
 
 def _header(*titles: object) -> list[str]:
@@ -112,9 +123,13 @@ def _row(*cells: object) -> str:
 def _accuracy(evaluations: Sequence[Path]) -> Iterator[str]:
     for name in (NDCG, RECALL):
         values = [np.nanmean([row[name] for row in rows_of(folder).values()]) for folder in evaluations]
-        yield f"{np.mean(values):.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
+        yield _over_seeds(values)
     added = [recall_by_band(folder) for folder in evaluations]
     yield from (f"{np.mean([of[band] for of in added]):.4f}" for band in BANDS)
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
 
 
 def _difference(found: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:

@@ -9,7 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from benchmarks.studies.ranks.kept import CURVES, VALUES, keep, restore
+from benchmarks.studies.ranks.runs import BEYOND, beyond_accuracy
 from convrec.errors import UserError
+from convrec.files import read_json, write_json
 from convrec.runs.folder import read_metrics
 from recipes.evaluation.gains import rows_of
 
@@ -19,6 +21,9 @@ def evaluated(out: Path, name: str, values: list[float], run: str = "grpo-s1") -
     folder.mkdir(parents=True)
     rows = {"sample_id": [f"s{n}" for n in range(len(values))], "prompt_id": "p", "text": "Heat (1995)"}
     pd.DataFrame(rows | dict.fromkeys(VALUES, values)).to_parquet(folder / "rows.parquet")
+    if name.startswith("evaluation/"):
+        model = {metric: {"mean": values[0], "se": 0.125} for metric in BEYOND}
+        write_json(folder / "metrics.json", {"results": {"paper": {"model": model}}})
     (out / run / "metrics").mkdir(parents=True, exist_ok=True)
     curves = dict.fromkeys(CURVES, 0.5)
     lines = [{"step": step, "data": curves | {"actor/kl": step / 8, "timing_s/step": 3.0}} for step in (1, 2)]
@@ -42,6 +47,8 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
             pd.DataFrame(rows_of(out / name).values()).drop(columns="text", errors="ignore") for out in (first, second)
         )
         pd.testing.assert_frame_equal(then, now, check_dtype=False)
+    assert beyond_accuracy(second / "evaluation" / "grpo-s1") == dict.fromkeys(BEYOND, 0.5)
+    assert beyond_accuracy(first / "evaluation" / "gspo-s1") == dict.fromkeys(BEYOND, 0.0)
     logged = read_metrics(second / "grpo-s1")
     assert [(entry["step"], entry["actor/kl"], entry["val/ndcg"]) for entry in logged] == [
         (1, 0.125, 0.5),
@@ -57,6 +64,7 @@ def test_a_run_that_was_evaluated_again_replaces_what_was_kept(tmp_path: Path) -
         evaluated(out, "evaluation/grpo-s1", [value])
         keep(out, tmp_path / "kept")
     assert pd.read_parquet(tmp_path / "kept" / "rows.parquet")["evaluation/grpo-s1:ndcg@20"].tolist() == [0.5]
+    assert read_json(tmp_path / "kept" / "beyond.json") == {"grpo-s1": dict.fromkeys(BEYOND, 0.5)}
     assert len(pd.read_parquet(tmp_path / "kept" / "curves.parquet")) == 2 * len(CURVES)
 
 
