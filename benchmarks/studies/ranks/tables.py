@@ -33,27 +33,27 @@ AT_EQUAL_KL = CONTRASTS[:4]
 FEWEST_ROWS = 50  # of a column of the table by wanted titles
 
 
-def variants_table(study: Study) -> list[str]:
-    titles = ("seeds", NDCG, RECALL, *(f"recall {band}" for band in BANDS), "KL", "entropy", "repeats", "items")
-    lines = _header("variant", *titles)
-    starts = dict(pair for of in study.starts.values() for pair in of.items())
-    lines.append(_row("the start", len(starts), *_accuracy([*starts.values()])))
+def accuracy_table(study: Study) -> list[str]:
+    lines = _header("on test", "seeds", NDCG, RECALL, *(f"recall {band}" for band in BANDS))
+    for variant, evaluations in _evaluations(study).items():
+        lines.append(_row(variant, len(evaluations), *_accuracy(evaluations)))
+    return lines
+
+
+def policy_table(study: Study) -> list[str]:
+    """What the sampled lists of a run's last steps were like."""
+    lines = _header("in training, at the end", "KL", "entropy", "repeats", "items")
+    names = ("actor/kl", "actor/entropy", "rank_grpo/duplicates", "rank_grpo/num_items")
     for variant, of_seeds in study.runs.items():
-        trained = list(of_seeds.values())
-        evaluations = [study.evaluation(one.run.name) for one in trained]
-        names = ("actor/kl", "actor/entropy", "rank_grpo/duplicates", "rank_grpo/num_items")
-        sampled = [[one.near(name, max(one.steps)) for name in names] for one in trained]
-        means = (f"{value:.3f}" for value in np.mean(sampled, axis=0))
-        lines.append(_row(variant, len(trained), *_accuracy(evaluations), *means))
+        sampled = [[one.near(name, max(one.steps)) for name in names] for one in of_seeds.values()]
+        lines.append(_row(variant, *(f"{value:.3f}" for value in np.mean(sampled, axis=0))))
     return lines
 
 
 def beyond_table(study: Study) -> list[str]:
     """What the lists are besides relevant, of the seeds of which that was kept."""
     lines = _header("beyond accuracy", "seeds", *BEYOND)
-    starts = dict(pair for of in study.starts.values() for pair in of.items())
-    runs = {variant: [study.evaluation(one.run.name) for one in of.values()] for variant, of in study.runs.items()}
-    for variant, evaluations in {"the start": [*starts.values()], **runs}.items():
+    for variant, evaluations in _evaluations(study).items():
         if found := [of for folder in evaluations if (of := beyond_accuracy(folder))]:
             lines.append(_row(variant, len(found), *(_over_seeds([of[name] for of in found]) for name in BEYOND)))
     return lines
@@ -109,7 +109,13 @@ def levels_table(study: Study) -> list[str]:
     return lines
 
 
-TABLES = (variants_table, beyond_table, contrasts_table, equal_kl_table, wanted_table, levels_table)
+TABLES = (accuracy_table, policy_table, beyond_table, contrasts_table, equal_kl_table, wanted_table, levels_table)
+
+
+def _evaluations(study: Study) -> dict[str, list[Path]]:
+    starts = {seed: folder for of_seeds in study.starts.values() for seed, folder in of_seeds.items()}
+    runs = {variant: [study.evaluation(one.run.name) for one in of.values()] for variant, of in study.runs.items()}
+    return {"the start": [*starts.values()], **runs}
 
 
 def _header(*titles: object) -> list[str]:
@@ -135,4 +141,4 @@ def _over_seeds(values: Sequence[float]) -> str:
 def _difference(found: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:
     for mean, error, between in found.values():
         yield f"{mean:+.4f} ± {error:.4f}"
-        yield f"{between:.4f}"
+        yield "-" if np.isnan(between) else f"{between:.4f}"  # of one seed
