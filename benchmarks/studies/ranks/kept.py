@@ -66,11 +66,9 @@ def keep(out: Path, kept: Path) -> None:
     if not before.empty:
         new = pd.concat([before[~before["run"].isin(new["run"])], new], ignore_index=True)
     curves = new.astype({"value": "float32"})
-    file = kept / BEYOND_FILE
-    beyond = read_json(file) if file.exists() else {}
-    beyond |= {name: found for name in evaluated if (found := beyond_accuracy(out / "evaluation" / name))}
+    found = {name: beyond for name in evaluated if (beyond := beyond_accuracy(out / "evaluation" / name))}
     kept.mkdir(parents=True, exist_ok=True)
-    write_json(file, dict(sorted(beyond.items())))
+    write_json(kept / BEYOND_FILE, dict(sorted((_beyond(kept) | found).items())))
     write_table(kept / "rows.parquet", pa.Table.from_pandas(rows, preserve_index=False))
     write_table(kept / "curves.parquet", pa.Table.from_pandas(curves, preserve_index=False))
 
@@ -87,9 +85,10 @@ def restore(kept: Path, out: Path) -> None:
             table = of_one.rename(columns=lambda column: column.rpartition(":")[2])
             file.parent.mkdir(parents=True, exist_ok=True)
             write_table(file, pa.Table.from_pandas(table, preserve_index=False))
-    beyond = read_json(kept / BEYOND_FILE) if (kept / BEYOND_FILE).exists() else {}
-    for name, found in beyond.items():
-        write_json(out / "evaluation" / name / BEYOND_FILE, found)
+    for name, beyond in _beyond(kept).items():
+        file = out / "evaluation" / name / BEYOND_FILE
+        if not file.exists():
+            write_json(file, beyond)
     for run, of_run in curves.groupby("run"):
         if not (out / str(run) / METRICS).exists():
             steps: dict[int, dict[str, Any]] = {}
@@ -102,6 +101,11 @@ def restore(kept: Path, out: Path) -> None:
 
 def _read(file: Path) -> pd.DataFrame:
     return pd.read_parquet(file) if file.exists() else pd.DataFrame()
+
+
+def _beyond(kept: Path) -> dict[str, Any]:
+    file = kept / BEYOND_FILE
+    return dict(read_json(file)) if file.exists() else {}
 
 
 def main() -> int:
