@@ -274,8 +274,8 @@ def _api() -> Iterator[tuple[str, str]]:
     """A page for each folder of the library, that mkdocstrings fills."""
     folders = sorted(path.parent for path in (ROOT / "convrec").glob("*/__init__.py"))
     for package in folders:
-        modules = sorted(path.stem for path in package.glob("*.py") if path.stem != "__init__")
-        entries = "\n\n".join(f"::: convrec.{package.name}.{module}" for module in modules)
+        modules = sorted(path.relative_to(ROOT) for path in package.rglob("*.py") if path.stem != "__init__")
+        entries = "\n\n".join("::: " + ".".join(module.with_suffix("").parts) for module in modules)
         yield package.name, f"# convrec.{package.name}\n\n{entries}\n"
 
 

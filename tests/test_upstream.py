@@ -64,25 +64,25 @@ PINS = (
     Pin(
         "verl.utils.torch_functional:logprobs_from_logits",
         "dffd21fe40eb806b",
-        ("convrec.training.without_flash_attention:log_probs_of_labels",),
+        ("convrec.training.attention.without_flash:log_probs_of_labels",),
         "signature, callers",
     ),
     Pin(
         "verl.utils.torch_functional:logprobs_from_logits_v2",
         "1074be97faf338ae",
-        ("convrec.training.without_flash_attention:use_whole_batch_log_probs",),
+        ("convrec.training.attention.without_flash:use_whole_batch_log_probs",),
         "is it still a loop?",
     ),
     Pin(
         "verl.workers.engine.utils:prepare_micro_batches",
         "e3083217530fed22",
-        ("convrec.training.without_flash_attention:prepare_micro_batches",),
+        ("convrec.training.attention.without_flash:prepare_micro_batches",),
     ),
     Pin(
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch",
         "be92c8d155f0c179",
         (
-            "convrec.training.without_flash_attention:prepare_micro_batches",
+            "convrec.training.attention.without_flash:prepare_micro_batches",
             "convrec.training.loss:rank_grpo_loss",
         ),
         "arguments, micro-batches a process; batch_num_tokens counts loss_mask",
@@ -90,7 +90,7 @@ PINS = (
     Pin(
         "verl.workers.engine.utils:postprocess_batch_func",
         "83c8d9c984b3c02a",
-        ("convrec.training.without_flash_attention:prepare_micro_batches",),
+        ("convrec.training.attention.without_flash:prepare_micro_batches",),
         "it restores the order by the groups",
     ),
     # rollout server: replaced on a CPU host
@@ -289,7 +289,7 @@ PINS = (
         "verl.trainer.sft_trainer:SFTTrainer.fit",
         "88292f0424ff619b",
         (
-            "convrec.training.tracking:install",
+            "convrec.training.trackers.tracking:install",
             "convrec.training.sft.trainer:ConvRecSFTTrainer",
         ),
         "epochs, the last step",
@@ -380,7 +380,7 @@ PINS = (
             "convrec.training.trainer_base:ConvRecMixin.fit",
             "convrec.training.trainer_base:ConvRecMixin.on_step_begin",
             "convrec.training.trainer_base:ConvRecMixin.on_step_end",
-            "convrec.training.tracking:install",
+            "convrec.training.trackers.tracking:install",
             "convrec.training.unlogged:KeepsUnlogged._make_up_validation",
         ),
         "order of save, log, validate; Tracking; after the last step it trains nothing",
@@ -400,7 +400,7 @@ PINS = (
     Pin(
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer._maybe_log_val_generations",
         "23d16817b64cf533",
-        ("convrec.training.tracking:keep_samples",),
+        ("convrec.training.trackers.tracking:keep_samples",),
         "what the logger is called with",
     ),
     Pin(

@@ -26,9 +26,10 @@ from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
 from convrec.runs.phases import Phases
 from convrec.statistics import error_of_mean
-from convrec.training import liveness, registration
+from convrec.training import registration
 from convrec.training.registration import register_rollout
 from convrec.training.unlogged import KeepsUnlogged
+from convrec.training.watch import liveness
 from convrec.training.worker import ConvRecWorker, report_new_rate
 
 logger = logging.getLogger(__name__)

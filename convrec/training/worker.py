@@ -21,9 +21,10 @@ from convrec.cpu.platform import is_cpu_host
 from convrec.cpu.process_group import in_run_folder, init_process_group
 from convrec.rollout.constraint import load_trie
 from convrec.rollout.queue import keep_to_this_run
-from convrec.training import packed_attention, registration
+from convrec.training import registration
+from convrec.training.attention import varlen
+from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
 from convrec.training.constrained_engine import constrain
-from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
 def prepare_process() -> None:
     """What verl is told in every process that trains, before its model is built."""
     use_plain_load()
-    packed_attention.register()
+    varlen.register()
     use_whole_batch_log_probs()
     use_length_groups()
     if is_cpu_host():

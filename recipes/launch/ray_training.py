@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints.plain_load import use_plain_load
 from convrec.lists import user_rewards
 from convrec.runs import guard
-from convrec.training import registration, tracking
+from convrec.training import registration
+from convrec.training.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
 from recipes.launch.recipe import Recipe
 from recipes.preflight import constrained, finding, findings

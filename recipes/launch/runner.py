@@ -57,7 +57,7 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
-    from convrec.training.tracker_access import go_offline_where_needed
+    from convrec.training.trackers.access import go_offline_where_needed
     from recipes.preflight import (
         finding,
         findings,  # late: a wrong variable is refused before these imports

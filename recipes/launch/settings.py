@@ -95,7 +95,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     OmegaConf.update(config, model_key, resolve_model(model))
     if config.trainer.device != "cpu" and not host.has_flash_attention():
         model_config = OmegaConf.select(config, model_key.removesuffix(".path"))
-        attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.training.packed_attention
+        attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.training.attention.varlen
         model_config.override_config.setdefault("attn_implementation", attention)
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe.name}/{Path(model).name}")

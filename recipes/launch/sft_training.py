@@ -36,8 +36,8 @@ def _train_here(config: DictConfig) -> None:
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-    from convrec.training import tracking
     from convrec.training.sft.trainer import ConvRecSFTTrainer
+    from convrec.training.trackers import tracking
     from convrec.training.worker import prepare_process
 
     prepare_process()
@@ -52,7 +52,7 @@ def _train_here(config: DictConfig) -> None:
 
 def _fit(trainer: Any, module: ModuleType, config: DictConfig) -> None:
     """module: verl's, with the trainer's `fit`."""
-    from convrec.training import tracking
+    from convrec.training.trackers import tracking
 
     run_folder = Path(config.trainer.default_local_dir)
     tracking.install(module, run_folder, config.trainer.experiment_name, trainer.note_metrics)

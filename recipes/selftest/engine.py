@@ -10,9 +10,9 @@ import torch
 
 from convrec.cpu.engine import register_engine
 from convrec.rank_grpo.policy_loss import RankLossSettings
-from convrec.training import packed_attention
+from convrec.training.attention import varlen
+from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
 from convrec.training.loss import rank_grpo_loss
-from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
 from recipes.preflight.host import has_flash_attention
 from recipes.selftest.checks import Place
 
@@ -33,11 +33,11 @@ def join_group(place: Place, rank: int = 0, size: int = 1, meeting: Path | None 
     torch.distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
     use_length_groups()
     use_whole_batch_log_probs()
-    packed_attention.register()
+    varlen.register()
 
 
 def packed_attention_name() -> str:
-    return "flash_attention_2" if has_flash_attention() else packed_attention.NAME
+    return "flash_attention_2" if has_flash_attention() else varlen.NAME
 
 
 def build_engine(place: Place, packed: bool = False, fused: bool = False, lora_rank: int = 0) -> Any:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
-from convrec.training.tracking import tracker_environment
+from convrec.training.trackers.tracking import tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose

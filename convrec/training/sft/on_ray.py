@@ -14,8 +14,9 @@ from verl.workers.utils.losses import sft_loss
 
 from convrec.checkpoints.reshard import load_any_world_size
 from convrec.runs.phases import Phases
-from convrec.training import liveness, registration
+from convrec.training import registration
 from convrec.training.sft.trainer import SFTMixin
+from convrec.training.watch import liveness
 from convrec.training.worker import prepare_process, set_learning_rate
 
 PHASES = ("train_batch", "infer_batch", "save_checkpoint")  # of a step, where a worker may hang

@@ -50,7 +50,7 @@ def build_training_worker(
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
     from convrec.cpu.engine import register_engine
-    from convrec.training.without_flash_attention import use_length_groups, use_whole_batch_log_probs
+    from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
 
     register_engine()
     use_length_groups()

@@ -148,12 +148,12 @@ def test_log_probs_and_entropy_are_those_of_the_constrained_policy(
 
 
 def prepared(training_worker: Callable[..., Any], micro_batches: str, **more: Any) -> Any:
-    from convrec.training import packed_attention
+    from convrec.training.attention import varlen
 
-    packed_attention.register()
+    varlen.register()
     worker = training_worker(**more)
     if micro_batches == "packed":
-        worker.engine.module.config._attn_implementation = packed_attention.NAME
+        worker.engine.module.config._attn_implementation = varlen.NAME
     return worker
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from convrec.training import packed_attention
-from convrec.training.packed_attention import sequence_starts, varlen_attention
+from convrec.training.attention import varlen
+from convrec.training.attention.varlen import sequence_starts, varlen_attention
 
 LENGTHS = (5, 1, 9, 3)
 SIZES = {
@@ -21,7 +21,7 @@ SIZES = {
 
 
 def model_of(config: PretrainedConfig, attention: str) -> torch.nn.Module:
-    packed_attention.register()
+    varlen.register()
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention).float()
 

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
 
 from convrec.errors import NoProgress, ProcessLost
 from convrec.runs.phases import Phases
-from convrec.training import liveness
+from convrec.training.watch import liveness
 
 
 class Actors:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
-from convrec.training import without_flash_attention as micro_batches
-from convrec.training.without_flash_attention import SHORTEST, group_by_length, log_probs_of_labels, use_length_groups
+from convrec.training.attention import without_flash as micro_batches
+from convrec.training.attention.without_flash import SHORTEST, group_by_length, log_probs_of_labels, use_length_groups
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 

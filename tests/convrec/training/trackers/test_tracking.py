@@ -15,15 +15,15 @@ import pytest
 
 from convrec.runs import step_metrics
 from convrec.runs.folder import next_metrics_file, read_metrics
-from convrec.training import tracking
-from convrec.training.tracking import tracker_environment
+from convrec.training.trackers import tracking
+from convrec.training.trackers.tracking import tracker_environment
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 # Start 1 logs steps 1-5 and has a checkpoint at 3. Start 2 goes on from there: it repeats 4 and 5, with other values.
 TWO_STARTS = """
 import os, sys
 from pathlib import Path
-from convrec.training import tracking
+from convrec.training.trackers import tracking
 from convrec.runs.folder import next_metrics_file, read_metrics
 from verl.utils.tracking import ValidationGenerationsLogger
 

@@ -22,7 +22,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from convrec.errors import NoProgress, ProcessLost, is_of_lost_process
 from convrec.runs import guard, supervisor
 from convrec.runs.phases import Phases
-from convrec.training.nodes import Nodes, hanging_processes
+from convrec.training.watch.nodes import Nodes, hanging_processes
 
 logger = logging.getLogger(__name__)
 

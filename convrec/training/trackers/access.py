@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from convrec.errors import one_line
-from convrec.training.tracking import has_login
+from convrec.training.trackers.tracking import has_login
 
 SECONDS = 10.0  # for all trackers together
 OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}

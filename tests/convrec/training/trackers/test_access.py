@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from convrec.training.tracker_access import go_offline_where_needed
+from convrec.training.trackers.access import go_offline_where_needed
 
 VIEWER = b'{"data": {"viewer": {"id": "x"}}}'
 

@@ -1,0 +1,1 @@
+"""Attention where flash-attn is not installed."""
