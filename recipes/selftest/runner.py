@@ -168,12 +168,12 @@ class MemoryPeak:
         self.thread.join()
 
     def _sample(self) -> None:
-        while True:
+        closed = False
+        while not closed:
+            closed = self.closed.wait(SAMPLE_SECONDS)  # and once more then: a short phase has no other sample
             self.host_bytes = max(self.host_bytes, sum(_proportional_bytes(_family(self.pid))))
             if self.has_gpu:
                 self.device_bytes = max(self.device_bytes, *device_bytes())
-            if self.closed.wait(SAMPLE_SECONDS):
-                return
 
 
 def _proportional_bytes(processes: Sequence[psutil.Process]) -> Iterator[int]:
