@@ -1,6 +1,7 @@
 """Files and folders that are there whole or not at all, JSON, and the hash of a file.
 
-What is not complete has a temporary name beside its target: `.NAME.partial-HOST-THREAD`. So no reader sees half a file,
+What is not complete has a temporary name beside its target, `.NAME.partial-HOST-THREAD`, and so has for a moment the
+folder that another takes the place of, `.NAME.partial-HOST-THREAD.old`. So no reader sees half a file,
 several writers of one file do not disturb each other, and the next one removes what a killed process has left.
 """
 
@@ -11,7 +12,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from convrec.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+OLD = ".old"
 
 
 @contextmanager
@@ -37,17 +40,23 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_written_whole(path: Path) -> Iterator[Path]:
-    """The same for a folder, which is there and empty at the beginning. A folder `path` is replaced."""
+def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+    """The same for a folder, which is there and empty at the beginning. A folder `path` is replaced.
+
+    Where `unless` says at the end that another process has made `path` meanwhile, that one stays: it may be in use.
+    """
     partial = _partial(path)
     partial.mkdir()
+    old = partial.with_name(partial.name + OLD)
     try:
         yield partial
-        if path.exists():
-            shutil.rmtree(path)
-        partial.rename(path)
+        if not unless():
+            if path.exists():
+                path.rename(old)
+            partial.rename(path)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in (old, partial):
+            _tidy(left, path)
 
 
 @contextmanager
@@ -62,18 +71,26 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 
 def _partial(path: Path) -> Path:
-    """This thread's temporary name for `path`; those of threads of this host that have ended are removed."""
+    """This thread's temporary name for `path`. What threads of this host left that have ended is removed; in a
+    container that starts anew, the one before had this thread's id."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    start = f".{path.name}.partial-{socket.gethostname()}-"
+    start, me = f".{path.name}.partial-{socket.gethostname()}-", threading.get_native_id()
     for name in os.listdir(path.parent):
-        thread = name.removeprefix(start)
-        if thread != name and has_ended(thread):
-            left = path.parent / name
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
-    return path.with_name(f"{start}{threading.get_native_id()}")
+        thread = name.removeprefix(start).removesuffix(OLD)
+        if not name.startswith(start) or not thread.isdigit() or not (int(thread) == me or has_ended(thread)):
+            continue
+        _tidy(path.parent / name, path)
+    return path.with_name(f"{start}{me}")
+
+
+def _tidy(left: Path, path: Path) -> None:
+    """Remove what was left beside `path`, or put it back when it ended between the two renames."""
+    if left.name.endswith(OLD) and left.exists() and not path.exists():
+        left.rename(path)
+    elif left.is_dir():
+        shutil.rmtree(left, ignore_errors=True)
+    else:
+        left.unlink(missing_ok=True)
 
 
 def has_ended(thread: str) -> bool:

@@ -127,10 +127,10 @@ def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:
 @contextmanager
 def _model_written_whole(target: Path, sources: Mapping[str, str | None]) -> Iterator[Path]:
     """The folder to write a model into; `target` becomes it, with the note of what it was made from."""
-    with folder_written_whole(target) as partial:
+    with folder_written_whole(target, unless=lambda: _is_made_from(target, sources)) as partial:
         yield partial
         write_json(partial / MADE_FROM, sources)
-        if has_weights(target):
+        if has_weights(target) and not _is_made_from(target, sources):
             print(f"{target}: not made from the weights that are there now, made anew", file=sys.stderr)
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of a run that survive what may happen while they are written.
 
 RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
+RUN/global_step_N/damaged.json           what complete.json was, where the checksums of a resume found other content
 RUN/global_step_N/metrics.json           RL: the step's metrics, should it end before they are logged (step_metrics)
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
 RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
@@ -23,6 +24,7 @@ from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
 BEST = "best.json"
+DAMAGED = "damaged.json"
 STOP = "stop"
 # the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
 VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
@@ -76,7 +78,9 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     aside = folder.with_name(folder.name + ASIDE)
     if step == last and folder.is_dir():
         folder.rename(aside)
-    else:  # cut off by an earlier end, perhaps with another number of processes
+    else:  # cut off by an earlier end, or of a run that has gone back to an earlier step: trained anew
+        if best_step(run_folder) == step:
+            (run_folder / BEST).unlink()
         _remove(folder)
     try:
         write()
@@ -123,10 +127,15 @@ def wait_for_shards(folder: Path) -> None:
 
 
 def prune(run_folder: Path, keep: int | None) -> None:
-    """Remove all complete checkpoints but the newest `keep` and the best; None keeps all."""
+    """Remove all complete checkpoints but the newest `keep` and the best; None keeps all.
+
+    Those after the step of the tracker are of a run that has gone back: they do not count, and are overwritten when it
+    gets there.
+    """
     if keep is None:
         return
-    steps = complete_steps(run_folder)
+    newest = latest_step(run_folder)
+    steps = [step for step in complete_steps(run_folder) if step <= newest]
     best = best_step(run_folder)
     for step in steps[:-keep]:
         if step != best:
@@ -175,7 +184,7 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     warnings = [
         f"{folder} was cut off while it was written: ignored, and overwritten when the run gets there"
         for step, folder in folders.items()
-        if step > named and step not in complete
+        if step > named and step not in complete and not (folder / DAMAGED).exists()
     ]
     tracker = run_folder / LATEST
     if not tracker.exists() and not complete:
@@ -187,6 +196,10 @@ def choose_resume_step(run_folder: Path) -> list[str]:
             break
         warnings.append(f"{folders[step] / file} is not what was written")
         complete.remove(step)
+        if best_step(run_folder) == step:
+            (run_folder / BEST).unlink()
+        if not folders[step].is_symlink():
+            (folders[step] / manifest.MANIFEST).rename(folders[step] / DAMAGED)  # it counts as one no more
     if named in complete or (named in folders and _has_whole_shards(folders[named])):
         return warnings
     older = [step for step, folder in folders.items() if step < named and _has_whole_shards(folder)]
@@ -244,7 +257,7 @@ def _shards(folder: Path) -> Path:
 
 
 def _has_whole_shards(folder: Path) -> bool:
-    if (folder / manifest.MANIFEST).exists():
+    if (folder / manifest.MANIFEST).exists() or (folder / DAMAGED).exists():
         return False  # it is not as the manifest says
     try:
         check_shards(_shards(folder))

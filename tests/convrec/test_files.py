@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.files import file_hash, folder_written_whole, read_json, write_json, write_table, write_text, written_whole
+from convrec.files import (
+    file_hash,
+    folder_written_whole,
+    read_json,
+    scratch_folder,
+    write_json,
+    write_table,
+    write_text,
+    written_whole,
+)
 
 Writer = Callable[[Path], AbstractContextManager[Path]]
 
@@ -84,6 +94,53 @@ def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path: Path
     assert [name.split("-")[0] for name in left] == [".it.2.partial", ".it.partial"]
     write(writer, path)
     assert names(tmp_path) == [left[0], "it"]  # another file's is not touched
+
+
+@pytest.mark.parametrize("writer", [written_whole, folder_written_whole, scratch_folder])
+def test_a_container_that_starts_anew_has_the_ids_of_the_one_before(tmp_path: Path, writer: Writer) -> None:
+    left = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
+    left.mkdir() if writer is not written_whole else left.touch()
+    write(writer, tmp_path / "it")
+    assert names(tmp_path) == ([] if writer is scratch_folder else ["it"])
+
+
+def test_another_host_whose_name_begins_with_ours_keeps_what_it_is_writing(tmp_path: Path) -> None:
+    theirs = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
+    theirs.touch()
+    write(written_whole, tmp_path / "it")
+    assert names(tmp_path) == [theirs.name, "it"]
+
+
+def test_the_folder_before_is_put_back_when_the_new_one_did_not_take_its_place(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    old = tmp_path / f".it.partial-{socket.gethostname()}-{ended.pid}.old"
+    old.mkdir()
+    (old / "before").touch()
+    with folder_written_whole(tmp_path / "it"):
+        assert names(tmp_path / "it") == ["before"]
+    (tmp_path / "it" / "before").touch()
+    writing = folder_written_whole(tmp_path / "it")
+    writing.__enter__().rmdir()
+    with pytest.raises(FileNotFoundError):
+        writing.__exit__(None, None, None)
+    assert names(tmp_path / "it") == ["before"]
+    old.mkdir()  # killed after both renames: what is there is the new one
+    with folder_written_whole(tmp_path / "it"):
+        assert names(tmp_path / "it") == ["before"]
+    assert names(tmp_path) == ["it"]
+
+
+def test_a_folder_that_another_has_made_meanwhile_may_stay(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    with folder_written_whole(path, unless=(path / "theirs").exists):
+        path.mkdir()
+        (path / "theirs").touch()
+    assert names(path) == ["theirs"]
+    with folder_written_whole(path, unless=(path / "others").exists):
+        pass
+    assert names(path) == []
+    assert names(tmp_path) == ["it"]
 
 
 def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:

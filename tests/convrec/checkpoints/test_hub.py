@@ -4,8 +4,8 @@ import socket
 import time
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from convrec.checkpoints import hub
 from convrec.errors import UserError
@@ -13,7 +13,7 @@ from convrec.errors import UserError
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
 
@@ -22,7 +22,7 @@ def test_a_folder_is_not_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_id_is_refused_offline(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"--model nobody/nothing: no folder here, and not to be had from the Hub"):
         hub.require("nobody/nothing", "--model ")
     assert not hub.is_cached("nobody/nothing")
@@ -34,9 +34,9 @@ def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(
     monkeypatch.setattr(hub, "SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(
-            huggingface_hub.constants,
+            constants,
             "HUGGINGFACE_CO_URL_TEMPLATE",
             address + "/{repo_id}/{filename}",
         )

@@ -316,7 +316,7 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_no_tracker(tmp_path: P
 def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:
     save(tmp_path, 2, 4, 6)
     for step in (4, 6):
-        (tmp_path / f"global_step_{step}" / "actor" / "model.pt").write_bytes(b"x" * 50 + b"z" + b"x" * 49)
+        damage(tmp_path, step)
     *files, last = saving.choose_resume_step(tmp_path)
     assert files == [f"{tmp_path}/global_step_{step}/actor/model.pt is not what was written" for step in (6, 4)]
     assert last == f"{tmp_path}/global_step_6 is damaged or gone: resuming from step 2"
@@ -324,6 +324,46 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(tmp_path: Pa
     save(tmp_path, 4)
     assert saving.choose_resume_step(tmp_path) == []
     assert latest_step(tmp_path) == 4
+
+
+def damage(run: Path, step: int) -> None:
+    (run / f"global_step_{step}" / "actor" / "model.pt").write_bytes(b"x" * 50 + b"z" + b"x" * 49)
+
+
+def test_a_damaged_checkpoint_takes_the_place_of_no_sound_one(tmp_path: Path) -> None:
+    save(tmp_path, 20, 30)
+    saving.note_validation(tmp_path, 20, {"val/ndcg": 0.1})
+    saving.note_validation(tmp_path, 30, {"val/ndcg": 0.9})
+    damage(tmp_path, 30)
+    saving.choose_resume_step(tmp_path)
+    assert saving.best_step(tmp_path) is None  # it was the damaged one
+    save(tmp_path, 25, keep=1)
+    assert saving.complete_steps(tmp_path) == [25]
+    assert saving.choose_resume_step(tmp_path) == []
+    save(tmp_path, 40, keep=2)
+    assert saving.complete_steps(tmp_path) == [25, 40]
+    assert (tmp_path / "global_step_30" / "actor" / "model.pt").exists()  # nothing is thrown away
+
+
+def test_a_run_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, 30)
+    saving.write_tracker(tmp_path, 10)
+    save(tmp_path, 15, keep=1)
+    assert saving.complete_steps(tmp_path) == [15, 20, 30]
+    save(tmp_path, 30, keep=1)
+    assert saving.complete_steps(tmp_path) == [30]
+
+
+def test_a_best_step_that_is_trained_again_has_its_new_score(tmp_path: Path) -> None:
+    save(tmp_path, 20, 30)
+    saving.note_validation(tmp_path, 30, {"val/ndcg": 0.9})
+    saving.write_tracker(tmp_path, 20)
+    save(tmp_path, 30)
+    assert saving.best_step(tmp_path) is None
+    saving.note_validation(tmp_path, 30, {"val/ndcg": 0.1})
+    save(tmp_path, 40)
+    saving.note_validation(tmp_path, 40, {"val/ndcg": 0.5})
+    assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 40, "val/ndcg": 0.5}
 
 
 def test_the_manifest_of_version_0_1_has_sizes_alone(tmp_path: Path) -> None:
