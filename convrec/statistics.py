@@ -1,13 +1,14 @@
 """Errors and p-values over rows that come in groups: bootstrap and sign flips of means, jackknife of other figures."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 RESAMPLES = 1000
 FLIPS = 9999
 FLIPS_AT_ONCE = 400  # a multiple of 4: numpy draws int8 four at a time and drops what is left at the end of a call
+CELLS_AT_ONCE = 1 << 24  # doubles of a block of resamples, 128 MiB: a million conversations fit
 BLOCKS = 200  # of contexts that the jackknife leaves out in turn
 
 
@@ -23,10 +24,23 @@ def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
     sums_CM, rows_C = _by_context(values_RM, contexts)
     if len(rows_C) == 1:
         return values_RM.mean(axis=0), np.full(num_metrics, math.nan)
-    rng = np.random.default_rng(seed)
-    times_SC = rng.multinomial(len(rows_C), np.full(len(rows_C), 1 / len(rows_C)), size=RESAMPLES)
-    means_SM = (times_SC @ sums_CM) / (times_SC @ rows_C)[:, None]
+    means_SM = np.concatenate(
+        [(times_SC @ sums_CM) / (times_SC @ rows_C)[:, None] for times_SC in resamples(len(rows_C), seed)]
+    )
     return values_RM.mean(axis=0), means_SM.std(axis=0, ddof=1)
+
+
+def resamples(num_contexts: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each context is drawn, with replacement: RESAMPLES rows (C,) in blocks (S, C) that fit in memory."""
+    rng, share_C = np.random.default_rng(seed), np.full(num_contexts, 1 / num_contexts)
+    for block in _blocks(RESAMPLES, num_contexts):
+        yield rng.multinomial(num_contexts, share_C, size=block.stop - block.start).astype(float)
+
+
+def _blocks(rows: int, width: int) -> Iterator[slice]:
+    """Rows of this width, as many at once as CELLS_AT_ONCE allows."""
+    at_once = max(1, CELLS_AT_ONCE // width)
+    return (slice(begin, min(begin + at_once, rows)) for begin in range(0, rows, at_once))
 
 
 def error_of_mean(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> np.ndarray:
@@ -80,8 +94,9 @@ def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
     as_far_M = np.zeros(num_metrics, int)
     for begin in range(0, FLIPS, FLIPS_AT_ONCE):
         flips = min(FLIPS_AT_ONCE, FLIPS - begin)
-        signs_SC = 2.0 * rng.integers(0, 2, size=(flips, len(rows_C)), dtype=np.int8) - 1.0
-        as_far_M += (np.abs(signs_SC @ sums_CM) >= observed_M - 1e-9).sum(axis=0)
+        signs_SC = 2 * rng.integers(0, 2, size=(flips, len(rows_C)), dtype=np.int8) - 1
+        for block in _blocks(flips, len(rows_C)):
+            as_far_M += (np.abs(signs_SC[block].astype(float) @ sums_CM) >= observed_M - 1e-9).sum(axis=0)
     return (1 + as_far_M) / (1 + FLIPS)
 
 

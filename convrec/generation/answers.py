@@ -172,7 +172,7 @@ class Store:
 def _read(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:  # OSError: a damaged page
         raise UserError(f"{path}: not readable as parquet ({error}); remove it to generate again") from None
 
 

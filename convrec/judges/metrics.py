@@ -23,7 +23,7 @@ import numpy as np
 from convrec.judges.criteria import SCORES, Scores
 from convrec.judges.ranking import best_of_n, constant_best_of_n, pair_ranking
 from convrec.judges.verdict import TIE
-from convrec.statistics import RESAMPLES, bootstrap
+from convrec.statistics import bootstrap, resamples
 
 OTHER = {"A": "B", "B": "A", TIE: TIE, None: None}
 NO_VERDICT = "no verdict"  # a category of its own in kappa
@@ -214,15 +214,15 @@ def _of_table(
     context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
     size = len(known)
     cell_R = np.array([known[t] * size + known[p] for t, p in zip(true, predicted, strict=True)])
-    counts_CX = np.zeros((len(places), size * size))  # a context's table of true x predicted
-    np.add.at(counts_CX, (context_R, cell_R), 1)
-    whole = statistic(counts_CX.sum(0).reshape(size, size))
+
+    def of_rows(weights_R: np.ndarray) -> float:
+        return statistic(np.bincount(cell_R, weights_R, size * size).reshape(size, size))
+
+    whole = of_rows(np.ones(len(cell_R)))
     if len(places) == 1:
         return {"mean": whole, "se": math.nan}
-    times_SC = np.random.default_rng(seed).multinomial(
-        len(places), np.full(len(places), 1 / len(places)), size=RESAMPLES
-    )
-    resampled = np.array([statistic(table.reshape(size, size)) for table in times_SC @ counts_CX])
+    drawn = (times_C for times_SC in resamples(len(places), seed) for times_C in times_SC)
+    resampled = np.array([of_rows(times_C[context_R]) for times_C in drawn])
     resampled = resampled[~np.isnan(resampled)]
     return {"mean": whole, "se": float(resampled.std(ddof=1)) if len(resampled) > 1 else math.nan}
 

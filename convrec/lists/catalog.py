@@ -1,6 +1,6 @@
 """The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,9 @@ class Catalog:
                 title, year = "", None
             titles.append(title)
             years.append(year)
-        sets = None if genres is None else [labels_of(value) for value in genres]
-        return cls(titles, years, mentions, tuple(problems), dated, item_ids, sets)
+        sets = None if genres is None else [_genres(value, row) for row, value in enumerate(genres)]
+        ids = None if item_ids is None else [_id(value) for value in item_ids]
+        return cls(titles, years, mentions, tuple(problems), dated, ids, sets)
 
     def year_of(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
@@ -127,9 +128,28 @@ class Catalog:
 
 def labels_of(value: object) -> frozenset[str]:
     """An item's genres, or its texts of another column: of a list, or of a text with bars or commas between its parts;
-    empty for what is neither."""
+    empty for what is neither. Raises UserError for a list of other things than texts."""
     parts = value.replace("|", ",").split(",") if isinstance(value, str) else value
-    return frozenset(part.strip() for part in parts if part) if isinstance(parts, list) else frozenset()
+    if not isinstance(parts, Collection) or isinstance(parts, bytes | Mapping):
+        return frozenset()
+    other = next((part for part in parts if part is not None and not isinstance(part, str)), None)
+    if other is not None:
+        raise UserError(f"{other!r} is no text; give the names alone: ['Action', 'Crime'] or `Action|Crime`")
+    return frozenset(part.strip() for part in parts if part)
+
+
+def _genres(value: object, row: int) -> frozenset[str]:
+    try:
+        return labels_of(value)
+    except UserError as error:
+        raise UserError(f"row {row}: genres: {error}") from None
+
+
+def _id(value: object) -> object:
+    """pandas makes numbers of a column with missing values floats: 12.0 is 12, and NaN is none."""
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else None if value != value else value
 
 
 def load_catalog(path: str | Path) -> Catalog:
@@ -162,12 +182,17 @@ def _load_parquet(path: Path) -> Catalog:
             f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}. Items "
             "without years have a column year that is null in every row."
         )
-    table = pq.read_table(path, columns=[name for name in COLUMNS if name in names])
     try:
-        columns = table.to_pydict()
+        columns = pq.read_table(path, columns=[name for name in COLUMNS if name in names]).to_pydict()
     except UnicodeDecodeError as error:
         raise UserError(f"catalog {path}: a title that is no UTF-8 ({error}); write it again") from error
-    return _nonempty(Catalog.from_columns(columns), path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"catalog {path}: damaged ({error}); copy or make it again") from error
+    try:
+        catalog = Catalog.from_columns(columns)
+    except UserError as error:
+        raise UserError(f"catalog {path}: {error}") from None
+    return _nonempty(catalog, path)
 
 
 def _nonempty(catalog: Catalog, path: Path) -> Catalog:

@@ -18,7 +18,7 @@ Several rows of the catalog are one item when they have one id, or no ids and th
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,6 +31,7 @@ from convrec.lists.title_index import TitleIndex
 from convrec.lists.titles import CACHE_SIZE, fold, normalise, readings, without_number
 
 FOLDED = "\0"  # marks a folded key among normalised ones
+MOST_READINGS = 4  # of a title that has `1: ` before it or a year behind it; a looping model writes thousands
 
 _YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
 
@@ -182,15 +183,24 @@ class Matcher:
         if self.mode == "reference":
             row = next((r for r in self.index.by_title.get(title, ()) if self.catalog.years[r] == year), -1)
             return Identity(row, title)
-        key = normalise(title)
-        row = self.index.nearest(self.index.by_title.get(key, ()), year)
-        if row < 0 and self.mode == "fuzzy":
-            row = self._find_unlike(title, year)
-        if row >= 0:
-            first = self.index.items[row]
-            return Identity(first, self.index.keys[first])
-        shorter = without_number(title) or (None if self.catalog.dated else _without_year(title))
-        return self._identify(shorter, year) if shorter else Identity(-1, key)
+        key = ""
+        for shortened in self._shortened(title):
+            key = normalise(shortened)
+            row = self.index.nearest(self.index.by_title.get(key, ()), year)
+            if row < 0 and self.mode == "fuzzy":
+                row = self._find_unlike(shortened, year)
+            if row >= 0:
+                first = self.index.items[row]
+                return Identity(first, self.index.keys[first])
+        return Identity(-1, key)
+
+    def _shortened(self, title: str) -> Iterator[str]:
+        """The title, then without a number before it or a year behind it."""
+        for _ in range(MOST_READINGS):
+            yield title
+            title = without_number(title) or (not self.catalog.dated and _without_year(title)) or ""
+            if not title:
+                return
 
     def _find_unlike(self, title: str, year: int) -> int:
         """The catalog row of a title that is not in the catalog letter by letter; -1 for none."""

@@ -22,6 +22,7 @@ from convrec.progress import Progress
 
 LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: such a request is given up
 UNANSWERED_IN_A_ROW = 10  # requests that are refused or fail before the server is asked whether it takes any
+UNCOUNTED = 200  # questions that are taken for all of them while a generator still yields more
 PLAIN_QUESTION = [{"role": "user", "content": "Say hello."}]
 
 
@@ -88,6 +89,7 @@ class LLM:
         self.usage = Usage(cost=None if price is None else 0.0)
         self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's place
         self._questions = 0  # of all calls
+        self._at_least = 0  # questions, of which a share may fail before it is known how many there are
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
         self._unanswered: list[tuple[dict[str, Any], Answer]] = []  # since the last answer; refusals are not kept yet
 
@@ -119,6 +121,7 @@ class LLM:
         in_flight: dict[Path, asyncio.Future[Answer]] = {}
         total = len(prompts) if isinstance(prompts, Sequence) else None
         self._questions += total or 0
+        self._at_least = 0 if total is not None else UNCOUNTED
         queue = enumerate(prompts)
 
         async def work(client: AsyncOpenAI, bar: Progress) -> None:
@@ -144,6 +147,9 @@ class LLM:
                     raise errors.exceptions[0] from None
             if self._unanswered:
                 await self._check_server(client, sampling)
+            if self._at_least:  # now they are counted
+                self._at_least = 0
+                self._check_share()
         return [answers[index] for index in range(len(answers))]
 
     def _note(self) -> str:
@@ -195,10 +201,14 @@ class LLM:
         answer = NoAnswer("", error=str(given_up), status=given_up.status)
         self.failures[path] = prompt, answer
         self.usage.failed += 1
-        if self.usage.failed > self.most_failed * self._questions:
-            counts = f"{self.usage.failed:,} of {self._questions:,} questions have no answer"
-            raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {given_up}", 0)
+        self._check_share()
         return answer
+
+    def _check_share(self) -> None:
+        if self.usage.failed > self.most_failed * max(self._questions, self._at_least):
+            *_, (_, last) = self.failures.values()
+            counts = f"{self.usage.failed:,} of {self._questions:,} questions have no answer"
+            raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {last.error}", 0)
 
     async def _check_server(self, client: Any, sampling: dict[str, Any]) -> None:
         """Are refusals and failures about their conversations or about everything (a setting, an account, a server that

@@ -1,5 +1,6 @@
 """When a run was started and with which versions: RUN/starts.jsonl, a line for each start."""
 
+import contextlib
 import json
 import platform
 import subprocess
@@ -21,14 +22,19 @@ def note_start(run_folder: Path) -> None:
         "commit": source_commit(Path(__file__)),
         "versions": {name: version for name, version in versions.items() if version},
     }
-    with (run_folder / STARTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    with (run_folder / STARTS).open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        end = file.read()[-1:]
+        file.write("\n" * (end not in "\n") + json.dumps(entry) + "\n")
 
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
-    """The entries in order; [] for a run of version 0.1, which noted none."""
-    path = run_folder / STARTS
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """The entries in order, without one that a full disk cut off; [] for a run of version 0.1, which noted none."""
+    path, starts = run_folder / STARTS, []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            starts.append(json.loads(line))
+    return starts
 
 
 def source_commit(file: Path) -> str | None:

@@ -16,7 +16,7 @@ def conversation_text(conversation: Conversation) -> str:
     text, or of a text without speakers, which is the user's.
 
     A line within a message that begins as a turn does gets a space in front. Raises UserError, which names
-    `conversation`, for an empty one, for another role and where the last turn is not the user's.
+    `conversation`, for an empty one, for another role, where the last turn is not the user's, and for what is no text.
     """
     if isinstance(conversation, str):
         text = conversation.replace("\r\n", "\n").strip()
@@ -32,6 +32,10 @@ def conversation_text(conversation: Conversation) -> str:
         read = [_turn(turn, place) for place, turn in enumerate(turns)]
         speakers = [speaker for speaker, _ in read]
         text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"conversation: half of a surrogate pair, {text[error.start]!r}; it is no text") from None
     if speakers[-1] != "USER":
         raise UserError("conversation: the last turn is not the user's, but a list answers one; end with the user's")
     return text

@@ -133,15 +133,16 @@ class ServedCatalog:
     def find(self, name: str | int, snapshot: Snapshot) -> list[int]:
         """The numbers of the items that an id, `Title (Year)` or a title alone, of any year, stands for; [] for none.
 
-        A text that is an item's id is that item, whatever titles there are. Where the catalog has no ids, a number is
-        that row and nothing else, and a text is a row's number (as the answers have it) only where it is no title.
+        A text that is an item's id is that item, whatever titles there are. A number is the item of that id and nothing
+        else (300 may have been removed, and 300 is a title). Where the catalog has no ids, a number is that row, and a
+        text is a row's number (as the answers have it) only where it is no title.
         """
         if isinstance(name, Title):
             item = parse_item(name, self.dated)
             return _titled(name, snapshot) or (_titled(item.title, snapshot) if item else [])
         number = snapshot.number_of.get(str(name))
         of_id = [] if number is None else [number]
-        if of_id if self._has_ids else isinstance(name, Integral):
+        if isinstance(name, Integral) or (self._has_ids and of_id):
             return of_id
         return self._find_titled(str(name), snapshot) or of_id
 

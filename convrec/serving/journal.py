@@ -54,12 +54,12 @@ class Journal:
         with self.path.open("rb") as file:
             file.seek(self._place)
             whole, end, _ = file.read().rpartition(b"\n")
-        self._place += len(whole + end)
         change: Change = {}
         for line in whole.splitlines():
             for item_id, record in self._parse(line).items():
                 change.pop(item_id, None)  # the last change is the last in order, too
                 change[item_id] = record
+        self._place += len(whole + end)  # only now: a line that cannot be read is told each time, and hides no other
         return change
 
     def append(self, change: Change) -> None:

@@ -110,7 +110,7 @@ class DemonstrationDataset(Dataset):
 
     def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
         row = self.table.slice(item, 1).to_pylist()[0]
-        completion_ids = encode(self.tokenizer, self._completion_text(row["prompt"], row["completion"]))
+        completion_ids = encode(self.tokenizer, self._completion_text(row))
         room = self.max_length - len(completion_ids)
         if room <= 0:
             raise UserError(
@@ -130,7 +130,7 @@ class DemonstrationDataset(Dataset):
         def whole(row: dict[str, Any]) -> str:
             prompt = without_control_tokens(row["prompt"], self.tokenizer)
             start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
-            return start + self._completion_text(row["prompt"], row["completion"])
+            return start + self._completion_text(row)
 
         keep = [fits(self.tokenizer, whole(row), self.max_length) for row in self.table.to_pylist()]
         if not any(keep):
@@ -141,15 +141,16 @@ class DemonstrationDataset(Dataset):
             print(f"{keep.count(False)} of {len(keep)} demonstrations over MAX_LENGTH={self.max_length} left out")
         return self.table.filter(pa.array(keep))
 
-    def _completion_text(self, prompt: list[Message], completion: list[Message]) -> str:
+    def _completion_text(self, row: dict[str, Any]) -> str:
         """What the template puts after the generation prompt, up to and including the end-of-turn token."""
-        prompt = without_control_tokens(prompt, self.tokenizer)
-        completion = without_control_tokens(completion, self.tokenizer)
+        prompt = without_control_tokens(row["prompt"], self.tokenizer)
+        completion = without_control_tokens(row["completion"], self.tokenizer)
         rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
         start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
-        content = completion[0]["content"]
+        content = completion[0]["content"].strip()  # Llama's template strips it
         if not rendered.startswith(start) or content not in rendered[len(start) :]:
             raise UserError(
-                "the chat template does not continue its own generation prompt; pass a custom_chat_template"
+                f"{row['sample_id']}: the chat template does not continue its own generation prompt; pass a "
+                "custom_chat_template"
             )
         return rendered[len(start) :].rstrip()

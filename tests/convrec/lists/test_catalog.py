@@ -3,6 +3,8 @@ import time
 import tracemalloc
 from collections import OrderedDict
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -164,6 +166,44 @@ def test_a_missing_file_or_column_is_a_user_error(tmp_path):
     pq.write_table(pa.table({"title": ["Heat"]}), tmp_path / "c.parquet")
     with pytest.raises(UserError, match="column year is missing"):
         load_catalog(tmp_path / "c.parquet")
+
+
+def test_ids_that_pandas_made_floats_are_whole_numbers(tmp_path):
+    frame = pd.DataFrame({"title": ["Heat", "Up", "Jaws"], "year": [1995, 2009, 1975], "item_id": [12, None, 13]})
+    assert frame["item_id"].dtype == float
+    frame.to_parquet(tmp_path / "c.parquet")
+    assert load_catalog(tmp_path / "c.parquet").item_ids == [12, None, 13]
+    assert Catalog.from_columns(frame).item_ids == [12, None, 13]
+
+
+@pytest.mark.parametrize(
+    "genres", [["Crime", "Drama"], ("Crime", "Drama"), np.array(["Crime", "Drama"]), "Crime|Drama"]
+)
+def test_genres_are_a_text_or_names_in_any_kind_of_list(genres):
+    assert Catalog.from_items([("Heat", 1995)], genres=[genres]).genres == [{"Crime", "Drama"}]
+
+
+@pytest.mark.parametrize("genres", [None, float("nan"), 28, [], [None, ""]])
+def test_what_names_no_genre_is_none(genres):
+    assert Catalog.from_items([("Heat", 1995)], genres=[genres]).genres == [set()]
+
+
+@pytest.mark.parametrize("genres", [[{"id": 28, "name": "Action"}], [28, 12]])
+def test_genres_that_are_no_names_are_told_with_file_and_row(tmp_path, genres):
+    columns = {"title": ["Heat", "Up"], "year": [1995, 2009], "genres": [[], genres]}
+    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+    with pytest.raises(UserError, match=r"c\.parquet: row 1: genres: .*28.* is no text; give the names alone"):
+        load_catalog(tmp_path / "c.parquet")
+
+
+def test_a_damaged_page_is_told_with_the_file(tmp_path):
+    file = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"title": [f"Film {n}" for n in range(1000)], "year": [1995] * 1000}), file)
+    content = bytearray(file.read_bytes())
+    content[4:40] = b"\xff" * 36  # a page's header; what the footer says is still whole
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"c\.parquet: damaged"):
+        load_catalog(file)
 
 
 @pytest.mark.parametrize(

@@ -515,6 +515,20 @@ def test_a_year_written_in_vain_neither_hides_a_seen_title_nor_a_repeat():
     assert result.duplicate == [False, False, True]
 
 
+@pytest.mark.parametrize("looping", ["9" * 5000, "1: " * 2000 + "x", "A " + "(1999) " * 2000, "Part 1 " * 1000])
+@pytest.mark.parametrize("mode", ["exact", "fuzzy"])
+def test_what_a_looping_model_writes_is_no_title(looping, mode):
+    for items in ([("Heat", 1995)], UNDATED):
+        matcher = Matcher(Catalog.from_items(items), mode)
+        result = matcher.match_lines([f"{looping} (1995)", looping], [("Heat", 1995)], [looping])
+        assert result.in_catalog == [False, False]
+
+
+def test_numbers_and_years_around_a_title_are_taken_off():
+    matcher = Matcher(Catalog.from_items(UNDATED))
+    assert matcher.identify(*parse_item("1: 2: Blue Lamp (1999)", dated=False)).index == 1
+
+
 def test_reference_matching_needs_years():
     with pytest.raises(UserError, match="no years"):
         Matcher(Catalog.from_items(UNDATED), "reference")

@@ -302,6 +302,18 @@ def test_more_failures_than_may_be_stop_the_run(chat_server, tmp_path, no_back_o
         client(server, tmp_path, max_retries=1).ask_all(["bad"])
 
 
+def test_of_questions_that_are_drawn_one_by_one_the_share_counts_when_they_are_known(
+    chat_server, tmp_path, no_back_off
+):
+    def ask(prompts):
+        return client(chat_server(poisoned), tmp_path, max_retries=1, most_failed=0.05).ask_all(iter(prompts))
+
+    answers = ask(["bad", *map(str, range(40))])
+    assert [answer.text for answer in answers] == ["", *(f"re: {n}" for n in range(40))]
+    with pytest.raises(UserError, match=r"1 of 4 questions have no answer, more than the share of 0\.05"):
+        ask(["bad", "1", "2", "3"])
+
+
 def test_a_server_that_is_gone_stops_the_run_whatever_may_fail(chat_server, tmp_path, no_back_off):
     server = chat_server(lambda body, count: echo(body, count) if count < 5 else error(500))
     with pytest.raises(UserError, match="gave no answer after 1 retries"):

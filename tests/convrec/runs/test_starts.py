@@ -4,7 +4,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from convrec.runs.starts import note_start, read_starts, source_commit
+from convrec.runs.starts import STARTS, note_start, read_starts, source_commit
 
 
 def test_every_start_is_a_line_with_time_and_versions(tmp_path: Path) -> None:
@@ -16,6 +16,15 @@ def test_every_start_is_a_line_with_time_and_versions(tmp_path: Path) -> None:
     assert 0 <= seconds < 60
     assert first["time"] <= second["time"]
     assert first["versions"]["verl"] == "0.9.1"
+
+
+def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path: Path) -> None:
+    note_start(tmp_path)
+    with (tmp_path / STARTS).open("a") as file:
+        file.write('{"time": "2026')
+    note_start(tmp_path)
+    assert len(read_starts(tmp_path)) == 2
+    assert len((tmp_path / STARTS).read_text().splitlines()) == 3
 
 
 def git(folder: Path, *command: str) -> str:

@@ -43,6 +43,8 @@ def test_a_message_is_one_turn_whatever_it_says(content: str, speaker: str) -> N
         ([*said("hi"), {"role": "user", "content": " "}], "turn 1 has no text"),
         ([{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "turn 0 has no text"),
         ([*said("hi"), {"role": "assistant", "content": "Ronin?"}], "the last turn is not the user's"),
+        ("hi \ud83d", "half of a surrogate pair, '\\ud83d'"),
+        (said("hi \ud83d"), "half of a surrogate pair"),
         ("USER: hi\nSYSTEM: Ronin?", "the last turn is not the user's"),
     ],
 )

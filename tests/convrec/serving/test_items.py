@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -109,6 +110,16 @@ def test_a_title_alone_is_never_an_id(serve: Any, tmp_path: Path) -> None:
     assert found(catalog, Title("heat")) == found(catalog, Title("Heat (1995)")) == {"b", "c"}  # of any year
     catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
     assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
+
+
+def test_a_number_is_the_item_of_that_id_and_no_title(serve: Any, tmp_path: Path) -> None:
+    columns = {"title": ["300", "Heat", "Up"], "year": [2006, 1995, 2009], "item_id": [12, 300, None]}
+    pd.DataFrame(columns).to_parquet(tmp_path / "catalog.parquet")  # a missing id: pandas makes the others floats
+    catalog = serve(file=tmp_path / "catalog.parquet")
+    assert ids(catalog) == {"12", "300", "2"}
+    assert (found(catalog, 300), found(catalog, 12)) == ({"300"}, {"12"})
+    catalog.delete([300])
+    assert (found(catalog, 300), found(catalog, "300 (2006)")) == (set(), {"12"})
 
 
 def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenizer: Any) -> None:
@@ -323,6 +334,11 @@ def test_a_writer_that_was_killed_spoils_nothing(serve: Any, tmp_path: Path) -> 
     (state / FILE).write_text((state / FILE).read_text() + "no JSON\n")
     with pytest.raises(UserError, match=r"catalog.jsonl: a line that is no JSON"):
         serve(state)
+    for _ in range(2):  # what is told once and then forgotten would leave the changes around the line unknown here
+        with pytest.raises(UserError, match=r"catalog.jsonl: a line that is no JSON"):
+            len(first)
+    (state / FILE).write_text((state / FILE).read_text().replace("no JSON\n", '{"a": null}\n'))
+    assert ids(first) == {"b", "c", "d", "300"}
 
 
 def test_many_writers_lose_no_change(serve: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the rollout is prompted with, and what SFT learns from."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,20 @@ def test_loss_is_on_exactly_the_completion_and_the_end_of_its_turn(tmp_path: Pat
     assert tokenizer.decode(prompt) == render_prompt(tokenizer, row["prompt"])
     assert item["loss_mask"].diff().clamp(max=0).sum() == 0, "all of the prompt is before all of the completion"
     assert torch.equal(item["position_ids"], torch.arange(len(item["input_ids"])))
+
+
+def test_a_template_that_strips_what_is_said_is_learned_from(tmp_path: Path, tokenizer: Any) -> None:
+    """As Llama's does."""
+    template = tokenizer.chat_template.replace("message['content']", "message['content'] | trim")
+    assert template != tokenizer.chat_template
+    trimming = copy.deepcopy(tokenizer)
+    trimming.chat_template = template
+    row = _row("USER: Heat, please.\n") | {"completion": [{"role": "assistant", "content": ANSWER + " \n"}]}
+    item = _sft(tmp_path, trimming, [row])[0]
+    assert trimming.decode(item["input_ids"][item["loss_mask"] == 1]) == ANSWER + "<|im_end|>"
+    trimming.chat_template = template.replace("message['content'] | trim", "'no'")
+    with pytest.raises(UserError, match="row-0: the chat template does not continue its own generation prompt"):
+        _sft(tmp_path, trimming, [row])[0]
 
 
 def test_a_long_demonstration_loses_prompt_not_completion(tmp_path: Path, tokenizer: Any) -> None:
