@@ -41,10 +41,12 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[Path]:
-    """The same for a folder, which is there and empty at the beginning. A folder `path` is replaced.
+    """The same for a folder, which is there and empty at the beginning. A folder `path`, or one it is a link to, is
+    replaced.
 
     Where `unless` says at the end that another process has made `path` meanwhile, that one stays: it may be in use.
     """
+    path = path.resolve()
     partial = _partial(path)
     partial.mkdir()
     old = partial.with_name(partial.name + OLD)

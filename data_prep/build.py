@@ -26,6 +26,7 @@ if __name__ == "__main__":  # before imports that take seconds
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -268,6 +269,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _check_numbers(given: argparse.Namespace) -> None:
     rules = {
+        "gamma": (0 <= given.gamma < math.inf, "a number of at least 0"),
+        "conversation_weight": (0 <= given.conversation_weight < math.inf, "a number of at least 0"),
         "share": (0 < given.share <= 1, "above 0, at most 1"),
         "num_items": (1 <= given.num_items <= 100, "1 to 100"),
         "dimensions": (given.dimensions >= 1, "at least 1"),

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.judges.prompt import MODES, verdict_text
+from convrec.judges.prompt import MODES, query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import READINGS, preference_verdict, score_verdict, thinking_of
 
@@ -66,14 +66,18 @@ def right_answer(row: Mapping[str, Any], mode: str, answer: str, verdicts: str) 
     return None
 
 
-def read_answers(path: str | Path, num_rows: int) -> dict[int, str]:
+def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Row of --data -> answer. Raises UserError for answers to other rows."""
     try:
-        table = pq.read_table(path, columns=["row", "text"])
+        table = pq.read_table(path, columns=["row", "query", "text"])
     except (FileNotFoundError, pa.ArrowInvalid, OSError, KeyError) as error:
         raise UserError(f"--answers {path}: no rows.parquet of an evaluation of a judge ({error})") from error
-    answers = dict(zip(table["row"].to_pylist(), table["text"].to_pylist(), strict=True))
-    if answers and max(answers) >= num_rows:
-        raise UserError(f"--answers {path}: it has answers for more rows than --data: evaluate on the same file")
+    answers = {}
+    columns = (table[name].to_pylist() for name in ("row", "query", "text"))
+    for row, query, text in zip(*columns, strict=True):
+        if not isinstance(row, int) or not 0 <= row < len(rows) or query_text(rows[row]["input"]) != query:
+            raise UserError(f"--answers {path}: row {row!r} has another query than --data: evaluate on the same file")
+        answers[row] = text or ""
     return answers
 
 
@@ -85,7 +89,7 @@ def build(
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name or move it away")
     rows = read_judge_table(data, mode)
-    demonstrated = demonstrations(rows, mode, read_answers(answers, len(rows)) if answers else None, verdicts)
+    demonstrated = demonstrations(rows, mode, read_answers(answers, rows) if answers else None, verdicts)
     if not demonstrated:
         raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
     write_table(out, pa.Table.from_pylist(demonstrated, DEMONSTRATION_SCHEMA))

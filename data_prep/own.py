@@ -39,13 +39,14 @@ from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
 from data_prep.own_data.catalog import ItemIds, read_catalog
-from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
+from data_prep.own_data.files import LONGEST_LINE, LONGEST_POSSIBLE, BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
-from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, complete
+from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
     beginning,
+    check_out,
     conversation_of,
     describe,
     hash64,
@@ -75,16 +76,16 @@ def convert_own(
     """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched"}, "splits": {"by", ...}, "rows": counts,
-    "damaged": rows left out by reason}. skip_damaged: the share of the rows, and of the items, that may be left out as
-    damaged; None: none. longest_line: MiB.
+    "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of the rows, and of the items,
+    that may be left out as damaged; None: none. longest_line: MiB.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
-    _check_out(out, overwrite)
+    check_out(out, overwrite, {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT})
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
     borders = check_rule(rule)
-    if not longest_line > 0:
-        raise UserError(f"--longest-line {longest_line:g}: give a size above 0, in MiB")
+    if not 0 < longest_line <= LONGEST_POSSIBLE:
+        raise UserError(f"--longest-line {longest_line:g}: give a size above 0 and up to {LONGEST_POSSIBLE}, in MiB")
     damage = Damage(skip_damaged)
     table, dated = read_catalog(Path(catalog), damage, longest_line)
     if not dated or skip_damaged is not None:
@@ -99,6 +100,8 @@ def convert_own(
     if not facts:
         raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
     split_of, described = assign(facts, rule, borders)
+    is_divided = len(set(split_of.values())) > 1 and facts[0].split is None
+    warnings = [warning] if is_divided and (warning := common_opening(facts)) else []
 
     with folder_written_whole(out) as folder:
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
@@ -109,6 +112,7 @@ def convert_own(
             "files": files,
             "catalog": {"items": len(known), "dated": dated, "never_matched": _unreadable_titles(known, matcher)},
             "splits": described,
+            "warnings": warnings,
             "rows": counts,
             "damaged": damage.counts(),
         }
@@ -117,15 +121,6 @@ def convert_own(
             entries = ({"file": str(e.path), "line": e.line, "reason": str(e.problem)} for e in damage.entries)
             write_report(folder / REPORT, entries)
     return summary
-
-
-def _check_out(out: Path, overwrite: bool) -> None:
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
-    ours = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT}
-    if out.exists() and (not out.is_dir() or (others := sorted({path.name for path in out.iterdir()} - ours))):
-        what = f"holds {others[0]}" if out.is_dir() else "is a file"
-        raise UserError(f"{out}: {what}, which this command did not write, so it is not replaced; give another --out")
 
 
 def _first_reading(
@@ -157,7 +152,7 @@ def _first_reading(
             except BadLine as problem:
                 damage.add(path, line, problem)
                 continue
-            yield Facts(path, line, name, row.time, row.split)
+            yield Facts(path, line, name, row.time, row.split, row.conversation_id is not None)
 
 
 def conversation_name(row: Row) -> int:
@@ -256,6 +251,7 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
         lines.append(f"{'':<15}and {len(catalog['never_matched']) - 5:,} more such titles: summary.json")
     lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
     lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
+    lines += [f"warning: {warning}" for warning in summary["warnings"]]
     if summary["damaged"]:
         lines.append(f"{sum(summary['damaged'].values()):,} damaged rows left out, named in {REPORT}:")
         lines += counted(summary["damaged"])

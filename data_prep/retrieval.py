@@ -46,7 +46,7 @@ from convrec.data.schema import (
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
 from convrec.files import folder_written_whole
-from convrec.lists.catalog import Catalog
+from convrec.lists.catalog import Catalog, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
@@ -75,7 +75,8 @@ def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], li
 
 def most_mentioned(rows: list[dict], count: int) -> dict[Pair, int]:
     """The `count` ground truths in most rows, with that number; ties by name."""
-    mentions = Counter(pair for row in rows for pair in dict.fromkeys(truth_of(row)))
+    truths = (dict.fromkeys(truth_of(row)) for row in rows)
+    mentions = Counter(pair for truth in truths for pair in truth if parse_year(pair[1]) is not None)
     return dict(sorted(mentions.items(), key=lambda entry: (-entry[1], entry[0]))[:count])
 
 
@@ -206,7 +207,7 @@ def write_reduced(
     }
     short = title_prompts(train, num_items, title_rows, seed)
     demonstrations["sft_titles"] = with_lists(short, teacher.lists(short, num_items, "titles"))
-    films = [{"title": title, "year": int(year), "mentions": count} for (title, year), count in mentions.items()]
+    films = [{"title": title, "year": parse_year(year), "mentions": count} for (title, year), count in mentions.items()]
     tables = {
         "catalog": pa.Table.from_pylist(films, CATALOG_SCHEMA.append(pa.field("mentions", pa.int32()))),
         **{split: pa.Table.from_pylist(rows, RL_SCHEMA) for split, rows in reduced.items()},

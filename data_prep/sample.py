@@ -33,6 +33,7 @@ from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
 from data_prep.sample_data.conversations import read_taste, write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
+from data_prep.tables import check_out
 
 SPLITS = ("train", "validation", "test")
 GROUND_TRUTH_TEMPERATURE = 0.6
@@ -134,8 +135,8 @@ def write_sample(
     counts = counts or {"train": 4000, "validation": 300, "test": 500}
     out = Path(out)
     table = load_films()
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
+    tables = {*SPLITS, "sft_train", "sft_validation", "catalog"}
+    check_out(out, overwrite, {f"{name}.parquet" for name in tables})
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
     for split in SPLITS:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, split_prompt
+from convrec.errors import UserError
 from convrec.files import written_whole
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
@@ -23,6 +24,23 @@ EXAMPLES = 5
 # Speakers count. Of ReDial's 1,605 conversations with 4 words 4 come apart and 109 meet another; with 2 words 0 and
 # 1,237, with 8 words 22 and 2.
 BEGINNING_WORDS = 4
+
+
+def check_out(out: Path, overwrite: bool, ours: Set[str]) -> None:
+    """Raise UserError where the folder `out` is there, with `overwrite` where it holds anything else than `ours`, and
+    where it cannot be made."""
+    above = next(part for part in out.absolute().parents if part.exists())
+    if not above.is_dir():
+        raise UserError(f"{out}: {above} is a file; give another --out")
+    if not out.exists():
+        return
+    if not overwrite:
+        raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
+    if out.resolve() == Path.cwd():
+        raise UserError(f"{out}: the current folder, which cannot be replaced; give another --out")
+    if not out.is_dir() or (others := sorted({path.name for path in out.iterdir()} - ours)):
+        what = f"holds {others[0]}" if out.is_dir() else "is a file"
+        raise UserError(f"{out}: {what}, which this command did not write, so it is not replaced; give another --out")
 
 
 class SampleIds:

@@ -42,6 +42,7 @@ from recipes.evaluation.baselines import BASELINES, OF_TRAINING
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.paper import paper_table
 from recipes.evaluation.scoring import OF_MODEL
+from recipes.evaluation.setup import refuse_to_replace
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.slices import SLICES, slices_table
 from recipes.evaluation.sweep import sweep_run
@@ -104,6 +105,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--catalog", required=True, help="the catalog (parquet)")
     parser.add_argument("--train", help="training split, for the baselines")
     parser.add_argument("--out", help="folder for the results; --sweep: RUN/evaluation/<name of the split>")
+    parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
     of_baselines = "lists made without a model, to score beside (popularity)"
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"], help=of_baselines)
     parser.add_argument("--probe", action="store_true", help="lists for no and for another conversation beside")
@@ -169,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return evaluate_a_judge(arguments)
     options = vars(parse_arguments(arguments))
-    sweep, paper, start = (options.pop(name) for name in ("sweep", "paper", "start"))
+    sweep, paper, start, overwrite = (options.pop(name) for name in ("sweep", "paper", "start", "overwrite"))
     printed = SLICES if options["slices"] == [] else options["slices"] or ()
     options["slices"] = list(dict.fromkeys((*SLICES, *printed)))
     try:
@@ -178,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text, metrics = sweep_run(run, out, start, **options)
             print(text)
         else:
+            if not overwrite:
+                refuse_to_replace(Path(options["out"]), options["model"], options["data"])
             metrics = evaluate(**options)
             for warning in metrics["warnings"]:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)

@@ -30,6 +30,7 @@ from recipes.experiments.matrix_jobs import PATHS, MatrixJobs
 from recipes.experiments.needs import nodes_of, tasks_of, with_devices
 from recipes.experiments.tables import write_comparisons, write_tables
 from recipes.launch.misspelt import misspelt_variables
+from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
 
 
@@ -49,6 +50,17 @@ def chosen_runs(runs: Sequence[Run], only: Sequence[str], out: Path) -> list[Run
     return chosen
 
 
+def of_the_shell(runs: Sequence[Run], environment: Mapping[str, str]) -> list[str]:
+    """A warning for each of the recipes' variables that is set outside of the file and counts for some runs."""
+    names = sorted({variable.name for variable in VARIABLES} & {name for name, value in environment.items() if value})
+    others = {name: sum(name not in run.variables for run in runs) for name in names if name != "SAVE_PATH"}
+    return [
+        f"{name} is set in the shell, and counts for {count} of {len(runs)} runs, for which the file has none"
+        for name, count in others.items()
+        if count
+    ]
+
+
 def run_matrix(matrix: Mapping[str, Any], only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
     """Exit status: 0, or 1 where runs failed on the cluster. Raises UserError; on this machine for a failed run too."""
     out, all_runs = Path(matrix["out"]), runs_of(matrix)
@@ -61,11 +73,15 @@ def run_matrix(matrix: Mapping[str, Any], only: Sequence[str], parallel: int | N
         raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
     for warning in misspelt_variables(os.environ):
         say(f"warning: {warning}")
+    for warning in of_the_shell(runs, os.environ):
+        say(f"warning: {warning}")
     configs = composed(runs, out)
     if is_there:
         rewards = there.check(runs, configs)
         tasks = tasks_of(runs, configs, matrix["evaluate"], nodes)
         say(f"{address}: {len(nodes)} nodes with {sum(node.gpus for node in nodes)} GPU slots")
+    else:
+        here.check_trained(runs, out)
     if not dry_run:
         here.prepare(matrix.get("prepare") or ())
     files = [Path(matrix["evaluate"][name]) for name in PATHS if matrix["evaluate"].get(name)]

@@ -82,6 +82,8 @@ def _check_sweeps(runs: Sequence[RunCurves]) -> None:
 
 def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
     """Write the figures and the table; returns their paths. Raises UserError when no run has logged anything yet."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: a file is there; name a folder")
     runs = read_runs(folders, split)
     from convrec.report.drawing import write_png  # matplotlib, after what can be refused
 

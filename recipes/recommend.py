@@ -67,9 +67,7 @@ def recommend(
     settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": max_prompt_length}
     what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": k, **settings}
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)
-    if overwrite:
-        out.unlink(missing_ok=True)
-    elif parts.is_done():
+    if not overwrite and parts.is_done():
         return {"rows": rows, "short": None, "written": 0}
     if unread:
         print(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)

@@ -39,6 +39,8 @@ def report(
     folders: Sequence[Path], out: Path, evaluations: Mapping[str, Path] | None = None, split: str | None = None
 ) -> Path:
     """Write the report of the runs and return its path. Raises UserError for what is no run or no evaluation."""
+    if out.is_dir():
+        raise UserError(f"--out {out}: a folder is there; name a file, such as {out / 'report.html'}")
     runs = read_runs(folders, split)
     labels = labels_of(runs)
     of_run = dict(zip((run.name for run in runs), dict.fromkeys(folder.resolve() for folder in folders), strict=True))

@@ -52,12 +52,15 @@ def make_tiny_model(
     """Train the tokenizer on `texts` with a token for each of `titles`, draw fp32 weights from `seed`, and
     write a Hugging Face folder to `out`. fill_vocab: of exactly `vocab_size` words, where texts are too few for them.
 
-    The same texts, titles and seed give the same bytes; `out` appears whole or not at all and replaces what was
-    there. Raises UserError for sizes that cannot work.
+    The same texts, titles and seed give the same bytes; `out` appears whole or not at all. Raises UserError where it is
+    there already, and for sizes that cannot work.
     """
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+    out = Path(out)
+    if out.exists():
+        raise UserError(f"--out {out}: already there, and not overwritten; give another name, or move it away")
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise UserError(
             f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, "
@@ -89,7 +92,6 @@ def make_tiny_model(
         do_sample=True, temperature=1.0, top_p=1.0, top_k=0, eos_token_id=[eos, pad], pad_token_id=pad
     )
 
-    out = Path(out)
     with folder_written_whole(out) as partial:
         tokenizer.save_pretrained(partial)
         model.save_pretrained(partial)
@@ -207,6 +209,8 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
         files += sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if missing := [str(file) for file in files if not file.is_file()]:
         raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `python -m data_prep.sample`")
+    if others := [str(file) for file in files if file.suffix != ".parquet"]:
+        raise UserError(f"{others[0]}: no parquet file; make one with `convrec data own`")
     return files
 
 
@@ -218,7 +222,7 @@ def main(argv: list[str] | None = None) -> None:
         default=["data/sample"],
         help="sample folder or parquet files; a catalog's titles become tokens",
     )
-    parser.add_argument("--out", required=True, help="model folder to write; replaced when it is there")
+    parser.add_argument("--out", required=True, help="model folder to write; must not exist")
     parser.add_argument("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
     parser.add_argument("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
     parser.add_argument("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")

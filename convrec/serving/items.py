@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ class ServedCatalog:
             return _titled(name, snapshot) or (_titled(item.title, snapshot) if item else [])
         number = snapshot.number_of.get(str(name))
         of_id = [] if number is None else [number]
-        if isinstance(name, Integral) or (self._has_ids and of_id):
+        if not isinstance(name, str) or (self._has_ids and of_id):
             return of_id
         return self._find_titled(str(name), snapshot) or of_id
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from convrec.judges.criteria import Scores
 from convrec.judges.schema import raise_for_problems, row_problem
 from data_prep.judge_data.formats import items_of, source_of
 from data_prep.judge_data.records import Broken, Item
+
+CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
 
 
 class Loaded(NamedTuple):
@@ -74,8 +77,8 @@ def read_records(file: Path) -> tuple[str, Iterator[tuple[int, Any]]]:
 def _json_list(file: Path) -> list[Any]:
     try:
         with _opened(file) as content:
-            entries = json.load(content)
-    except (json.JSONDecodeError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+            entries = _parsed(content.read())
+    except (ValueError, RecursionError, *CUT_OFF) as error:
         raise UserError(f"--input {file}: no JSON ({error}); is it one record a line? Name it .jsonl then") from None
     if not isinstance(entries, list):
         raise UserError(f"--input {file}: its JSON is no list of records; write [{{...}}, ...], or a record a line")
@@ -88,11 +91,18 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
         with _opened(file) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield number, json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    yield number, _parsed(line)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--input {file}: line {number} is no JSON ({error}); fix or drop that line") from None
-    except gzip.BadGzipFile as error:
+    except CUT_OFF as error:
         raise UserError(f"--input {file}: not readable as gzip ({error}); fetch it again") from None
+
+
+def _parsed(text: bytes) -> Any:
+    """Raises ValueError also for half of a surrogate pair, which is no character and can be written nowhere."""
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _opened(file: Path) -> Any:

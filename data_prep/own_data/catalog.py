@@ -20,6 +20,10 @@ from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
 from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 
+TEXTS = ("item_id", "display", "genres")  # columns of a CSV that stay texts
+_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+
 
 def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE) -> tuple[pa.Table, bool]:
     """(table of title, year and further columns; whether items have years). Damaged lines go to `damage`.
@@ -154,6 +158,8 @@ def _further_columns(path: Path, records: Mapping[int, Mapping[str, Any]], damag
     names = dict.fromkeys(name for record in records.values() for name in record if name not in ("title", "year"))
     for name in names:
         values = [record.get(name) for record in records.values()]
+        if path.suffix == ".csv" and name not in TEXTS:
+            values = _as_numbers(values)
         if (problem := _mixed(values)) is None:
             columns[name] = pa.array(values)
         else:
@@ -161,6 +167,15 @@ def _further_columns(path: Path, records: Mapping[int, Mapping[str, Any]], damag
             text = f"column {name} mixes types here (%s); write one type in every item"
             damage.add_file(path, list(records)[place], BadLine(text, problem))
     return columns
+
+
+def _as_numbers(cells: list[Any]) -> list[Any]:
+    """A CSV has texts alone: a column where every cell that is not empty is a number, as numbers."""
+    filled = [cell for cell in cells if cell not in (None, "")]
+    if not filled or not all(map(_NUMBER.fullmatch, filled)):
+        return cells
+    kind = int if all(map(_INTEGER.fullmatch, filled)) else float
+    return [None if cell in (None, "") else kind(cell) for cell in cells]
 
 
 def _mixed(values: list[Any]) -> Exception | None:

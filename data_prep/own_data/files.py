@@ -13,6 +13,7 @@ from convrec.errors import UserError
 
 LONGEST_VALUE = 300  # characters of one that is quoted in a message
 LONGEST_LINE = 8.0  # MiB, unless told otherwise; reading takes up to 32 times as much memory (notes/data.md)
+LONGEST_POSSIBLE = 1024  # MiB
 MEBIBYTE = 1 << 20
 _HALF_PAIR = re.compile(r"\\u[dD][89abcdefABCDEF]")
 _QUOTING = "put cells with commas, quotes or line breaks in double quotes"

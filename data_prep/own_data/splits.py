@@ -15,6 +15,8 @@ from data_prep.own_data.files import BadLine, Damage
 from data_prep.own_data.rows import read_time
 
 WHOLE = 1 << 64  # of 64-bit names
+LARGE_SHARE = 0.05  # of the rows: a conversation has fewer, a common opening more
+FEWEST_ROWS = 20  # in which that can be told
 
 
 class SplitRule(NamedTuple):
@@ -34,6 +36,7 @@ class Facts(NamedTuple):
     conversation: int  # its 64-bit name
     time: float | None
     split: str | None
+    is_named: bool = True  # by the row itself, not by how its text begins
 
 
 class Borders(NamedTuple):
@@ -128,6 +131,19 @@ def complete(facts: Sequence[Facts], rule: SplitRule, damage: Damage) -> list[Fa
         if getattr(fact, field) is None:
             damage.add(fact.path, fact.line, problem)
     return [fact for fact in facts if getattr(fact, field) is not None]
+
+
+def common_opening(facts: Sequence[Facts]) -> str | None:
+    """What to tell where so many rows without a conversation's name begin alike that they are hardly of one."""
+    rows = Counter(fact.conversation for fact in facts if not fact.is_named)
+    ((conversation, count),) = rows.most_common(1) or [(0, 0)]
+    if len(facts) < FEWEST_ROWS or count <= LARGE_SHARE * len(facts):
+        return None
+    first = next(fact for fact in facts if fact.conversation == conversation)
+    return (
+        f"{count:,} of {len(facts):,} rows begin as {first.path}, line {first.line} does, so they are one conversation "
+        "and in one split; if they are not, give every row a conversation_id"
+    )
 
 
 def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:

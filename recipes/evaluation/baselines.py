@@ -69,19 +69,21 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
     vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words=ignored)
     train_RF = vectorizer.fit_transform(conversation_text(row) for row in train_rows)
-    by_prompt: dict[str, np.ndarray] = {}
-    for name, place in {name: place for place, name in enumerate(split.prompt_ids)}.items():
-        cosine_R = (vectorizer.transform([conversation_text(split.rows[place])]) @ train_RF.T).toarray().ravel()
-        nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
-        by_prompt[name] = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
-
-    reader = split.reader
-    lists = []
+    places: dict[str, list[int]] = {}  # of the rows of a prompt: its scores are computed once, and kept for no other
     for place, name in enumerate(split.prompt_ids):
-        scores_M = by_prompt[name].copy()
-        scores_M[reader.seen_rows(split.rows[place]["seen_titles"])] = -np.inf
-        order = np.argsort(-scores_M, kind="stable")[:num_items]
-        lists.append(as_items(split.catalog, [index for index in order if scores_M[index] > 0]))
+        places.setdefault(name, []).append(place)
+    reader = split.reader
+    lists: list[list[Item | None]] = [[]] * len(split.rows)
+    for of_prompt in places.values():
+        text = conversation_text(split.rows[of_prompt[-1]])
+        cosine_R = (vectorizer.transform([text]) @ train_RF.T).toarray().ravel()
+        nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
+        of_all_M = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
+        for place in of_prompt:
+            scores_M = of_all_M.copy()
+            scores_M[reader.seen_rows(split.rows[place]["seen_titles"])] = -np.inf
+            order = np.argsort(-scores_M, kind="stable")[:num_items]
+            lists[place] = as_items(split.catalog, [index for index in order if scores_M[index] > 0])
     return lists
 
 

@@ -9,7 +9,7 @@ from convrec import kinds
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
-from convrec.files import file_hash
+from convrec.files import file_hash, read_json
 from convrec.generation.answers import Asked
 from convrec.generation.generate import Constraint, Messages
 from convrec.lists.matching import make_matcher
@@ -71,6 +71,15 @@ class Setup:
             path = self.out / "generations_constrained.parquet"
             asked["constrained"] = Asked(self.model_path, self.split.prompts, path, self.constraint)
         return asked
+
+
+def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
+    """Raise UserError where OUT holds the evaluation of another model, or on other data."""
+    file = out / "metrics.json"
+    settings = read_json(file)["settings"] if file.exists() else {"model": model, "data": data}
+    before = [f"{name} {settings[name]}" for name, now in (("model", model), ("data", data)) if settings[name] != now]
+    if before:
+        raise UserError(f"--out {out}: holds the evaluation of {', '.join(before)}; give another --out, or --overwrite")
 
 
 def set_up(

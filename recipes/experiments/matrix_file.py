@@ -40,6 +40,8 @@ LISTS = {  # of `evaluate`
 }
 NEEDED = {"data": "the split to score", "catalog": "the catalog of its items"}  # of `evaluate`
 OF_EACH_RUN = {"model", "out", "against"}  # what `evaluate` is given for each run
+OF_THE_MATRIX = ("evaluation", "plots", "logs")  # what else it writes into OUT
+_FOLDER = re.compile(r"[A-Za-z0-9][\w.+=-]*", re.ASCII)
 LONGEST_NAME = 150  # a folder's name has 255 bytes at most, and a job's log is called by it too
 
 
@@ -73,14 +75,20 @@ def read_matrix(path: Path) -> dict[str, Any]:
     """The file with environment variables filled in. Raises UserError naming what is unset, unknown or missing."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    text = os.path.expandvars(path.read_text(encoding="utf-8"))
+    try:
+        text = os.path.expandvars(path.read_text(encoding="utf-8"))
+        matrix = yaml.safe_load(text)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not readable as YAML ({error}); indent with spaces, close what is opened") from None
     if unset := re.search(r"\$\{?([A-Za-z_]\w*)", "\n".join(line.split("#")[0] for line in text.splitlines())):
         raise UserError(f"{path}: the environment variable {unset[1]} is not set")
-    matrix = yaml.safe_load(text)
     if not isinstance(matrix, dict) or not {"out", "runs", "evaluate"} <= set(matrix):
         raise UserError(f"{path}: it needs out, runs and evaluate")
     try:
         _check_names(matrix, SECTIONS, "section of a matrix")
+        if not isinstance(matrix["out"], str) or not matrix["out"]:
+            raise UserError(f"out: expected the name of a folder; it is {shown(matrix['out'])}")
+        _check_prepare(matrix.get("prepare") or [])
         for section in ("runs", "evaluate"):
             _check_mapping(section, matrix[section])
         _check_mapping("variables", matrix.get("variables") or {})
@@ -90,6 +98,12 @@ def read_matrix(path: Path) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return matrix
+
+
+def _check_prepare(steps: Any) -> None:
+    for step in steps if isinstance(steps, list) else [steps]:
+        if not isinstance(step, dict) or set(step) != {"creates", "run"} or not all(map(TEXT.fits, step.values())):
+            raise UserError(f"prepare: expected {{creates: FILE, run: COMMAND}} for each step; one is {shown(step)}")
 
 
 def _check_evaluate(given: Mapping[str, Any]) -> None:
@@ -136,6 +150,11 @@ def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
 
 
 def _runs_of_group(group: str, given: Mapping[str, Any], matrix: Mapping[str, Any], before: Sequence[Run]) -> list[Run]:
+    if not isinstance(group, str) or not _FOLDER.fullmatch(group) or group in OF_THE_MATRIX:
+        raise UserError(
+            "the name of a run becomes a folder in out: letters, digits and . _ + = - alone, a letter or digit first, "
+            f"and none of {', '.join(OF_THE_MATRIX)}"
+        )
     _check_mapping("a run", given)
     _check_names(given, OF_A_RUN, "setting of a run")
     _check_mapping("variables", given.get("variables") or {})
@@ -151,6 +170,8 @@ def _runs_of_group(group: str, given: Mapping[str, Any], matrix: Mapping[str, An
     for values, point in grid.combinations(
         RECIPES[recipe], matrix.get("variables") or {}, given.get("variables") or {}
     ):
+        if "SAVE_PATH" in values:
+            raise UserError("SAVE_PATH: a run's folder is its name in out; leave the variable out")
         variant = f"{group}-{grid.label(point)}" if point else group
         for seed in seeds:
             variables = values | {"SEED": str(seed)}

@@ -31,6 +31,7 @@ from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import READINGS, opens_thinking, outside_thinking
 from recipes.evaluation.baselines import API, api_answers
+from recipes.evaluation.setup import refuse_to_replace
 from recipes.judge.scoring import COMPARED, Rows, compare, read_other, rows_table, summary_of
 
 
@@ -58,6 +59,8 @@ def evaluate_judge(
     counted. Raises UserError for bad input, before vLLM starts.
     """
     out = Path(out)
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
     places = Placement(replicas, tensor_parallel, address)
     model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
     if not str(model).startswith(API):
@@ -209,8 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verdicts", choices=READINGS, default="strict", help="lenient: also read leniently")
     add_placement(parser)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
+    parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
     options = vars(parser.parse_args(arguments))
     try:
+        if not options.pop("overwrite"):
+            refuse_to_replace(Path(options["out"]), options["model"], options["data"])
         metrics = evaluate_judge(**options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

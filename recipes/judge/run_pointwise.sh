@@ -4,7 +4,7 @@
 # With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-PYTHON=${PYTHON:-$([ -x "$HERE/.venv/bin/python" ] && echo "$HERE/.venv/bin/python" || echo python)}
+PYTHON=${PYTHON:-$(for bin in "${VIRTUAL_ENV:-none}/bin" "$HERE/.venv/bin"; do [ -x "$bin/convrec" ] && echo "$bin/python" && exit; done; echo python)}
 export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"
 case "${RAY_ADDRESS:-}" in
   http://* | https://*) exec "$PYTHON" -m recipes.submit judge_pointwise "$@" ;;

@@ -79,6 +79,8 @@ def _run(
             "one, were written: they are lost; recipes.evaluate measures the checkpoint"
         )
     if steps and done >= steps and not made_up:
+        for warning in warnings:
+            console.say(f"warning: {warning}")
         console.say(finished_message(run_folder, done))
         return 0
     if config.trainer.resume_mode == "auto":

@@ -24,7 +24,7 @@ def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted:
             raise ValueError(wanted) from None
         if not (math.isfinite(value) and fits(value)):
             raise ValueError(wanted)
-        return text
+        return str(value) if kind is int else text  # 04 is a text for Hydra
 
     return parse
 

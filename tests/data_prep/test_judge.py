@@ -1,5 +1,6 @@
 """Preferences and ratings in every form become judge rows; ties, order, length, splits; one error a kind of damage."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -209,12 +210,23 @@ def test_a_broken_record_is_named_with_file_line_and_fix(record: Any, mode: str,
 def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.jsonl").write_text('{"prompt": \n')
     (tmp_path / "broken.parquet").write_text("no parquet")
+    (tmp_path / "half.jsonl").write_text(json.dumps(FORMS["texts"] | {"prompt": "a\ud800"}))
+    (tmp_path / "deep.jsonl").write_text('{"prompt": ' + "[" * 100_000)
+    packed = gzip.compress(json.dumps(FORMS["texts"]).encode() * 500)
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[:-40])
+    (tmp_path / "cut.json.gz").write_bytes(packed[:-40])
+    (tmp_path / "flipped.jsonl.gz").write_bytes(packed[:30] + b"\xff\xff\xff\xff" + packed[34:])
     good = jsonl(tmp_path / "in.jsonl", [FORMS["texts"]])
     (tmp_path / "there").mkdir()
     for arguments, said in (
         (["--input", str(tmp_path / "none.jsonl"), "--out", "x"], "none.jsonl: no such file"),
         (["--input", str(tmp_path / "broken.jsonl"), "--out", "x"], "line 1 is no JSON"),
         (["--input", str(tmp_path / "broken.parquet"), "--out", "x"], "not readable as parquet"),
+        (["--input", str(tmp_path / "half.jsonl"), "--out", "x"], "half.jsonl: line 1 is no JSON ('utf-8' codec can't"),
+        (["--input", str(tmp_path / "deep.jsonl"), "--out", "x"], "deep.jsonl: line 1 is no JSON"),
+        (["--input", str(tmp_path / "cut.jsonl.gz"), "--out", "x"], "cut.jsonl.gz: not readable as gzip"),
+        (["--input", str(tmp_path / "cut.json.gz"), "--out", "x"], "cut.json.gz: no JSON"),
+        (["--input", str(tmp_path / "flipped.jsonl.gz"), "--out", "x"], "flipped.jsonl.gz: not readable as gzip"),
         (["--input", str(good), "--out", str(tmp_path / "there")], "exists and is not overwritten"),
         (["--input", str(good), "--out", "x", "--test-share", "0.95"], "together less than 1"),
         (["--input", str(good), "--out", "x", "--chosen-score", "7"], "the criteria's scores are 0-4"),
@@ -300,21 +312,24 @@ def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: 
     data, answers, out = tmp_path / "out" / "train.parquet", tmp_path / "rows.parquet", tmp_path / "sft.parquet"
     right = [f"<think>{n}</think><better>{label_of(row, 'pairwise')}</better>" for n, row in enumerate(rows)]
     texts = [right[0], "no verdict", "<think><better>A</better>", right[3]]
-    pq.write_table(pa.table({"row": [0, 1, 2, 3], "text": texts}), answers)
+    queries = [query_text(row["input"]) for row in rows]
+    pq.write_table(pa.table({"row": [0, 1, 2, 3], "query": queries, "text": texts}), answers)
     arguments = ["--mode", "pairwise", "--data", str(data), "--answers", str(answers)]
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 0
     assert [row["completion"][0]["content"] for row in pq.read_table(out).to_pylist()] == [right[0], right[3]]
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 2  # never overwritten
     loose = f"{rows[1]['output'][0]['answer']['label']['preference']}."
-    pq.write_table(pa.table({"row": [1, 2], "text": [f"why</think><better>{loose}</better>", "?"]}), answers)
+    loosely = [f"why</think><better>{loose}</better>", None]
+    pq.write_table(pa.table({"row": [1, 2], "query": queries[1:3], "text": loosely}), answers)
     lenient = tmp_path / "lenient.parquet"
     assert judge_demonstrations.main([*arguments, "--out", str(lenient)]) == 2  # none is right, read strictly
     assert judge_demonstrations.main([*arguments, "--out", str(lenient), "--verdicts", "lenient"]) == 0
     (one,) = pq.read_table(lenient).to_pylist()
     assert one["completion"][0]["content"] == f"<think>\nwhy\n</think>\n\n<better>{loose[0]}</better>"
-    pq.write_table(pa.table({"row": [9], "text": ["x"]}), answers)
-    assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "other.parquet")]) == 2
-    assert "more rows than --data" in capsys.readouterr().err
+    for row, query in ((9, queries[0]), (1, queries[0]), (None, queries[0])):  # another split's, say
+        pq.write_table(pa.table({"row": [row], "query": [query], "text": [right[0]]}), answers)
+        assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "other.parquet")]) == 2
+        assert f"row {row} has another query than --data" in capsys.readouterr().err
 
 
 # ---- the generated sample

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import tracemalloc
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
-from data_prep.own import convert_own, main
+from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.files import BadLine, Damage, read_records
 from data_prep.own_data.rows import KEYS, read_conversation, read_row, read_time
 from data_prep.own_data.splits import SplitRule
@@ -240,6 +241,32 @@ def test_shares_without_times_go_by_the_conversation(files):
     halves = [{int(row["id"]) // 2 for row in read(given["out"], name)} for name in sizes]
     assert sum(map(len, halves)) == 200 == len(set.union(*halves))
     assert "hash" in summary["splits"]["by"]
+
+
+def test_an_opening_that_many_conversations_share_is_told(files):
+    """They would all be one conversation, in one split."""
+    openings = ["USER: Can you recommend me a film?\n", *(f"USER: I like number {n} best of all.\n" for n in range(60))]
+    rows = [line(conversation=f"{openings[max(n - 39, 0)]}SYSTEM: {n}?\nUSER: no\n") for n in range(100)]
+    summary = convert_own(**files(rows), rule=SplitRule(test_share=0.3))
+    (warning,) = summary["warnings"]
+    assert warning.startswith("40 of 100 rows begin as ")
+    assert "dialogues.jsonl, line 1 does, so they are one conversation and in one split; if they are not" in warning
+    assert f"warning: {warning}" in format_summary(summary, "out")
+    assert convert_own(**files(rows), overwrite=True)["warnings"] == []  # not divided
+    named = [row | {"conversation_id": n // 40} for n, row in enumerate(rows)]
+    assert convert_own(**files(named), rule=SplitRule(test_share=0.3), overwrite=True)["warnings"] == []
+
+
+def test_numbers_of_a_csv_are_numbers(files):
+    catalog = "title,year,mentions,price,code,shelf\nHeat,1995,7,1.5,007,3\nM,1931,0,2,12,\nUp,2009,2,1e-3,13,A\n"
+    given = files([line()], catalog, suffix=".csv")
+    convert_own(**given)
+    table = pq.read_table(given["out"] / "catalog.parquet")
+    assert table["mentions"].to_pylist() == [7, 0, 2]
+    assert table["price"].to_pylist() == [1.5, 2.0, 0.001]
+    assert table["code"].to_pylist() == ["007", "12", "13"]  # 7 would be another code
+    assert table["shelf"].to_pylist() == ["3", None, "A"]
+    assert load_catalog(given["out"] / "catalog.parquet").mentions == [7, 0, 2]
 
 
 def told(given, **options) -> str:
@@ -555,7 +582,7 @@ def test_many_errors_are_told_at_once_and_equal_ones_counted(files):
     assert "line 1: split is 'dev'; write train, validation or test (and on 29 more lines)" in message
 
 
-def test_files_and_folders_that_do_not_fit(files, tmp_path):
+def test_files_and_folders_that_do_not_fit(files, tmp_path, monkeypatch):
     given = files([line()])
     assert "dialogues.xlsx: unknown format '.xlsx'" in _told_of(given, tmp_path / "dialogues.xlsx", b"")
     assert "absent.jsonl: no such file" in told(given | {"conversations": [tmp_path / "absent.jsonl"]})
@@ -569,6 +596,20 @@ def test_files_and_folders_that_do_not_fit(files, tmp_path):
     with pytest.raises(UserError, match=r"holds thesis\.tex, which this command did not write"):
         convert_own(**given, overwrite=True)
     assert (given["out"] / "thesis.tex").exists()
+    (given["out"] / "thesis.tex").unlink()
+    link = tmp_path / "link"
+    link.symlink_to(given["out"])  # to a bigger disk, say
+    convert_own(**given | {"out": link}, overwrite=True)
+    assert (link.is_symlink(), (given["out"] / "train.parquet").exists()) == (True, True)
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(UserError, match=r"train\.parquet is a file; give another --out"):
+        convert_own(**given | {"out": given["out"] / "train.parquet" / "x"})
+    for size in (0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="--longest-line"):
+            convert_own(**given, overwrite=True, longest_line=size)
+    monkeypatch.chdir(given["out"])
+    with pytest.raises(UserError, match="the current folder"):
+        convert_own(**given | {"out": Path()}, overwrite=True)
 
 
 def _told_of(given, path, content) -> str:

@@ -149,9 +149,15 @@ def test_an_existing_folder_is_kept_unless_told(tmp_path):
     with pytest.raises(UserError, match="--overwrite"):
         write_sample(out, counts=counts)
     assert (out / "mine").read_text() == "keep"
+    with pytest.raises(UserError, match="holds mine, which this command did not write"):
+        write_sample(out, counts=counts, overwrite=True)
+    (out / "mine").unlink()
+    (out / "train.parquet").write_text("before")
     write_sample(out, counts=counts, overwrite=True)
-    assert not (out / "mine").exists()
+    assert len(rows_of(out, "train")) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["sample"]
+    with pytest.raises(UserError, match=r"train\.parquet is a file"):
+        write_sample(out / "train.parquet" / "deeper", counts=counts)
 
 
 def test_num_items_reaches_prompt_and_list(tmp_path):

@@ -469,6 +469,25 @@ def test_the_command_prints_user_errors_without_a_traceback(
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_the_command_replaces_its_own_results_alone(
+    files: dict[str, Path], asked: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--out", str(tmp_path / "out"), "--num-items", "3"]
+    arguments += [part for name in ("data", "catalog") for part in (f"--{name}", str(files[name]))]
+    of_model = [*arguments, "--model", str(files["model"]), "--baselines"]
+    assert recipe.main(of_model) == 0
+    kept = (tmp_path / "out" / "rows.parquet").read_bytes()
+    of_copy = [*arguments, "--baselines", "copy"]
+    assert recipe.main(of_copy) == 2
+    assert (
+        f"holds the evaluation of model {files['model']}; give another --out, or --overwrite" in capsys.readouterr().err
+    )
+    assert (tmp_path / "out" / "rows.parquet").read_bytes() == kept
+    assert recipe.main(of_model) == 0
+    assert recipe.main([*of_copy, "--overwrite"]) == 0
+    assert not (tmp_path / "out" / "rows.parquet").exists()
+
+
 def test_baselines_that_have_no_training_rows_are_said_to_be_left_out(
     files: dict[str, Path], asked: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,19 @@ def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, A
     return found
 
 
+def test_what_the_shell_gives_to_runs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_text(SMALL.replace("OUT", str(tmp_path / "out")).replace("a: {", "a: {variables: {LR: 1e-3}, "))
+    monkeypatch.setenv("LR", "0.5")
+    monkeypatch.setenv("SAVE_PATH", "nothing/reads/it")
+    monkeypatch.setenv("SEED", "9")
+    assert matrix.main([str(file), "--dry-run"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warnings == ["warning: LR is set in the shell, and counts for 2 of 3 runs, for which the file has none"]
+
+
 def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

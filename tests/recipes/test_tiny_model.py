@@ -189,6 +189,16 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+def test_what_is_there_is_not_replaced(sample, tmp_path):
+    before = sorted(sample.iterdir())
+    with pytest.raises(UserError, match="already there, and not overwritten"):
+        make_tiny_model(sample, ["a"])
+    assert sorted(sample.iterdir()) == before
+    (tmp_path / "x.csv").touch()
+    with pytest.raises(UserError, match=r"x\.csv: no parquet file"):
+        read_texts([tmp_path / "x.csv"])
+
+
 def test_command_line(sample, tmp_path, capsys):
     main(["--data", str(sample / "sft_validation.parquet"), "--out", str(tmp_path / "m"), "--vocab-size", "600"])
     assert len(AutoTokenizer.from_pretrained(tmp_path / "m")) <= 600

@@ -196,6 +196,12 @@ def test_genres_that_are_no_names_are_told_with_file_and_row(tmp_path, genres):
         load_catalog(tmp_path / "c.parquet")
 
 
+def test_mentions_that_are_no_numbers_are_told_with_file_and_row(tmp_path):
+    pq.write_table(pa.table({"title": ["Heat"], "year": [1995], "mentions": ["7"]}), tmp_path / "c.parquet")
+    with pytest.raises(UserError, match=r"c\.parquet: row 0: mentions is '7'; write a number"):
+        load_catalog(tmp_path / "c.parquet")
+
+
 def test_a_damaged_page_is_told_with_the_file(tmp_path):
     file = tmp_path / "c.parquet"
     pq.write_table(pa.table({"title": [f"Film {n}" for n in range(1000)], "year": [1995] * 1000}), file)

@@ -87,6 +87,16 @@ RUNS = "out: o\nruns: {a: {}}\n"
         ("out: o\nruns: {a: {overrides: b=1}}\n" + EVALUATE, r"runs\.a: overrides: expected a list .*; it is b=1"),
         ("out: o\nseeds: [1, 1]\nruns: {a: {}}\n" + EVALUATE, "a-s1: two runs have this name"),
         ("out: o\nseeds: [1, 2]\nruns: {a-s2: {seeds: [1]}, a: {}}\n" + EVALUATE, "a-s2: two runs have this name"),
+        ("out: o\n\truns: {}\n", r"(?s)matrix\.yaml: not readable as YAML .*; indent with spaces"),
+        ("out: o\nruns: {a: {\n" + EVALUATE, "not readable as YAML"),
+        ("out:\nruns: {a: {}}\n" + EVALUATE, r"out: expected the name of a folder"),
+        ("out: 5\nruns: {a: {}}\n" + EVALUATE, r"out: expected the name of a folder; it is 5"),
+        (RUNS + "prepare: [{run: x}]\n" + EVALUATE, r"prepare: expected {creates: FILE, run: COMMAND} for each step"),
+        (RUNS + "prepare: x\n" + EVALUATE, "prepare: expected"),
+        ("out: o\nruns: {1: {}}\n" + EVALUATE, r"runs\.1: the name of a run becomes a folder in out"),
+        ("out: o\nruns: {../../x: {}}\n" + EVALUATE, r"runs\.\.\./\.\./x: the name of a run becomes a folder"),
+        ("out: o\nruns: {evaluation: {}}\n" + EVALUATE, "none of evaluation, plots, logs"),
+        ("out: o\nruns: {a: {variables: {SAVE_PATH: x}}}\n" + EVALUATE, r"runs\.a: SAVE_PATH: a run's folder is its"),
         (f"out: o\nruns: {{{'a' * (LONGEST_NAME + 1)}: {{}}}}\n" + EVALUATE, "longer than"),
     ],
 )
@@ -95,6 +105,12 @@ def test_a_mistake_in_the_file_is_named(text: str, message: str, tmp_path: Path)
     file.write_text(text)
     with pytest.raises(UserError, match=message):
         runs_of(read_matrix(file))
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "matrix.yaml").write_bytes(b"out: \xff\n")
+    with pytest.raises(UserError, match=r"matrix\.yaml: not readable as YAML"):
+        read_matrix(tmp_path / "matrix.yaml")
 
 
 def starts_of(text: str) -> dict[str, str | None]:

@@ -95,7 +95,7 @@ def test_an_answer_cut_off_while_it_thinks_has_no_verdict(asked: Callable[..., d
     assert metrics["results"]["no_verdict"]["mean"] == 1
     assert metrics["generation"]["unfinished_responses"] == 4
     # nor for what reads the texts later
-    assert read_answers(tmp_path / "out" / "rows.parquet", 2)[0].startswith("<think>")
+    assert read_answers(tmp_path / "out" / "rows.parquet", ROWS[:2])[0].startswith("<think>")
 
 
 def test_a_pointwise_judge_of_other_criteria(asked: Callable[..., dict]) -> None:

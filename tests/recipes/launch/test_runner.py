@@ -188,6 +188,14 @@ def test_a_step_that_was_saved_with_its_metrics_and_not_logged_is_made_up_for_ev
     assert "warning" not in err
 
 
+def test_a_finished_run_says_what_it_was_not_trained_with(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    run(lambda config: saved(tmp_path / "run", 9))
+    status, err = run(pytest.fail, LR="0.5")
+    assert status == 0
+    assert "already has its 9 steps" in err
+    assert "and goes on with 0.5" in err
+
+
 def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     files = []
 

@@ -412,6 +412,26 @@ def test_a_finished_run_is_left_alone(
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
+def test_an_activated_environment_that_has_us_is_the_scripts(script: str, tmp_path: Path) -> None:
+    """Not the repository's .venv beside it, which may be the one for CPUs."""
+    mine, none_of_ours = tmp_path / "mine" / "bin", tmp_path / "other" / "bin"
+    for folder in (mine, none_of_ours):
+        folder.mkdir(parents=True)
+        (folder / "python").write_text(f"#!/bin/sh\necho {folder}\n")
+        (folder / "python").chmod(0o755)
+    (mine / "convrec").write_text("#!/bin/sh\n")
+    (mine / "convrec").chmod(0o755)
+    told = {}
+    for folder in (mine, none_of_ours):
+        environment = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(folder.parent)}
+        command = ["bash", str(ROOT / script), "--help"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        told[folder] = done.stdout.strip()
+    assert told[mine] == str(mine)
+    assert told[none_of_ours] != str(none_of_ours)
+
+
+@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
 def test_script_from_another_folder(script: str, good: dict[str, str], tmp_path: Path) -> None:
     environment = {**os.environ, **good, "TRAIN_FILE": "here/train.parquet", "PYTHON": sys.executable}
     environment.pop("RAY_ADDRESS", None)
