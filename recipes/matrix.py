@@ -80,8 +80,6 @@ def run_matrix(matrix: Mapping[str, Any], only: Sequence[str], parallel: int | N
         rewards = there.check(runs, configs)
         tasks = tasks_of(runs, configs, matrix["evaluate"], nodes)
         say(f"{address}: {len(nodes)} nodes with {sum(node.gpus for node in nodes)} GPU slots")
-    else:
-        here.check_trained(runs, out)
     if not dry_run:
         here.prepare(matrix.get("prepare") or ())
     files = [Path(matrix["evaluate"][name]) for name in PATHS if matrix["evaluate"].get(name)]

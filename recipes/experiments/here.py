@@ -13,15 +13,12 @@ from omegaconf import DictConfig
 from convrec.errors import UserError
 from convrec.generation.placement import Placement
 from convrec.lists.settings import ListSettings
-from convrec.runs.folder import latest_step
 from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.experiments.matrix_file import Run
-from recipes.launch import same_run
 from recipes.launch.recipe import RECIPES
-from recipes.launch.settings import compose_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACEMENT = ("replicas", "tensor_parallel", "address")  # of an evaluation's settings
@@ -59,18 +56,6 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
             read_allowed(Path(allow), split.matcher)
     except UserError as error:
         raise UserError(f"evaluate: {error}") from None
-
-
-def check_trained(runs: Sequence[Run], out: Path) -> None:
-    """Raise UserError where a run in `out` was trained with other settings than the file has now: its results would
-    stand under settings that it never had."""
-    for run in runs:
-        folder, recipe = out / run.name, RECIPES[run.recipe]
-        if not latest_step(folder):
-            continue
-        config = compose_files(recipe, run.overrides, environment=run.environment(out))
-        if changed := same_run.changes(config, folder, recipe.requirements.model_key):
-            raise UserError(f"{changed[0]}: set it back, give the run another name, or move {folder} away")
 
 
 def train(run: Run, out: Path) -> None:

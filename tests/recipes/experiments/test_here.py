@@ -7,14 +7,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs.folder import LATEST
 from data_prep.sample import write_sample
 from recipes.experiments import here
-from recipes.experiments.here import check_evaluation, check_trained, prepare, train
+from recipes.experiments.here import check_evaluation, prepare, train
 from recipes.experiments.matrix_file import Run
-from recipes.launch.recipe import RANK_GRPO
-from recipes.launch.settings import compose_files, save_config
-from recipes.launch.variables import VARIABLES
 
 
 def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,29 +24,6 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(UserError, match=r"r-s1: run_rank_grpo\.sh ended with status 3"):
         train(run, Path("out"))
-
-
-def test_a_run_that_was_trained_with_other_settings_is_no_run_of_the_file(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    of_all = {"MODEL_PATH": "nobody/nothing", "SEED": "1", "TOTAL_STEPS": "9"}
-    of_all |= {"TRAIN_FILE": files["data"], "VAL_FILE": files["data"], "CATALOG_FILE": files["catalog"]}
-
-    def run(**changes: str) -> list[Run]:
-        return [Run(f"a-s{seed}", "a", "rank_grpo", None, {**of_all, "SEED": seed, **changes}) for seed in ("1", "2")]
-
-    for trained in run():
-        (tmp_path / trained.name).mkdir()
-        config = compose_files(RANK_GRPO, [], environment=trained.environment(tmp_path))
-        save_config(config, tmp_path / trained.name)
-        (tmp_path / trained.name / LATEST).write_text("9")
-    check_trained(run(TOTAL_STEPS="12", SAVE_FREQ="3"), tmp_path)  # it goes on
-    check_trained(run(LR="1e-3"), tmp_path / "another")
-    with pytest.raises(UserError, match=r"a-s1 was started with .*lr=.* and goes on with 0\.001: set it back, give"):
-        check_trained(run(LR="1e-3"), tmp_path)
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
