@@ -28,6 +28,10 @@ from recipes.serving.schema import KEY_VARIABLE
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by `make reference` from the code. -->"
+OF_TRAININGS = (
+    "`--dry-run` checks everything and says what would be trained; `--print-config` prints the composed settings.\n"
+    "Further arguments are Hydra overrides. The variables: [variables.md](variables.md).\n"
+)
 WITHOUT_PARSER = {  # their arguments are Hydra overrides: module -> the recipe that checks them
     "recipes.sft": "sft",
     "recipes.rank_grpo": "rank_grpo",
@@ -185,15 +189,17 @@ def _settings() -> str:
 def _commands() -> Iterator[str]:
     yield "# Commands"
     yield (
-        "`convrec COMMAND --help` prints the same. `python -m MODULE` does what `convrec COMMAND` does, but for\n"
-        "trainings with RAY_ADDRESS=http://...: `convrec train` and the scripts submit a job,\n"
-        "`python -m recipes.rank_grpo` runs here.\n"
+        "`convrec COMMAND --help` prints the same, of a training its variables. `python -m MODULE` does what\n"
+        "`convrec COMMAND` does, but for trainings with RAY_ADDRESS=http://...: `convrec train` and the scripts\n"
+        "submit a job, `python -m recipes.rank_grpo` runs here.\n"
     )
     for typed, (module, text) in cli.COMMANDS.items():
         yield f"## convrec {typed}"
         yield f"Module `{module}`: {text}\n"
         if module in WITHOUT_PARSER:
             yield _code(inspect.getdoc(import_module(module)) or "") + "\n"
+            if typed.startswith("train "):
+                yield OF_TRAININGS
             continue
         yield from _options(parser_of(module))
         if module == "recipes.evaluate":
@@ -245,7 +251,8 @@ def _files() -> str:
     parts += [
         "SFT also takes files with `prompt`, `completion` and `sample_id` alone.\n"
         "A catalog may have an `item_id`: rows of one id are one item. What it has as `display` stands behind the\n"
-        "title in lists, `Hello [Adele]`. Its further columns are left alone.\n"
+        "title in lists, `Hello [Adele]`. `mentions`, a number, is how often it is a training target; `genres` is a\n"
+        "list of texts, or a text with commas or bars between them. Rewards and slices can read columns of your own.\n"
         "A pickled list of (title, year) is read as well.",
         "## Judges",
         _code(judges.__doc__ or ""),

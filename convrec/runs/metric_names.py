@@ -54,15 +54,22 @@ RANK_GRPO: Mapping[str, str] = {
     "actor/lr": "the learning rate that the step was trained with",
     "actor/entropy": "mean surprisal of the sampled tokens, in nats: an estimate of the entropy",
 }
+_VERDICTS = {
+    "score": "mean reward of the answers",
+    "no_verdict": "share of answers without a readable verdict",
+    "exact_match": "pointwise: share of answers with the very score",
+    "predicted_helpfulness": "pointwise: mean score that was given; an answer without one counts as -1",
+    "true_helpfulness": "pointwise: mean score of the rows",
+    "accuracy": "pairwise: share of answers with the right letter",
+    "prefers_a": "pairwise: share of answers that say A",
+    "true_a": "pairwise: share of rows where A is right",
+}
 JUDGES: Mapping[str, str] = {
-    "reward/score": "mean reward of the answers",
-    "reward/no_verdict": "share of answers without a readable verdict",
+    **{f"reward/{name}": text for name, text in _VERDICTS.items()},
     "reward/zero_std": "share of groups whose rollouts all earn the same, which train nothing",
-    "reward/exact_match": "pointwise: share of answers with the very score",
-    "reward/accuracy": "pairwise: share of answers with the right letter",
-    "reward/prefers_a": "pairwise: share of answers that say A",
-    "reward/true_a": "pairwise: share of rows where A is right",
     "reward/right_both_ways": "pairwise, both orders in a batch: share of pairs that are right in both",
+    **{f"val/{name}": f"{text}; over the rows of VAL_FILE" for name, text in _VERDICTS.items()},
+    "val/*_se": "standard error of val/*: rows of one query count as one draw",
 }
 BY_RECIPE: Mapping[str, Mapping[str, str]] = {"SFT": SFT, "Rank-GRPO, GRPO, GSPO": RANK_GRPO, "Judges": JUDGES}
 

@@ -5,8 +5,8 @@ pointwise      one question a candidate to a judge that this project trained, in
                rating = score - 2 (on another scale: its middle is 0, its ends -2 and 2); asked for the `judged` best
                candidates only
 pairwise       a judge that this project trained, asked about pairs of the `judged` best candidates: each is compared
-               with four others, shown first as often as second, so that a judge that always says A rates all 0;
-               rating = 4 x share of comparisons won - 2
+               four times, with three or four others, shown first as often as second, so that a judge that always says
+               A rates all 0; rating = 4 x share of comparisons won - 2
 cooccurrence   no model: how often the candidate was recommended in training conversations that name the same titles,
                against what its popularity explains. A counting rule, not a judgement of the conversation
 none           all ratings 0

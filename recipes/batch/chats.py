@@ -73,7 +73,7 @@ def _read(row: int, record: Mapping[str, Any]) -> Chat:
         text = conversation_text(_without_instruction(conversation))
     except UserError as error:
         raise BadLine(str(error)) from None
-    name = _one_of(record, NAME)
+    name = next((record[key] for key in NAME if record.get(key) is not None), None)
     allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
     seen = _names(_one_of(record, SEEN), "seen")
     if record.get("seen_titles") is not None:  # 300 is the film, not the item of that id or row

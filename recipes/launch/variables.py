@@ -212,7 +212,7 @@ VARIABLES: tuple[Variable, ...] = (
         "TRAIN_BATCH_SIZE",
         _both("data.train_batch_size", "data.train_batch_size"),
         _positive_int,
-        "96 sequences / 48 prompts",
+        "96 sequences a device / 48 prompts",
         "sequences (SFT) or prompts (RL) of a step",
     ),
     Variable("ROLLOUT_N", _rl("actor_rollout_ref.rollout.n"), _positive_int, "8", "rollouts of a prompt (G)"),
