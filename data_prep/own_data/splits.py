@@ -15,8 +15,7 @@ from data_prep.own_data.files import BadLine, Damage
 from data_prep.own_data.rows import read_time
 
 WHOLE = 1 << 64  # of 64-bit names
-LARGE_SHARE = 0.05  # of the rows: a conversation has fewer, a common opening more
-FEWEST_ROWS = 20  # in which that can be told
+LARGE_SHARE, LARGE_COUNT = 0.05, 20  # of the rows: a conversation has fewer, a common opening more
 
 
 class SplitRule(NamedTuple):
@@ -137,7 +136,7 @@ def common_opening(facts: Sequence[Facts]) -> str | None:
     """What to tell where so many rows without a conversation's name begin alike that they are hardly of one."""
     rows = Counter(fact.conversation for fact in facts if not fact.is_named)
     ((conversation, count),) = rows.most_common(1) or [(0, 0)]
-    if len(facts) < FEWEST_ROWS or count <= LARGE_SHARE * len(facts):
+    if count <= max(LARGE_COUNT, LARGE_SHARE * len(facts)):
         return None
     first = next(fact for fact in facts if fact.conversation == conversation)
     return (
