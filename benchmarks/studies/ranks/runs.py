@@ -48,10 +48,11 @@ def mean_curve(runs: Sequence[Trained], name: str) -> Series:
 
 
 def beyond_accuracy(evaluation: Path) -> dict[str, float]:
-    """BEYOND of the model's lists, protocol paper; {} where they were not kept."""
+    """BEYOND of the model's lists, protocol paper, as far as the catalog gives them (no genres, no diversity); {} where
+    they were not kept."""
     if (evaluation / "metrics.json").exists():
         model = read_json(evaluation / "metrics.json")["results"]["paper"]["model"]
-        return {name: model[name]["mean"] for name in BEYOND}
+        return {name: model[name]["mean"] for name in BEYOND if name in model}
     file = evaluation / BEYOND_FILE
     return {name: float(value) for name, value in read_json(file).items()} if file.exists() else {}
 

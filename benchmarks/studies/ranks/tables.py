@@ -52,10 +52,15 @@ def policy_table(study: Study) -> list[str]:
 
 def beyond_table(study: Study) -> list[str]:
     """What the lists are besides relevant, of the seeds of which that was kept."""
-    lines = _header("beyond accuracy", "seeds", *BEYOND)
-    for variant, evaluations in _evaluations(study).items():
-        if found := [of for folder in evaluations if (of := beyond_accuracy(folder))]:
-            lines.append(_row(variant, len(found), *(_over_seeds([of[name] for of in found]) for name in BEYOND)))
+    kept = {
+        variant: [of for folder in evaluations if (of := beyond_accuracy(folder))]
+        for variant, evaluations in _evaluations(study).items()
+    }
+    names = [name for name in BEYOND if all(name in of for found in kept.values() for of in found)]
+    lines = _header("beyond accuracy", "seeds", *names)
+    for variant, found in kept.items():
+        if found:
+            lines.append(_row(variant, len(found), *(_over_seeds([of[name] for of in found]) for name in names)))
     return lines
 
 
