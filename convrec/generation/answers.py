@@ -2,8 +2,8 @@
 
 GENERATIONS.parquet has a row a prompt and, in its metadata, the key of what was asked: a hash of the contents of the
 checkpoint and of the sampling settings. A copied or moved checkpoint has its answers; one with other weights, another
-tokenizer or chat template, does not. The file is renewed after every batch: an interrupted evaluation goes on where it
-was.
+tokenizer or chat template, does not. The file is renewed as answers come (Store.keep): an interrupted evaluation goes
+on where it was.
 
 Nothing here knows about recommendations: a judge's prompts are stored the same way.
 """
@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
     ]
 )
 Answer = dict[str, Any]  # a row of SCHEMA
+RENEWED_BY = 1 / 20  # the share of new answers at which the file is written again
 
 
 def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
@@ -149,15 +150,24 @@ class Store:
                     file=sys.stderr,
                 )
         self._missing = [name for name in prompts if name not in self._known]
+        self._written = len(self._known)
 
     def missing(self) -> list[Messages]:
         """The prompts without an answer when this was made."""
         return [self._prompts[name] for name in self._missing]
 
     def keep(self, answers: Sequence[tuple[int, Answer]]) -> None:
-        """Write the answers that have come: (position in `missing`, answer)."""
+        """Take the answers that have come: (position in `missing`, answer).
+
+        The whole file is written again when a twentieth of its answers is new, and with the last one: after each batch
+        of an evaluation of some thousands; of hundreds of thousands, writing all of them each time would take hours.
+        """
         for position, record in answers:
             self._known[self._missing[position]] = {"prompt_id": self._missing[position], **record}
+        new, complete = len(self._known) - self._written, self._prompts.keys() <= self._known.keys()
+        if new < RENEWED_BY * self._written and not complete:
+            return
+        self._written = len(self._known)
         schema = SCHEMA.with_metadata({KEY: self._key})
         write_table(self._path, pa.Table.from_pylist(list(self._known.values()), schema))
 
