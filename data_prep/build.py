@@ -86,7 +86,9 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         return Stage(name, ["rows", "teacher", "metadata"], STAGES[name], run), settings
     if name == "reflect":
         asker, asked = asker_of(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
-        judged = min(given.judged or given.candidates, given.candidates)
+        record = read_record(Path(given.out), "remap")
+        candidates = record["settings"]["candidates"] if record else given.candidates
+        judged = min(given.judged or candidates, candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
         if given.criteria and given.judge in TRAINED_JUDGES:
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)

@@ -51,12 +51,12 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
 from data_prep.retrieval_teacher import RetrievalTeacher, with_lists
-from data_prep.tables import conversation_of
+from data_prep.tables import group_of
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
     """(kept, held out): whole conversations, drawn with the seed, until `at_least` rows are held out."""
-    sizes = Counter(conversation_of(row["sample_id"]) for row in rows)
+    sizes = Counter(group_of(row) for row in rows)
     names = sorted(sizes)
     order = np.random.default_rng(seed).permutation(len(names))
     out: set[str] = set()
@@ -66,7 +66,7 @@ def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], li
             break
         out.add(names[index])
         count += sizes[names[index]]
-    is_out = [conversation_of(row["sample_id"]) in out for row in rows]
+    is_out = [group_of(row) in out for row in rows]
     return (
         [row for row, held in zip(rows, is_out, strict=True) if not held],
         [row for row, held in zip(rows, is_out, strict=True) if held],
@@ -98,7 +98,7 @@ def cuts(rows: list[dict], num_items: int) -> list[dict]:
     longest: dict[str, dict] = {}
     seen: dict[str, dict[str, None]] = {}
     for row in rows:
-        name = conversation_of(row["sample_id"])
+        name = group_of(row)
         seen.setdefault(name, {}).update(dict.fromkeys(row["seen_titles"]))
         if name not in longest or len(conversation_text(row)) > len(conversation_text(longest[name])):
             longest[name] = row
@@ -119,7 +119,7 @@ def title_prompts(rows: list[dict], num_items: int, count: int, seed: int) -> li
     texts: dict[str, str] = {}
     named: dict[str, set[str]] = {}
     for row in rows:
-        name = conversation_of(row["sample_id"])
+        name = group_of(row)
         texts[name] = max(texts.get(name, ""), conversation_text(row), key=len)
         named.setdefault(name, set()).update(row["seen_titles"])
     with_year = {
@@ -226,7 +226,7 @@ def _compare(
     known = Catalog.from_items(catalog)
     matcher = Matcher(known)
     rows = reduced[split]
-    popular = popularity_baseline(map(truth_of, reduced["train"]), known, num_items)
+    popular = popularity_baseline(map(truth_of, reduced["train"]), Matcher(known, "exact"), num_items)
     answers: dict[str, list[list[Item | None]]] = {
         "popularity": [list(popular)] * len(rows),
         "teacher": [parse_items(row["completion"][0]["content"]) for row in with_lists(rows, lists)],

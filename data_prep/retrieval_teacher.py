@@ -14,7 +14,7 @@ from convrec.data.schema import Pair, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.progress import Progress
-from data_prep.tables import conversation_of
+from data_prep.tables import group_of
 
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows
@@ -28,9 +28,9 @@ class Cooccurrence:
     """Counts, over C training conversations, of T titles named (or recommended) and M catalog items recommended."""
 
     def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
-        names = list(dict.fromkeys(conversation_of(row["sample_id"]) for row in rows))
+        names = list(dict.fromkeys(group_of(row) for row in rows))
         self.conversations = {name: c for c, name in enumerate(names)}
-        conversation_R = [self.conversations[conversation_of(row["sample_id"])] for row in rows]
+        conversation_R = [self.conversations[group_of(row)] for row in rows]
         named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
         self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
         entries = [
@@ -47,7 +47,7 @@ class Cooccurrence:
 
     def own_items(self, row: dict) -> np.ndarray:
         """(M,) what the row's own conversation adds to the counts; zeros for one that was not read."""
-        conversation = self.conversations.get(conversation_of(row["sample_id"]))
+        conversation = self.conversations.get(group_of(row))
         return (
             np.zeros(self.items_CM.shape[1]) if conversation is None else self.items_CM[conversation].toarray().ravel()
         )
@@ -75,7 +75,7 @@ class Cooccurrence:
 
     def _by_title(self, row: dict) -> Iterator[tuple[np.ndarray, float]]:
         """For each title named that was met before: conversations with it and each item, conversations with it."""
-        conversation, items_own_M = self.conversations.get(conversation_of(row["sample_id"])), self.own_items(row)
+        conversation, items_own_M = self.conversations.get(group_of(row)), self.own_items(row)
         for title in row["seen_titles"]:
             if (t := self.titles.get(title)) is not None:
                 named_own = 0.0 if conversation is None else self.named_CT[conversation, t]
@@ -96,9 +96,9 @@ class RetrievalTeacher:
 
         self.catalog = list(catalog)
         self.stop_words = ENGLISH_STOP_WORDS
-        names = list(dict.fromkeys(conversation_of(row["sample_id"]) for row in rows))
+        names = list(dict.fromkeys(group_of(row) for row in rows))
         self.conversations = {name: c for c, name in enumerate(names)}
-        self.conversation_R = np.array([self.conversations[conversation_of(row["sample_id"])] for row in rows])
+        self.conversation_R = np.array([self.conversations[group_of(row)] for row in rows])
 
         self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
         try:
@@ -141,7 +141,7 @@ class RetrievalTeacher:
             similar_BR = self.vectorizer.transform(block) @ self.features_FR
             for row, (low, high) in zip(block, pairwise(similar_BR.indptr), strict=True):
                 places, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
-                conversation = self.conversations.get(conversation_of(row["sample_id"]), -1)
+                conversation = self.conversations.get(group_of(row), -1)
                 other = self.conversation_R[places] != conversation
                 yield _highest(places[other], similar[other], NEIGHBOURS)
 

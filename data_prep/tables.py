@@ -193,6 +193,14 @@ def conversation_of(sample_id: str) -> str:
     return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
 
 
+def group_of(row: Mapping[str, Any]) -> str:
+    """What must not be torn apart: the row's conversation where its id names one, else the rows of its prompt."""
+    name = conversation_of(row["sample_id"])
+    if name != row["sample_id"]:
+        return name
+    return hashlib.sha256(row["prompt"][0]["content"].encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def catalog_pairs(catalog: Catalog) -> list[Pair]:
     """The catalog's items, in its order, as ground truth names them; one that lacks its year is never named."""
     years = map(str, catalog.years) if catalog.dated else [""] * len(catalog)

@@ -9,7 +9,7 @@ and its newest checkpoint, of several their newest checkpoints. `--evaluations N
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
 from recipes.evaluation.gains import gain_charts, rows_of
-from recipes.evaluation.scoring import OF_MODEL, beyond_difference
+from recipes.evaluation.scoring import OF_MODEL, beyond_difference, scored_by
 from recipes.evaluation.slices import slices_table
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs
@@ -129,9 +129,15 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     """The table's columns, baselines first, and a sentence about what was scored."""
     if not metrics:
         return [], ""
-    # further protocols are not shown
-    first = _common_settings(metrics, ("data", "catalog", "matching", "ks", "num_items", "limit", "protocol"))
-    protocol = first["protocol"]
+    every = [evaluation["settings"] for evaluation in metrics.values()]
+    by_contents = all("sha256" in settings for settings in every)
+    _check_alike(metrics, lambda of: scored_by(of, by_contents) | {"ks": of["ks"], "limit": of.get("limit")})
+    if len({hashes["train"] for of in every if "train" in (hashes := of.get("sha256") or {})}) > 1:
+        raise UserError(
+            f"{', '.join(metrics)}: novelty and popularity are of different training files; evaluate all with one --train"
+        )
+    first = every[0]
+    protocol = first["protocol"]  # further ones are not shown
     columns: dict[str, dict[str, Any]] = {}
     for evaluation in metrics.values():
         columns |= {name: result for name, result in evaluation["results"][protocol].items() if name not in OF_MODEL}
@@ -173,7 +179,8 @@ def _signed(value: float) -> str:
 
 def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The same of judges, with the best of all constant answers last."""
-    first = _common_settings(metrics, ("judge", "data", "limit"))
+    first = next(iter(metrics.values()))["settings"]
+    _check_alike(metrics, lambda of: {name: of.get(name) for name in ("judge", "data", "limit", "sha256")})
     results = {name: _with_nan(evaluation["results"]) for name, evaluation in metrics.items()}
     columns: list[dict[str, Any]] = [
         {"model": name, **{key: (value["mean"], value["se"]) for key, value in summary.items() if _has_error(value)}}
@@ -188,16 +195,17 @@ def _has_error(value: Any) -> bool:
     return isinstance(value, Mapping) and "se" in value
 
 
-def _common_settings(metrics: Mapping[str, dict[str, Any]], alike: Sequence[str]) -> dict[str, Any]:
-    """The first evaluation's settings. Raises UserError when another differs in what must be alike."""
-    first = next(iter(metrics.values()))["settings"]
+def _check_alike(metrics: Mapping[str, dict[str, Any]], compared: Callable[[Any], Mapping[str, Any]]) -> None:
+    """Raise UserError when an evaluation differs from the first in what `compared` takes from its settings."""
+    name_of_first, *_ = metrics
+    first = compared(metrics[name_of_first]["settings"])
     for name, evaluation in metrics.items():
-        if different := [key for key in alike if evaluation["settings"].get(key) != first.get(key)]:
+        other = compared(evaluation["settings"])
+        if different := next((key for key in first if other[key] != first[key]), None):
             raise UserError(
-                f"{name}: evaluated with {different[0]} {evaluation['settings'].get(different[0])}, another with "
-                f"{first.get(different[0])}; evaluate all alike"
+                f"{name}: evaluated with {different} {other[different]}, {name_of_first} with {first[different]}; "
+                "evaluate all alike"
             )
-    return first
 
 
 def _with_nan(summary: Mapping[str, Any]) -> dict[str, Any]:

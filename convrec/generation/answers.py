@@ -165,8 +165,11 @@ class Store:
         for position, record in answers:
             self._known[self._missing[position]] = {"prompt_id": self._missing[position], **record}
         new, complete = len(self._known) - self._written, self._prompts.keys() <= self._known.keys()
-        if new < RENEWED_BY * self._written and not complete:
-            return
+        if complete or new >= RENEWED_BY * self._written:
+            self.write()
+
+    def write(self) -> None:
+        """What was kept and is not on the disk yet; for those who keep no answer to some prompts."""
         self._written = len(self._known)
         schema = SCHEMA.with_metadata({KEY: self._key})
         write_table(self._path, pa.Table.from_pylist(list(self._known.values()), schema))

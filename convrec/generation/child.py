@@ -9,12 +9,13 @@ from typing import NoReturn
 
 from convrec.errors import UserError
 from convrec.generation.process import ANSWER, DIED, ERROR, FAILED, PROGRESS, Died
-from convrec.runs import supervisor
+from convrec.runs import guard, supervisor
 
 
 def main(descriptor: str, parent: str) -> None:
     """descriptor: this end of the pipe to `parent`. The first message is (target, settings), all others are tasks."""
     supervisor.die_with(int(parent))
+    guard.join()
     connection = Connection(int(descriptor))
     answer = None
     while True:

@@ -56,9 +56,10 @@ class Placement:
             return
         gpus = visible_gpus()
         environments = divide_node(self.replicas, self.tensor_parallel, gpus, len(os.sched_getaffinity(0)))
-        with guard.guarded("") as temporary:  # whatever happens, no engine is left
+        with guard.guarded_children() as temporary:  # whatever happens, no engine is left
             supervisor.note(temporary=str(temporary))
-            yield [LocalPlace(environment, bool(gpus)) for environment in environments]
+            of_guard = guard.environment(temporary)
+            yield [LocalPlace(of_guard | environment, bool(gpus)) for environment in environments]
 
 
 @dataclass(frozen=True)

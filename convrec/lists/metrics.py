@@ -14,7 +14,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import numpy as np
 
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher, MatchResult
 from convrec.lists.rank_rewards import dcg, ideal_dcg
 from convrec.lists.ranks import Item
@@ -143,13 +142,14 @@ def paired(
 
 
 def popularity_baseline(
-    truths: Iterable[Sequence[tuple[str, str]]], catalog: Catalog, n: int = ListSettings.num_items
+    truths: Iterable[Sequence[tuple[str, str]]], matcher: Matcher, n: int = ListSettings.num_items
 ) -> list[Item]:
     """The n catalog items that are ground truth most often; ties in the catalog's order.
 
-    truths: the (title, year) pairs of each training row. The list is scored as a model's would be.
+    truths: the (title, year) pairs of each training row. The list is scored as a model's would be, by this matcher: two
+    spellings that it takes for one item are counted together and listed once.
     """
-    matcher = Matcher(catalog, "exact")
+    catalog = matcher.catalog
     counts: Counter[int] = Counter()
     for truth in truths:
         for title, raw_year in truth:

@@ -83,11 +83,18 @@ def join(is_driver: bool = False, message: str = "") -> None:
     _make_private(folder)
     (folder / "members").mkdir(exist_ok=True)
     tempfile.tempdir = None  # it may have been chosen before the folder existed on this node
+    _enter(folder, is_driver, message)
+    write_stacks_on_signal(folder)
+
+
+def _enter(folder: Path, is_driver: bool, message: str, owns: bool = True) -> None:
+    """owns: what this process starts and maps is the run's."""
     pid = os.getpid()
     processes = _processes()
     entry = {
         "start": processes[pid][1],
         "is_driver": is_driver,
+        "owns": owns,
         "message": message,
         "not_ours": [child for child, (parent, _) in processes.items() if parent == pid],  # not started by the run
         "shm": _shared_memory(),
@@ -95,7 +102,6 @@ def join(is_driver: bool = False, message: str = "") -> None:
     partial = folder / f".{pid}"
     partial.write_text(json.dumps(entry))
     partial.replace(folder / "members" / str(pid))
-    write_stacks_on_signal(folder)
     if not _has_guard(folder):
         # by path and isolated: it must not depend on a working directory that goes away
         subprocess.Popen(
@@ -145,6 +151,18 @@ def guarded(message: str) -> Iterator[Path]:
             else:
                 os.environ[name] = value
         tempfile.tempdir = None
+
+
+@contextlib.contextmanager
+def guarded_children() -> Iterator[Path]:
+    """A folder for processes that get `environment(folder)` and call `join`: these, and what they start, are ended when
+    the block ends, or this process does. It may be a user's own: what else it starts, maps and sets is left alone."""
+    folder = new_folder()
+    _enter(folder, is_driver=True, message="", owns=False)
+    try:
+        yield folder
+    finally:
+        end(folder)
 
 
 def end(folder: Path) -> bool:
@@ -251,6 +269,7 @@ class Guard:
         self.driver: Key | None = None
         self.message = ""
         self.not_ours = {os.getpid()}
+        self.owners: set[Key] = set()  # members whose descendants and shared memory are the run's
         self.seen: set[Key] = set()
         self.without_worker_since: float | None = None
 
@@ -263,6 +282,7 @@ class Guard:
             if key not in self.seen:
                 self.seen.add(key)
                 self.not_ours |= set(entry["not_ours"])
+                self.owners |= {key} if entry["owns"] else set()
                 others = set(entry["shm"])
                 self.others_shm = others if self.others_shm is None else self.others_shm & others
             if entry["is_driver"]:
@@ -279,7 +299,8 @@ class Guard:
             children.setdefault(parent, []).append(pid)
         self.owner_of = {key: owner for key, owner in self.owner_of.items() if key in alive and key not in members}
         # a member within another member's tree (a Ray worker under the driver) owns its own descendants
-        stack = [(key[0], key) for key in members & alive] + [(key[0], owner) for key, owner in self.owner_of.items()]
+        owners = members & alive & self.owners
+        stack = [(key[0], key) for key in owners] + [(key[0], owner) for key, owner in self.owner_of.items()]
         while stack:
             pid, owner = stack.pop()
             for child in children.get(pid, ()):
@@ -287,7 +308,7 @@ class Guard:
                 if key not in members and key not in self.owner_of and child not in self.not_ours:
                     self.owner_of[key] = owner
                     stack.append((child, owner))
-        self.learn_shared_memory(members & alive)
+        self.learn_shared_memory(owners)
         for member in members - alive:
             self.kill({key for key, owner in self.owner_of.items() if owner == member})
             (self.folder / "members" / str(member[0])).unlink(missing_ok=True)
@@ -314,13 +335,13 @@ class Guard:
             for pid, (_, start) in processes.items()
         )
 
-    def learn_shared_memory(self, members: set[Key]) -> None:
+    def learn_shared_memory(self, owners: set[Key]) -> None:
         """Whose a new segment is shows in the maps of processes; those of other people are soon looked at no more."""
         names = set(_shared_memory()) - (self.others_shm or set()) - self.shm
         unknown = {name for name in names if self.looks_at.get(name, 0) < LOOKS_AT_SHM}
         self.looks_at = {name: self.looks_at.get(name, 0) + 1 for name in names}
         if unknown:
-            for pid, _ in members | set(self.owner_of):
+            for pid, _ in owners | set(self.owner_of):
                 self.shm |= _mapped(pid) & unknown
 
     def kill(self, keys: set[Key], trackers_too: bool = False) -> int:

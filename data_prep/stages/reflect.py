@@ -5,8 +5,8 @@ pointwise      one question a candidate to a judge that this project trained, in
                rating = score - 2 (on another scale: its middle is 0, its ends -2 and 2); asked for the `judged` best
                candidates only
 pairwise       a judge that this project trained, asked about pairs of the `judged` best candidates: each is compared
-               four times, with three or four others, shown first as often as second, so that a judge that always says
-               A rates all 0; rating = 4 x share of comparisons won - 2
+               four times, with three or four others (of two or three twice), shown first as often as second, so that
+               a judge that always says A rates all 0; rating = 4 x share of comparisons won - 2
 cooccurrence   no model: how often the candidate was recommended in training conversations that name the same titles,
                against what its popularity explains. A counting rule, not a judgement of the conversation
 none           all ratings 0
@@ -245,8 +245,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     judge = _make_judge(folder, settings, matcher, asker)
     total = rated = 0
     histogram: dict[float, int] = {}
-    # a pointwise block asks BLOCK questions or a little more, a list block BLOCK conversations
-    size = max(1, BLOCK // settings["judged"]) if settings["judge"] == "pointwise" else BLOCK
+    questions = {"pointwise": settings["judged"], "pairwise": len(comparisons(settings["judged"]))}
+    size = max(1, BLOCK // max(1, questions.get(settings["judge"], 1)))  # conversations, of about BLOCK questions
     with (
         parquet_writer(folder / FILE, SCHEMA) as writer,
         Progress(total=count_rows(folder / ROWS), desc="reflect", unit="row") as bar,

@@ -1,6 +1,5 @@
 """The first stage: which conversations demonstrations are built for, and the catalog, in the folder of the others."""
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, format_item
 from data_prep.stages.record import Summary, read_blocks, read_record
-from data_prep.tables import conversation_of, parquet_writer
+from data_prep.tables import group_of, parquet_writer
 
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
 ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch
@@ -28,7 +27,6 @@ _ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
 def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summary:
     """settings: share, seed, num_items and the files' ids; sources: the paths of train, validation and catalog.
 
-    A row's group is what must not be torn apart: its conversation where the id is `conversation_turn`, else its prompt.
     Ground truths whose year is no number are left out with a warning: training never meets them, and scoring the lists
     would refuse them when everything is paid.
     """
@@ -61,13 +59,6 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
     summary: Summary = counts | {"catalog": len(catalog), "unusable_catalog_entries": len(catalog.problems)}
     summary["warnings"] = warnings
     return summary | {"sources": {name: str(Path(path).resolve()) for name, path in sources.items()}}
-
-
-def group_of(row: dict) -> str:
-    name = conversation_of(row["sample_id"])
-    if name != row["sample_id"]:
-        return name
-    return hashlib.sha256(row["prompt"][0]["content"].encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _check_list_length(path: str, row: dict, num_items: int) -> None:

@@ -34,7 +34,7 @@ def baseline_lists(
 ) -> list[list[Item | None]]:
     """A list for every row of the split. Raises ValueError for a name that is not in BASELINES."""
     if name == "popularity":
-        popular: list[Item | None] = list(popularity_baseline(map(truth_of, train_rows), split.catalog, num_items))
+        popular: list[Item | None] = list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))
         return [popular] * len(split.rows)
     if name == "retrieval":
         return retrieve(split, train_rows, num_items)
@@ -134,6 +134,7 @@ def api_answers(
         client = LLM(served, cache=path.parent / "api_answers" / of_server)
         replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
         store.keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
+        store.write()
     if refused := [reply for reply in replies if reply.error]:
         tqdm.write(
             f"{len(refused)} of {len(prompts)} prompts refused, scored as empty, asked again next time; the first: "

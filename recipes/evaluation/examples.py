@@ -33,6 +33,8 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     matcher = make_matcher(load_catalog(settings["catalog"]), ListSettings.of(settings))
 
     first, *_, last = (*scored.values(),) * 2
+    if gone := next((sample for sample in last if sample not in split), None):
+        raise UserError(f"{settings['data']}: without {gone}, so it is not what was evaluated; evaluate again")
     in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]
     of_last = {sample: last[sample][ndcg] for sample in in_all}
     gains = {

@@ -27,12 +27,14 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     if len(evaluations) < 2:
         return []
     (reference, rows), *others = ((name, rows_of(folder)) for name, folder in evaluations.items())
-    differences: dict[str, dict[str, Any]] = {}
-    for name, of_model in others:
-        samples = [sample for sample in rows if sample in of_model]
-        conversations = [rows[sample]["prompt_id"] for sample in samples]
-        before, after = ([side[sample] for sample in samples] for side in (rows, of_model))
-        differences[name] = paired(before, after, ks, conversations, seed)
+    in_all = set(rows).intersection(*(of_model for _, of_model in others))
+    samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
+    conversations = [rows[sample]["prompt_id"] for sample in samples]
+    before = [rows[sample] for sample in samples]
+    differences: dict[str, dict[str, Any]] = {
+        name: paired(before, [of_model[sample] for sample in samples], ks, conversations, seed)
+        for name, of_model in others
+    }
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     if len(differences) == 1:

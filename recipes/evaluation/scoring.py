@@ -100,7 +100,7 @@ def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str,
     try:
         others = read_json(folder / "metrics.json")["settings"]
         by_contents = "sha256" in others  # noted since; where it is not, the files' places must be the same
-        before, now = (_scored_by(settings_of_one, by_contents) for settings_of_one in (others, settings))
+        before, now = (scored_by(settings_of_one, by_contents) for settings_of_one in (others, settings))
         lacking = [k for k in settings["ks"] if k not in others["ks"]]
     except (ValueError, KeyError, TypeError):
         raise UserError(
@@ -117,9 +117,9 @@ def read_other(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[str,
     return {row["sample_id"]: row for row in rows}
 
 
-def _scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]:
-    """What two evaluations must have in common. Where year_tolerance and fuzzy_cutoff were not noted, they had the
-    defaults."""
+def scored_by(settings: Mapping[str, Any], by_contents: bool) -> dict[str, Any]:
+    """What two evaluations must have in common, their first protocol included. Where year_tolerance and fuzzy_cutoff
+    were not noted, they had the defaults."""
     lists = ListSettings.of(settings)
 
     def file(name: str) -> str:

@@ -158,6 +158,8 @@ def set_up(
     of_train = read_rows(train, split.catalog, skip_damaged, scored=False) if train else Rows([], {}, [])
     context = context_of(split, of_train.rows)
     labels = {name: slice_labels(name, split, context) for name in slices}
+    if probe and len(split.prompts) == 1:
+        raise UserError(f"--probe: takes the lists for other conversations, and {data} has one alone; leave it out")
     prompts = split.prompts | ({EMPTY: empty_prompt(split)} if probe else {})
     settings: dict[str, Any] = {
         "max_tokens": max_response_length,

@@ -73,7 +73,7 @@ def sweep_run(
     """
     steps = sweep_steps(run, start)
     folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
-    settings = _checked_settings(folder, run, options)
+    settings = _checked_settings(folder, run, steps[0], options)
     where: dict[str, Any] = {"replicas": replicas, "tensor_parallel": tensor_parallel, "address": address}
     if replicas != 1:
         with Placement(**where).open() as places:
@@ -132,20 +132,22 @@ def _folder_of(folder: Path, step: int) -> Path:
     return folder / f"step_{step:06d}"
 
 
-def _checked_settings(folder: Path, run: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_settings(folder: Path, run: Path, start: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What OUT/sweep.json shall say, None for what the run says. Raises UserError when it says something else."""
     settings: dict[str, Any] = {name: options.get(name) for name in SETTINGS}
-    settings["constrained"] = settings["constrained"] or None
+    settings["constrained"] = bool(settings["constrained"])
     settings |= {name: os.path.abspath(options[name]) for name in ("data", "catalog")}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
     settings = json.loads(json.dumps(settings))
     file = folder / SWEEP_SETTINGS
     if file.exists():
         earlier = read_json(file)
-        if different := [name for name in settings if settings[name] not in (None, earlier.get(name))]:
-            name = different[0]
+        told = {name: option for name, option in options.items() if name not in ("progress", "against")}
+        of_run = set_up(model=start, out=_folder_of(folder, 0), run=run, **told).scored_by
+        now = {name: of_run.get(name) if value is None else value for name, value in settings.items()}
+        if name := next((name for name in now if now[name] != earlier.get(name)), None):
             raise UserError(
-                f"{folder}: it holds a sweep with {name} {earlier.get(name)}, this one has {settings[name]}; give "
+                f"{folder}: it holds a sweep with {name} {earlier.get(name)}, this one has {now[name]}; give "
                 f"another --out, or remove {SWEEP} and {SWEEP_SETTINGS} there to overwrite that sweep"
             )
     elif (folder / SWEEP).exists():

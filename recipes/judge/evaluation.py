@@ -23,7 +23,7 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
-from convrec.files import write_json, write_table
+from convrec.files import file_hash, write_json, write_table
 from convrec.generation.answers import Answer, Asked, model_answers, prompt_id
 from convrec.generation.placement import Placement, add_placement
 from convrec.judges.criteria import FILE, read_criteria
@@ -67,7 +67,9 @@ def evaluate_judge(
         hub.require(model_path, "--model ")
     rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[:limit]
     scores = scores_of(rows[0][1])
-    other = read_other(Path(against), mode) if against else None
+    contents = {"data": file_hash(data)}
+    other = read_other(Path(against), mode, contents) if against else None
+    warnings = _warnings(Path(model_path), rows[0][1], mode)
     kept, in_thinking = rows, False
     if not model_path.startswith(API):
         kept, in_thinking = _short_enough(model_path, rows, mode, max_prompt_length, max_response_length)
@@ -95,6 +97,7 @@ def evaluate_judge(
     results = {reading: summary_of(table, mode, scores, reading, seed) for reading in readings}
     metrics: dict[str, Any] = {
         "settings": {"judge": mode, "model": str(model), "model_path": model_path, "data": str(data), "limit": limit}
+        | {"sha256": contents}
         | settings,
         "results": results.pop("strict"),
         **results,
@@ -105,7 +108,7 @@ def evaluate_judge(
             "too_long_left_out": len(rows) - len(kept),
             "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in answers.values()),
         },
-        "warnings": _warnings(Path(model_path), rows[0][1], mode),
+        "warnings": warnings,
     }
     if other is not None:
         metrics["paired"] = compare(other, table, mode, scores, seed) | {"against": str(against)}
@@ -138,8 +141,13 @@ def _whole_text(answer: Answer, in_thinking: bool) -> str:
 
 
 def _warnings(model: Path, row: Mapping[str, Any], mode: str) -> list[str]:
-    if not (model / FILE).is_file() or read_criteria(model / FILE, mode) == row["criteria"]:
+    if not (model / FILE).is_file():
         return []
+    try:
+        if read_criteria(model / FILE, mode) == row["criteria"]:
+            return []
+    except UserError as error:
+        return [f"the judge was not trained as a {mode} one ({error})"]
     return [f"{model / FILE}: the judge was trained by other criteria than those of the data, which it is asked by"]
 
 

@@ -62,13 +62,17 @@ def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, re
     return pointwise_summary(labels, verdicts, rewards, queries, sources, scores, best, seed)
 
 
-def read_other(folder: Path, mode: str) -> dict[int, dict[str, Any]]:
-    """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode."""
+def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
+    """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode and of data with
+    these contents (its `sha256`, noted since 0.2)."""
     for name in ("metrics.json", "rows.parquet"):
         if not (folder / name).exists():
             raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
-    if read_json(folder / "metrics.json")["settings"].get("judge") != mode:
+    settings = read_json(folder / "metrics.json")["settings"]
+    if settings.get("judge") != mode:
         raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
+    if settings.get("sha256", contents) != contents:
+        raise UserError(f"--against {folder}: its data had other contents ({settings['data']}); evaluate both alike")
     return {row["row"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
 
 

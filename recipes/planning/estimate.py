@@ -59,13 +59,20 @@ def needs(config: DictConfig, size: ModelSize) -> Needs:
     """For Rank-GRPO."""
     actor, rollout, model = (config.actor_rollout_ref[key] for key in ("actor", "rollout", "model"))
     sequence = config.data.max_prompt_length + config.data.max_response_length
-    tokens = max(sequence, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else sequence
+    tokens = micro_batch_tokens(actor, sequence)
     batch = config.data.train_batch_size * rollout.n * sequence
     sharing = sharing_processes(config, actor.get("fsdp_config"))
     parts = _training(config, size, model, sharing, tokens, batch, has_reference=actor.use_kl_loss)
     weights = size.parameters * (4 if rollout.dtype == "float32" else 2) // rollout.tensor_model_parallel_size
     host = config.trainer.n_gpus_per_node * (sum(parts.values()) + 3 * weights) + CPU_PROCESSES * PROCESS_BYTES
     return Needs(parts, int(weights), checkpoint_bytes(size), int(host))
+
+
+def micro_batch_tokens(actor: DictConfig, sequence: int) -> int:
+    """At most, of sequences of this length."""
+    if actor.use_dynamic_bsz:
+        return max(sequence, actor.ppo_max_token_len_per_gpu)
+    return sequence * (actor.ppo_micro_batch_size_per_gpu or 1)
 
 
 def sft_needs(config: DictConfig, size: ModelSize) -> Needs:

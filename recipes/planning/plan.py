@@ -55,7 +55,9 @@ def make_plan(config: DictConfig, size: ModelSize, cluster: Cluster, data: Data,
             f"{data.rows:,} rows are not one step: TRAIN_BATCH_SIZE={config.data.train_batch_size}; lower it (--rows)"
         )
     written, kept = work.checkpoints_of(config, steps)
-    validations = steps // config.trainer.test_freq if config.trainer.test_freq > 0 else 0
+    every = config.trainer.test_freq
+    # the last step is one of them; with -1 it is SFT's only one, and RL has none
+    validations = -(-steps // every) if every > 0 else int(run.rollout is None)
     validated = validations / steps if data.validation_rows else 0.0
     phases = _phases(run, lengths, written / steps, validated)
     step = total("a step", phases)

@@ -89,7 +89,7 @@ def _rl_run(config: DictConfig, size: ModelSize, cluster: Cluster, data: Data) -
     length = section.max_prompt_length + section.max_response_length
     training = Training(
         sharing=estimate.sharing_processes(config, actor.fsdp_config),
-        micro_tokens=max(length, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else length,
+        micro_tokens=estimate.micro_batch_tokens(actor, length),
         mini_batches=section.train_batch_size // actor.ppo_mini_batch_size,
         mu=actor.ppo_epochs,
         recomputes=verl.model.enable_gradient_checkpointing,

@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 
 from data_prep import retrieval_teacher
+from data_prep.retrieval import hold_out
 from data_prep.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher
 from data_prep.tables import conversation_of
 
@@ -23,6 +24,21 @@ def test_teacher_never_uses_the_conversation_it_answers():
     assert RetrievalTeacher(others, catalog).lists([asked], 3, "x") == RetrievalTeacher(rows, catalog).lists(
         [asked], 3, "x"
     )
+
+
+def test_rows_of_one_prompt_are_one_conversation_where_ids_name_none():
+    first, *_ = rows = make_rows("train", 30, 3)
+    named = [r | {"sample_id": f"user{n}"} for n, r in enumerate(rows)]
+    only_wanted = [["Wanted by no one else", "2001"]]
+    twin = first | {"sample_id": "twin", "groundtruth_with_release_year": only_wanted}
+    catalog = [*HORROR, *COMEDY, tuple(only_wanted[0])]
+    asked = named[0]
+    assert RetrievalTeacher([*named, twin], catalog).scores([asked])[0, -1] == 0
+    assert Cooccurrence([*named, twin], catalog).mentions(asked)[-1] == 0
+    other = make_rows("other", 1, 5)[0] | {"sample_id": "o", "groundtruth_with_release_year": only_wanted}
+    assert Cooccurrence([*named, twin, other], catalog).mentions(asked)[-1] == 1
+    kept, held = hold_out([*named, twin], 15, seed=0)
+    assert not {r["prompt"][0]["content"] for r in kept} & {r["prompt"][0]["content"] for r in held}
 
 
 def test_the_most_similar_rows_are_those_of_a_stable_sort_of_all(monkeypatch):

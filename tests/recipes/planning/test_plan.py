@@ -36,11 +36,15 @@ def value(figures: list[Figure], name: str) -> float:
 
 
 def test_steps_checkpoints_and_validations(config_with: Config) -> None:
-    """4,000 rows are 83 batches of 48 (16 rows are dropped); 2 epochs; every 200th step is saved, and the last: 1."""
+    """4,000 rows are 83 batches of 48 (16 rows are dropped); 2 epochs; every 200th step is saved and validated, and the
+    last: 1."""
     plan = plan_of(config_with())
-    assert [entry.value for entry in plan.work if entry.name != "hours"] == [166, 1, 0]
+    assert [entry.value for entry in plan.work if entry.name != "hours"] == [166, 1, 1]
     often = plan_of(config_with(keys={"trainer.save_freq": 50, "trainer.test_freq": 40, "trainer.total_epochs": 3}))
-    assert [entry.value for entry in often.work if entry.name != "hours"] == [249, 5, 6]
+    assert [entry.value for entry in often.work if entry.name != "hours"] == [249, 5, 7]
+    never = {"trainer.test_freq": -1}  # SFT validates at the end all the same
+    kinds = [plan_of(config_with(recipe, keys=never)) for recipe in ("rank_grpo", "sft")]
+    assert [value(plan.work, "validations") for plan in kinds] == [0, 1]
     asked = plan_of(config_with(keys={"trainer.total_training_steps": 1_000}))
     assert value(asked.work, "steps") == 1_000
 
@@ -58,11 +62,22 @@ def test_hours_are_the_start_and_the_steps(config_with: Config) -> None:
     plan = plan_of(config_with(keys={"trainer.test_freq": 50}))
     assert plan.step.value == pytest.approx(sum(phase.value for phase in plan.phases))
     assert plan.hours.value == pytest.approx((196 + 166 * plan.step.value) / 3600)
-    # three validations of 100 prompts in 166 steps: 13 greedy lists on the busiest of 8 GPUs, 199 steps of 3 ms
+    # four validations of 100 prompts in 166 steps: 13 greedy lists on the busiest of 8 GPUs, 199 steps of 3 ms
     size, run = plan.run.size, plan.run
     assert run.rollout is not None
     prefill = step_time.prefill_seconds(run.cluster, size, run.validation, run.rollout)
-    assert value(plan.phases, "validation") == pytest.approx(3 / 166 * (prefill + 199 * 3e-3))
+    assert value(plan.phases, "validation") == pytest.approx(4 / 166 * (prefill + 199 * 3e-3))
+
+
+def test_a_micro_batch_holds_as_many_sequences_as_are_asked_for(config_with: Config) -> None:
+    def activations(**actor: Any) -> float:
+        keys = {f"actor_rollout_ref.actor.{name}": given for name, given in actor.items()}
+        return value(plan_of(config_with(keys=keys)).training, "activations")
+
+    one = activations(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=1)
+    assert activations(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=16) == 16 * one
+    sequence = 2048 + 1024
+    assert activations(use_dynamic_bsz=True, ppo_max_token_len_per_gpu=16 * sequence) == 16 * one
 
 
 def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
