@@ -134,7 +134,8 @@ def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]],
     _check_alike(metrics, lambda of: scored_by(of, by_contents) | {"ks": of["ks"], "limit": of.get("limit")})
     if len({hashes["train"] for of in every if "train" in (hashes := of.get("sha256") or {})}) > 1:
         raise UserError(
-            f"{', '.join(metrics)}: novelty and popularity are of different training files; evaluate all with one --train"
+            f"{', '.join(metrics)}: novelty and popularity are of different training files; evaluate all with one "
+            "--train"
         )
     first = every[0]
     protocol = first["protocol"]  # further ones are not shown

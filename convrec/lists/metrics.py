@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import numpy as np
 
 from convrec.errors import UserError
+from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher, MatchResult
 from convrec.lists.rank_rewards import dcg, ideal_dcg
 from convrec.lists.ranks import Item

@@ -22,8 +22,7 @@ from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.files import BadLine, Damage, read_records
 from data_prep.own_data.rows import KEYS, read_conversation, read_row, read_time
 from data_prep.own_data.splits import SplitRule
-from data_prep.tables import conversation_of, group_of
-from data_prep.tables import beginning
+from data_prep.tables import beginning, conversation_of, group_of
 from reward.catalog_match import compute_score
 
 FILMS = [{"title": "Heat", "year": 1995, "plot": "cops"}, {"title": "M", "year": "1931"}, {"title": "Up", "year": 2009}]
