@@ -264,6 +264,9 @@ def test_probes_are_the_list_for_no_conversation_and_for_another_one(
     assert minus["recall@3"]["mean"] == pytest.approx(1 - 2 / 3)
     rows = pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()
     assert [row["recommended"] for row in rows[::2]] == [[0, 3, 1], [2, 1]]
+    with pytest.raises(UserError, match="has one alone"):
+        run(files, tmp_path / "alone", probe=True, limit=1)
+    assert asked == [3]
 
 
 def test_paired_differences_beyond_accuracy_need_the_same_training_rows(

@@ -182,6 +182,9 @@ def test_popularity_counts_training_ground_truth_with_ties_in_catalog_order():
     # Jaws 2; Heat and Up 1 each, Heat first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
     assert popularity_baseline(train, EXACT) == items("Jaws", "Heat", "Up")
     assert popularity_baseline(train, EXACT, n=1) == items("Jaws")
+    twice = Matcher(Catalog.from_items([("Amelie", 2001), ("Amélie", 2001), ("Up", 2009)]))
+    listed = popularity_baseline([[("Up", "2009")], [("Amélie", "2001"), ("Amelie", "2001")]], twice)
+    assert [title for title, _ in listed] == ["Amelie", "Up"]  # one item in two spellings
 
 
 # Where `paper` differs from the reference's recorded evaluation, and why.

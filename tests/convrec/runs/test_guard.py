@@ -203,6 +203,46 @@ before.kill()
         memory.unlink()
 
 
+def test_beside_replicas_a_process_keeps_what_else_it_starts_and_sets() -> None:
+    """Two models open in a user's own process: the one that is closed takes its replica with it, and nothing else."""
+    wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
+    replica = f"{join}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
+    script = f"""
+import os, subprocess, sys, tempfile, time
+from multiprocessing import shared_memory
+sys.path.insert(0, {str(ROOT)!r})
+import psutil
+from convrec.runs import guard
+environment, tempfile.tempdir = dict(os.environ), "/tmp"
+def replica(folder):
+    started = subprocess.Popen([sys.executable, "-c", {replica!r}], env=environment | guard.environment(folder),
+                               stdout=subprocess.PIPE, text=True)
+    return [psutil.Process(started.pid), psutil.Process(int(started.stdout.readline()))]
+first, second = guard.guarded_children(), guard.guarded_children()
+of_first, of_second = replica(first.__enter__()), replica(second.__enter__())
+own = [subprocess.Popen({wait!r}, start_new_session=apart) for apart in (False, True)]
+memory, (_, file) = shared_memory.SharedMemory(create=True, size=4096), tempfile.mkstemp()
+time.sleep({3 * guard.POLL_SECONDS})
+first.__exit__(None, None, None)
+psutil.wait_procs(of_first, timeout=5)
+assert [p.is_running() for p in of_first] == [False, False]
+assert [p.is_running() for p in of_second] == [True, True]
+second.__exit__(None, None, None)
+psutil.wait_procs(of_second, timeout=5)
+assert [p.is_running() for p in of_second] == [False, False]
+assert [p.poll() for p in own] == [None, None]
+assert os.path.exists(file) and (guard.SHM / memory.name).exists()
+assert dict(os.environ) == environment and tempfile.tempdir == "/tmp"
+for process in own:
+    process.kill()
+memory.close(); memory.unlink(); os.remove(file)
+print("well")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
+
+
 def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(guard.FOLDER_VARIABLE, raising=False)
     guard.join()

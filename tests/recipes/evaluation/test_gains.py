@@ -11,12 +11,14 @@ from recipes.evaluation.gains import gain_charts
 
 
 def write_rows(folder: Path, ndcg: list[float]) -> Path:
-    """Three rows: the first two of one conversation."""
+    """Three rows: the first two of one conversation. And one without ground truth."""
     folder.mkdir()
     rows = [
-        {"sample_id": sample, "prompt_id": prompt, "ndcg@5": value, "recall@5": 0.5, "ndcg@20": value, "recall@20": 0.5}
+        {"sample_id": sample, "prompt_id": prompt, "num_truth": 1}
+        | {"ndcg@5": value, "recall@5": 0.5, "ndcg@20": value, "recall@20": 0.5}
         for sample, prompt, value in zip("abc", "ppq", ndcg, strict=True)
     ]
+    rows.append({"sample_id": "d", "prompt_id": "r", "num_truth": 0})
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     return folder
 

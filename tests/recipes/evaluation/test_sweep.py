@@ -231,12 +231,31 @@ def test_a_sweep_with_other_settings_does_not_overwrite_one(
     assert f"data {tmp_path / 'test.parquet'}, this one has {same_name}" in capsys.readouterr().err
     assert (folder / "sweep.csv").read_text() == before
     assert evaluate.main([*command, "--limit", "1", "--out", str(tmp_path / "one")]) == 0
+    capsys.readouterr()
+    assert evaluate.main([*command, "--out", str(tmp_path / "one")]) == 2
+    assert "it holds a sweep with limit 1, this one has None" in capsys.readouterr().err
+    assert evaluate.main([*command, "--year-tolerance", "2"]) == 2  # the run's is 1
+    assert evaluate.main([*command, "--year-tolerance", "1"]) == 0
     assert evaluate.main(command) == 0  # the same again
     (folder / "sweep.json").unlink()
     assert evaluate.main(command) == 2
     assert "a sweep of an earlier version" in capsys.readouterr().err
     (folder / "sweep.csv").unlink()
     assert evaluate.main([*command, "--limit", "1"]) == 0  # as the message says
+
+
+@pytest.mark.parametrize("changed", ["data", "train"])
+def test_evaluations_of_files_with_other_contents_are_not_shown_side_by_side(
+    run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
+    file = run / "evaluation" / "test" / "step_000004" / "metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["settings"]["sha256"][changed] = "0" * 64
+    file.write_text(json.dumps(metrics))
+    assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 2
+    said = capsys.readouterr().err
+    assert ("SHA-256 000000000000" if changed == "data" else "different training files") in said
 
 
 def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(

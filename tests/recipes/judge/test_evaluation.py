@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.judges.criteria import Criteria
+from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text
 from convrec.judges.schema import judge_schema, make_row
 from data_prep.judge_demonstrations import read_answers
 from recipes import evaluate
+from recipes.judge.evaluation import _warnings
 
 Behave = Callable[[dict, int], Any]
 
@@ -132,3 +133,16 @@ def test_two_evaluations_are_compared_on_rows_with_a_better_response(
     assert paired["n"] == 4
     assert paired["right_both_ways"]["mean"] == 2 / 4
     assert paired["accuracy"]["mean"] == 3 / 4 - 3 / 4
+    turned = [pair("one", "bad", "good", "B", "math"), *ROWS[1:]]  # another draw of the same rows: nothing is paired
+    pq.write_table(pa.Table.from_pylist(turned, judge_schema("pairwise")), tmp_path / "other.parquet")
+    command = ["--judge", "pairwise", "--model", "api:some-judge", "--data", str(tmp_path / "other.parquet")]
+    assert evaluate.main([*command, "--out", str(tmp_path / "new"), "--against", str(tmp_path / "before")]) == 2
+    assert "its data had other contents" in capsys.readouterr().err
+
+
+def test_a_judge_of_another_kind_is_told_of_and_evaluated(tmp_path: Path) -> None:
+    trained_by = Criteria("Count letters.", ("Nothing else.",), (1, 3))
+    (tmp_path / FILE).write_text(criteria_text(trained_by, "pointwise"))
+    (warning,) = _warnings(tmp_path, {"criteria": DEFAULTS["pairwise"]}, "pairwise")
+    assert "was not trained as a pairwise one" in warning
+    assert _warnings(tmp_path, {"criteria": trained_by}, "pointwise") == []
