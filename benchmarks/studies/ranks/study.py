@@ -38,8 +38,8 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if "grpo" not in study.runs:
-        print(f"error: {study.out}: no run of grpo is evaluated yet", file=sys.stderr)
+    if not study.runs:
+        print(f"error: {study.out}: no run is evaluated yet", file=sys.stderr)
         return 2
     text = "\n".join(line for table in TABLES for line in table(study)).lstrip()
     write_text(study.out / "study.md", text + "\n")

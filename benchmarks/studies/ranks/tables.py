@@ -64,6 +64,15 @@ def beyond_table(study: Study) -> list[str]:
     return lines
 
 
+def gains_table(study: Study) -> list[str]:
+    """What each variant gains over the starts of its seeds."""
+    lines = _header("minus the start, at the last step", "seeds", NDCG, "sd of seeds", RECALL, "sd of seeds")
+    for variant, of_seeds in study.runs.items():
+        pairs = [(study.evaluation(one.run.name), study.starts[variant][seed]) for seed, one in of_seeds.items()]
+        lines.append(_row(variant, len(pairs), *_difference(difference(pairs))))
+    return lines
+
+
 def contrasts_table(study: Study) -> list[str]:
     lines = _header("at the last step", "seeds", NDCG, "sd of seeds", RECALL, "sd of seeds")
     for one, other, runs in study.shared(CONTRASTS):
@@ -73,8 +82,10 @@ def contrasts_table(study: Study) -> list[str]:
 
 
 def equal_kl_table(study: Study) -> list[str]:
+    if not (shared := [*study.shared(AT_EQUAL_KL)]):
+        return []
     lines = _header("at equal KL", "seeds", "steps", "KL", NDCG, "sd of seeds", RECALL, "sd of seeds")
-    for one, other, runs in study.shared(AT_EQUAL_KL):
+    for one, other, runs in shared:
         chosen = [(pair, equal_kl(pair[0].kl_of_step, pair[1].kl_of_step)) for pair in runs]
         steps = [" / ".join(str(of_pair[side]) for _, of_pair in chosen) for side in (0, 1)]
         kl = [np.mean([pair[side].kl_of_step[at[side]] for pair, at in chosen]) for side in (0, 1)]
@@ -88,11 +99,13 @@ def equal_kl_table(study: Study) -> list[str]:
 
 def wanted_table(study: Study) -> list[str]:
     """Rows apart by how many titles their user wanted: the fewer, the fewer ranks have signal."""
+    if not (shared := [*study.shared(CONTRASTS[:2])]):
+        return []
     some = next(iter(study.starts["grpo"].values()))
     wanted = [int(row["num_truth"]) for row in rows_of(some).values()]
     counts = [count for count in sorted(set(wanted)) if wanted.count(count) >= FEWEST_ROWS]
     lines = _header("by wanted titles", "metric", *(f"{count}: {wanted.count(count)} rows" for count in counts))
-    for one, other, runs in study.shared(CONTRASTS[:2]):
+    for one, other, runs in shared:
         pairs = [(study.evaluation(a.run.name), study.evaluation(b.run.name)) for a, b in runs]
         found = [difference(pairs, {"num_truth": count}) for count in counts]
         for metric in (NDCG, RECALL):
@@ -103,6 +116,8 @@ def wanted_table(study: Study) -> list[str]:
 
 def levels_table(study: Study) -> list[str]:
     """The steps to half of what GRPO gains on validation, and to all of it."""
+    if "grpo" not in study.runs:
+        return []
     curves = {variant: mean_curve([*of.values()], "val/ndcg") for variant, of in study.runs.items()}
     grpo = curves["grpo"]
     first, last = grpo[min(grpo)], grpo[max(grpo)]
@@ -114,7 +129,16 @@ def levels_table(study: Study) -> list[str]:
     return lines
 
 
-TABLES = (accuracy_table, policy_table, beyond_table, contrasts_table, equal_kl_table, wanted_table, levels_table)
+TABLES = (
+    accuracy_table,
+    gains_table,
+    contrasts_table,
+    equal_kl_table,
+    policy_table,
+    beyond_table,
+    wanted_table,
+    levels_table,
+)
 
 
 def _evaluations(study: Study) -> dict[str, list[Path]]:

@@ -281,8 +281,8 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     assert report.main(arguments) == 2
     assert "evaluate all alike" in capsys.readouterr().err
     for other, message in (
-        (["--protocols", "strict"], "b: evaluated with protocol strict, another with paper"),
-        (["--limit", "1"], "b: evaluated with limit 1, another with None"),
+        (["--protocols", "strict"], "b: evaluated with protocol strict, a with paper"),
+        (["--limit", "1"], "b: evaluated with limit 1, a with None"),
     ):
         assert evaluate.main(["--model", str(run), "--out", str(second), *options, *other]) == 0
         assert report.main(arguments) == 2

@@ -13,12 +13,16 @@ from benchmarks.studies.ranks.tables import TABLES
 ROOT = Path(__file__).resolve().parents[4]
 RANKS = ROOT / "benchmarks" / "studies" / "ranks"
 PAGE = ROOT / "docs" / "explanation" / "rank-study.md"
-REDIAL = "\n## The same on ReDial\n"
+REDIAL, MU_2 = "\n## The same on ReDial\n", "\n### Two updates a batch\n"
 
 
 @pytest.mark.parametrize(
     ("file", "results", "out", "rate"),
-    [("study.yaml", "sample", "rank_study", "3e-4"), ("redial.yaml", "redial", "rank_study_redial", "1e-4")],
+    [
+        ("study.yaml", "sample", "rank_study", "3e-4"),
+        ("redial.yaml", "redial", "rank_study_redial", "1e-4"),
+        ("redial.yaml", "redial_mu2", "rank_study_redial", "1e-4"),
+    ],
 )
 def test_the_pages_tables_are_what_the_kept_results_give(
     file: str, results: str, out: str, rate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -32,7 +36,8 @@ def test_the_pages_tables_are_what_the_kept_results_give(
     computed = [line for table in TABLES for line in table(study)]
     before, _, of_redial = PAGE.read_text(encoding="utf-8").partition(REDIAL)
     of_redial, _, behind = of_redial.partition("\n## ")
-    of_page = of_redial if results == "redial" else before + behind
+    of_redial, _, of_mu_2 = of_redial.partition(MU_2)
+    of_page = {"sample": before + behind, "redial": of_redial, "redial_mu2": of_mu_2}[results]
     on_page = [line for line in of_page.splitlines() if line.startswith("|")]
     assert len(on_page) > 10
     assert [line for line in on_page if line not in computed] == []
