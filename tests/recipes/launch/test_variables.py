@@ -22,6 +22,7 @@ from recipes.launch.variables import (
     VARIABLES,
     overrides_from_environment,
 )
+from recipes.launch.verl_settings import VERL_TRACKERS
 from recipes.preflight import host
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -162,7 +163,7 @@ def test_wrong_override_on_the_command_line_is_the_users_error(clean_environment
 def test_trackers_are_verls() -> None:
     from verl.utils.tracking import Tracking
 
-    assert set(TRACKERS) <= set(Tracking.supported_backend)
+    assert set(TRACKERS) < set(VERL_TRACKERS) == set(Tracking.supported_backend)
 
 
 @pytest.mark.parametrize("on", ["cpu", "gpu"])
