@@ -52,7 +52,7 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
 def compose_files(
     recipe: Recipe, arguments: Sequence[str], of_host: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> DictConfig:
-    """The recipe's file with the host's overrides, the variables and these arguments; values of another kind are refused.
+    """The recipe's file with the host's overrides, the variables and these arguments, all of their kinds.
 
     environment: what has the variables; None: this process's.
 

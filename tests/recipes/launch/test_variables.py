@@ -126,7 +126,7 @@ def test_command_line_wins_over_the_variable(
         ("REWARDS", "relevance: 1, moon: 1", "part: weight, of relevance, diversity"),
         ("REWARDS", "relevance: 1, relevance: 2", "part: weight, of relevance, diversity"),
         ("REWARDS", "{relevance: much}", "part: weight, of relevance, diversity"),
-        ("REWARDS", "catalog.été: 1", "names in ASCII, without quotes, ; and #, for Hydra: rename the column of catalog.été"),
+        ("REWARDS", "catalog.été: 1", "names in ASCII, without quotes, ; and #, for Hydra: rename the column"),
         ("SAVE_PATH", "${HOME}/x", "a path without ${...}, which nobody replaces here: write it out"),
         ("ALGORITHM", "ppo", "one of rank_grpo, grpo, gspo"),
         ("PRESET", "Paper", "one of paper, reference"),

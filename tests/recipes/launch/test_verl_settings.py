@@ -1,4 +1,4 @@
-"""What verl's settings may be is checked when a config has been composed: one line, before anything computes with it."""
+"""What verl's settings may be is checked once a config is composed, before anything computes with it: one line."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
