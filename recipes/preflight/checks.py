@@ -162,7 +162,8 @@ def _check_rl(config: DictConfig) -> None:
     }
     actor, key = config.actor_rollout_ref.actor, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
     if actor.use_dynamic_bsz:
-        check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size)
+        devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+        check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * devices)
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
     _check_weight_bucket(config)
 
