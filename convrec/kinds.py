@@ -28,12 +28,15 @@ def _is_number(value: Any) -> bool:
     return (_is_integer(value) or isinstance(value, float)) and math.isfinite(value)
 
 
+INTEGER = Kind("an integer", _is_integer)
 POSITIVE_INTEGER = Kind("a positive integer", lambda value: _is_integer(value) and value > 0)
 NON_NEGATIVE_INTEGER = Kind("an integer of at least 0", lambda value: _is_integer(value) and value >= 0)
 NUMBER = Kind("a number", _is_number)
+NON_NEGATIVE_NUMBER = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 POSITIVE_NUMBER = Kind("a positive number", lambda value: _is_number(value) and value > 0)
 NON_POSITIVE_NUMBER = Kind("a number of at most 0", lambda value: _is_number(value) and value <= 0)
 ABOVE_ONE = Kind("a number above 1", lambda value: _is_number(value) and value > 1)
+FRACTION = Kind("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
 PERCENTAGE = Kind("a number above 0, at most 100", lambda value: _is_number(value) and 0 < value <= 100)
 BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool))
 CHARACTER = Kind("one ASCII character", lambda value: isinstance(value, str) and len(value) == 1 and value.isascii())

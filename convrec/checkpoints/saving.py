@@ -127,12 +127,12 @@ def wait_for_shards(folder: Path) -> None:
 
 
 def prune(run_folder: Path, keep: int | None) -> None:
-    """Remove all complete checkpoints but the newest `keep` and the best; None keeps all.
+    """Remove all complete checkpoints but the newest `keep` and the best; None keeps all, and so does what is no count.
 
     Those after the step of the tracker are of a run that has gone back: they do not count, and are overwritten when it
     gets there.
     """
-    if keep is None:
+    if keep is None or keep < 1:  # verl's -1; as the end of a slice it would keep none
         return
     newest = latest_step(run_folder)
     steps = [step for step in complete_steps(run_folder) if step <= newest]

@@ -73,12 +73,14 @@ async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) ->
     The limit holds for rewards in threads as well: their result is waited for here, not there.
     """
     for number in range(1, REWARD_ATTEMPTS + 1):
+        limit = asyncio.timeout(timeout)
         try:
-            return await asyncio.wait_for(attempt(), timeout)
-        except TimeoutError:
-            reason = f"took more than {timeout:g} s (convrec.reward_timeout)"
+            async with limit:
+                return await attempt()
         except Exception as error:
-            reason = f"failed ({one_line(error)})"
+            reason = f"took more than {timeout:g} s (convrec.reward_timeout)"
+            if not (isinstance(error, TimeoutError) and limit.expired()):  # a reward may have limits of its own
+                reason = f"failed ({one_line(error)})"
         logger.warning("%s %s, attempt %d of %d", what, reason, number, REWARD_ATTEMPTS)
     raise RuntimeError(f"{what} {reason}, {REWARD_ATTEMPTS} times")
 

@@ -112,7 +112,8 @@ def next_metrics_file(run_folder: Path) -> Path:
     """A new file for this start of the run: a resumed run never overwrites what it repeats."""
     folder = run_folder / METRICS
     folder.mkdir(parents=True, exist_ok=True)
-    number = max((int(path.stem) for path in folder.glob("[0-9]*.jsonl")), default=0) + 1
+    stems = [path.stem for path in folder.glob("[0-9]*.jsonl")]
+    number = max((int(stem) for stem in stems if stem.isdecimal()), default=0) + 1  # `0001 (copy)` is somebody's
     return folder / f"{number:04d}.jsonl"
 
 

@@ -100,6 +100,12 @@ def begin(seconds: float = SECONDS) -> None:
     For the first lines of a command, before threads start. seconds: from KeyboardInterrupt to SIGKILL.
     """
     global _asked
+    try:
+        saves_on_term(os.environ)
+    except ValueError as error:  # now, not when the signal comes
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as by some parents: no signal and no status of the fork
     ignored = {number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN}  # nohup, `command &`
     watched = (WATCHED - ignored) | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -219,7 +225,8 @@ class Supervisor:
             from convrec.runs.folder import remove_stale_lock
 
             remove_stale_lock(run_folder)
-        if not was_told or code in (0, 2):
+        only_asked_to_save = was_told and code > 0 and not was_asked_to_stop()
+        if not was_told or code in (0, 2) or (only_asked_to_save and code != STOPPED):  # its checkpoint failed, say
             return code if code >= 0 else 128 - code
         if "said" not in notes:
             bar_is_left = code < 0 and "temporary" in notes
@@ -247,8 +254,13 @@ class Supervisor:
 
 
 def saves_on_term(environment: Mapping[str, str]) -> bool:
-    """Whether SIGTERM asks for a checkpoint: SAVE_ON_TERM, else whether a scheduler has started this."""
+    """Whether SIGTERM asks for a checkpoint: SAVE_ON_TERM, else whether a scheduler has started this.
+
+    Raises ValueError for another value than 0 and 1.
+    """
     value = environment.get(SAVE_VARIABLE, "").strip()
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{SAVE_VARIABLE}={value}: expected 0 or 1")
     return value == "1" if value else any(name in environment for name in SCHEDULERS)
 
 

@@ -36,8 +36,12 @@ SETTINGS = re.compile(
     r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|PYTORCH|SWANLAB|WANDB|TQ)_\w+|HF_HOME|HF_ENDPOINT"
     r"|CLEARML_\w+|TENSORBOARD_DIR|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
 )
-SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-PASSWORD_IN_URL = re.compile(r":\S*@")  # http://user:password@proxy:3128
+SECRETS = re.compile(
+    r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|WEBHOOK|(^|_)(PASS|PASSWD|PASSPHRASE|PWD|AUTH|AUTHORIZATION)(_|$)",
+    re.IGNORECASE,
+)
+# http://user:password@proxy:3128, https://host/send?access_token=...
+PASSWORD_IN_URL = re.compile(r":\S*@|[?&][^=&\s]*(key|token|secret|passw|auth|sig)[^=&\s]*=", re.IGNORECASE)
 PATH_SETTINGS = re.compile(r"HF_HOME|HF_\w+_CACHE|MLFLOW_TRACKING_URI|\w+_(DIR|FILE|HOME|PATH|ROOT)")
 NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VLLM_..._PATH=1 is a switch
 HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
@@ -50,7 +54,8 @@ def job_environment(recipe: Recipe, environment: Mapping[str, str], arguments: S
     Raises UserError for a path of a user that is not known here.
     """
     defaults = yaml.safe_load((settings.CONF / f"{recipe.name}.yaml").read_text())
-    values = {name: value for name, value in environment.items() if name in {variable.name for variable in VARIABLES}}
+    ours = {variable.name for variable in VARIABLES}  # read without the space around them, and unset where empty
+    values = {name: value.strip() for name, value in environment.items() if name in ours and value.strip()}
     for name, value in environment.items():
         if _is_setting(name) and not PASSWORD_IN_URL.search(value):
             is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)

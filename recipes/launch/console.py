@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -97,7 +98,7 @@ def progress(
         initial=latest_step(run_folder),
         note=lambda: "" if latest else note() or "starting",
     )
-    latest: dict[str, float] = {}
+    latest: dict[str, float | None] = {}
     metrics = NewMetrics(run_folder)
     metrics.read()  # of earlier starts
 
@@ -108,7 +109,8 @@ def progress(
         for row in rows:
             latest.update({short: row[name] for name, short in show.items() if name in row})
         if rows and rows[-1]["step"] != bar.n:
-            bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in latest.items()), refresh=False)
+            numbers = {name: math.nan if value is None else value for name, value in latest.items()}  # written as null
+            bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in numbers.items()), refresh=False)
             bar.update(rows[-1]["step"] - bar.n)
 
     try:

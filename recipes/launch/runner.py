@@ -83,8 +83,7 @@ def _run(
             console.say(f"warning: {warning}")
         console.say(finished_message(run_folder, done))
         return 0
-    if config.trainer.resume_mode == "auto":
-        warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))

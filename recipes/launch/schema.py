@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from convrec import kinds
 from convrec.errors import UserError
@@ -119,7 +120,10 @@ def check(config: DictConfig, settings: type) -> None:
 
     settings: the recipe's class of the above.
     """
-    section = OmegaConf.to_container(config.convrec, resolve=True) if OmegaConf.is_dict(config.convrec) else None
+    try:
+        section = OmegaConf.to_container(config.convrec, resolve=True) if OmegaConf.is_dict(config.convrec) else None
+    except OmegaConfBaseException as error:  # ${NAME} of something that is no setting
+        raise UserError(f"convrec: {str(error).splitlines()[0]}") from error
     if not isinstance(section, dict):
         raise UserError(
             f"convrec={kinds.shown(config.convrec)}: it is a section: set what is below it, convrec.reward say"

@@ -12,7 +12,7 @@ from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import latest_step, read_config, setting
-from recipes.launch import schema
+from recipes.launch import schema, verl_settings
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.variables import overrides_from_environment
@@ -52,7 +52,7 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
 def compose_files(
     recipe: Recipe, arguments: Sequence[str], of_host: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> DictConfig:
-    """The recipe's file with the host's overrides, the variables and these arguments; our own settings are checked.
+    """The recipe's file with the host's overrides, the variables and these arguments, all of their kinds.
 
     environment: what has the variables; None: this process's.
 
@@ -69,11 +69,12 @@ def compose_files(
     with initialize_config_dir(str(CONF), version_base=None):
         try:
             config = hydra_compose(recipe.name, [*known, *variables, *arguments], return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: of `data=null`
             from recipes.launch.hydra_errors import explain
 
             raise UserError(explain(error, lambda: hydra_compose(recipe.name, known))) from error
     schema.check(config, recipe.settings)
+    verl_settings.check(config, recipe)
     with open_dict(config):
         choices = config.pop("hydra").runtime.choices
         config.run = {"recipe": recipe.name, "algorithm": _known_algorithm(choices.get("algorithm_preset"))}
@@ -114,7 +115,8 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if "matching" in ours and ours.matching is None:
         ours.matching = "reference" if ours.preset == "reference" else "fuzzy"
     config.trainer.experiment_name = f"{recipe.name}-{Path(config.trainer.default_local_dir).name}"
-    trackers = list(config.trainer.logger)
+    logger = config.trainer.logger
+    trackers = [logger] if isinstance(logger, str) else list(logger)
     if os.environ.get("SWANLAB_API_KEY") and not os.environ.get("LOGGER") and "swanlab" not in trackers:
         trackers.append("swanlab")
     if "file" not in trackers:

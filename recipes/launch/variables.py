@@ -24,7 +24,7 @@ def _number(kind: Callable[[str], float], fits: Callable[[float], bool], wanted:
             raise ValueError(wanted) from None
         if not (math.isfinite(value) and fits(value)):
             raise ValueError(wanted)
-        return str(value) if kind is int else text  # 04 is a text for Hydra
+        return str(value)  # 04 and 01e-6 are texts for Hydra
 
     return parse
 
@@ -49,7 +49,10 @@ def _count_or_all(text: str) -> str:
 
 def _path(text: str) -> str:
     """Quoted for Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if "${" in text:
+        raise ValueError("a path without ${...}, which nobody replaces here: write it out")
+    escaped = re.sub(r"\\+(?='|\Z)", lambda match: match[0] * 2, text)  # others mean themselves
+    return "'" + escaped.replace("'", "\\'") + "'"
 
 
 def _absolute(text: str) -> str:
@@ -87,6 +90,9 @@ def _reward(text: str) -> str:
     return text
 
 
+HYDRA_NAME = re.compile(r"[\w./\\+$%*@?|()\[\]{}:=, \t-]+", re.ASCII)  # what its grammar has without quotes
+
+
 def _rewards(text: str) -> str:
     """`relevance: 1, diversity: 0.3` as Hydra's grammar has it, with braces or without."""
     inside = text[1:-1] if text.startswith("{") and text.endswith("}") else text
@@ -97,6 +103,9 @@ def _rewards(text: str) -> str:
         weights = {}
     if len(weights) < len(pairs) or not REWARDS.fits(weights):
         raise ValueError(REWARDS.wanted)
+    for name in weights:
+        if not HYDRA_NAME.fullmatch(name):
+            raise ValueError(f"names in ASCII, without quotes, ; and #, for Hydra: rename the column of {name}")
     escaped = {re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name): weight for name, weight in weights.items()}
     return "{" + ", ".join(f"{name}: {weight!r}" for name, weight in escaped.items()) + "}"
 

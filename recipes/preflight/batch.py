@@ -1,4 +1,6 @@
-"""Does a batch divide over the devices, and a model over those of a replica?"""
+"""Does a batch divide over the devices, a model over those of a replica, and fit a sequence a micro-batch?"""
+
+from collections.abc import Mapping
 
 from omegaconf import DictConfig
 
@@ -39,6 +41,16 @@ def check_batch(config: DictConfig, devices: int) -> None:
             f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {generating} devices of the "
             f"{whose}: choose a divisor"
         )
+
+
+def check_micro_batch(lengths: Mapping[str, int], key: str, tokens: int) -> None:
+    """Raise UserError where a sequence may be longer than a micro-batch, which verl ends a run for when one comes.
+
+    lengths: variable -> tokens, the longest sequence together. tokens: of a micro-batch, which `key` says.
+    """
+    if sum(lengths.values()) > tokens:
+        asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
+        raise UserError(f"{key}: a micro-batch has {tokens} tokens, and {asked_for} do not fit: raise it")
 
 
 def check_heads(heads: int, tensor_parallel: int, model: str) -> None:

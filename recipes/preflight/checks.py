@@ -23,7 +23,7 @@ from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
 from recipes.preflight import constrained, host
-from recipes.preflight.batch import check_batch, check_heads
+from recipes.preflight.batch import check_batch, check_heads, check_micro_batch
 from recipes.preflight.cores import rollout_devices
 
 
@@ -143,21 +143,8 @@ def _check_orders(config: DictConfig) -> None:
     pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
 
 
-def _check_frequencies(trainer: DictConfig) -> None:
-    """Where the number is not positive, verl's RL saves nothing, the last step included."""
-    save, test = trainer.save_freq, trainer.test_freq
-    if not isinstance(save, int) or save < 1:
-        raise UserError(
-            f"trainer.save_freq={save} (SAVE_FREQ): a positive number of steps; a number above the run's steps saves "
-            "the last one alone"
-        )
-    if not isinstance(test, int):
-        raise UserError(f"trainer.test_freq={test} (TEST_FREQ): a number of steps")
-
-
 def _check_rl(config: DictConfig) -> None:
     """What every RL recipe needs of its settings."""
-    _check_frequencies(config.trainer)
     _check_reward_function(config.reward.custom_reward_function)
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
@@ -173,6 +160,10 @@ def _check_rl(config: DictConfig) -> None:
         "MAX_PROMPT_LENGTH": config.data.max_prompt_length,
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
     }
+    actor, key = config.actor_rollout_ref.actor, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    if actor.use_dynamic_bsz:
+        devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+        check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * devices)
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
     _check_weight_bucket(config)
 
@@ -214,10 +205,13 @@ def _check_reward_function(function: DictConfig) -> None:
 
 def check_sft(config: DictConfig) -> list[str]:
     """As `check_rank_grpo`, for SFT."""
-    _check_frequencies(config.trainer)
     devices = _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS")))
     check_batch(config, devices)
-    _check_model(config.model.path, {"MAX_LENGTH": config.data.max_length})
+    lengths, key = {"MAX_LENGTH": config.data.max_length}, "data.max_token_len_per_gpu"
+    if config.data.use_dynamic_bsz:
+        tokens = config.data.max_token_len_per_gpu * config.engine.ulysses_sequence_parallel_size
+        check_micro_batch(lengths, key, tokens)
+    _check_model(config.model.path, lengths)
     require_files(config)
     warnings = _check_tables(config, validate_sft_table)
     rows = sum(pq.read_metadata(path).num_rows for path in _listed(config.data.val_files))

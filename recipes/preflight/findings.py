@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
+from convrec.training.trackers.access import OFFLINE_MODES
 from convrec.training.trackers.tracking import has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL, Requirements
@@ -32,8 +33,8 @@ PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue",
 
 
 KEYS = {  # tracker -> (its key, setting that needs none)
-    "swanlab": ("SWANLAB_API_KEY", ("SWANLAB_MODE", ("local", "offline", "disabled"))),
-    "wandb": ("WANDB_API_KEY", ("WANDB_MODE", ("offline", "disabled"))),
+    "swanlab": ("SWANLAB_API_KEY", ("SWANLAB_MODE", OFFLINE_MODES["swanlab"])),
+    "wandb": ("WANDB_API_KEY", ("WANDB_MODE", OFFLINE_MODES["wandb"])),
 }
 
 

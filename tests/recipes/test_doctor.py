@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
+from convrec.training.trackers.access import OFFLINE_MODES
 from convrec.training.trackers.tracking import tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
@@ -109,7 +110,10 @@ def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path:
     secret = findings.key_findings(tracked, {"SWANLAB_API_KEY": "a-secret"})
     assert [finding.status for finding in secret] == ["ok"]
     assert "a-secret" not in str(secret)
-    assert findings.key_findings(tracked, {"SWANLAB_MODE": "offline"}) == []
+    for tracker, modes in OFFLINE_MODES.items():
+        for mode in modes:
+            offline = home | {f"{tracker.upper()}_MODE": mode}
+            assert findings.key_findings(config(logger=["console", tracker]), offline) == []
 
 
 @pytest.mark.parametrize(("tracker", "file"), [("swanlab", ".swanlab/.netrc"), ("wandb", ".netrc")])
@@ -482,6 +486,8 @@ def test_everything_that_is_missing_is_found_at_once(
     text = " ".join(finding.what for finding in found if finding.status == "failure")
     assert all(name.lower() in text for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"))
     assert {"versions", "memory"} & {finding.check for finding in found}
+    (wrong, *_) = doctor.diagnose(RANK_GRPO, ["actor_rollout_ref.rollout.n=abc"])
+    assert (wrong.status, wrong.what.partition(" ")[0]) == ("failure", "actor_rollout_ref.rollout.n=abc")
     monkeypatch.setenv("MODEL_PATH", str(tmp_path / "run" / "nothing"))
     found = doctor.diagnose(RANK_GRPO, [])
     assert [finding.check for finding in found if finding.check == "files"] == ["files", "files", "files"]

@@ -63,7 +63,10 @@ def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
     file, host = {"swanlab": (home / ".swanlab" / ".netrc", ""), "wandb": (home / ".netrc", "wandb")}[tracker]
     if environment.get(f"{tracker.upper()}_API_KEY"):
         return True
-    return file.is_file() and host in file.read_text(errors="replace")
+    try:
+        return file.is_file() and host in file.read_text(errors="replace")
+    except OSError:  # somebody else's HOME
+        return False
 
 
 def install(trainer_module: Any, run_folder: Path, name: str, on_log: Callable[..., None] | None = None) -> None:
@@ -106,7 +109,11 @@ def resumable(
     kept: dict[str, Any] = {}
     # starts, not done: one that was killed before its first checkpoint has written events too
     if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
-        _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
+        try:
+            _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
+        except Exception:
+            logger.warning("tensorboard cannot be opened: left out", exc_info=True)
+            backends.remove("tensorboard")
         kept = next((row for row in earlier if row["step"] == done), {})
     tracking = Tracking(project_name, name, [backend for backend in backends if backend in OURS], config)
     for backend in backends:

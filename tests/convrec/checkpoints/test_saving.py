@@ -345,6 +345,13 @@ def test_a_damaged_checkpoint_takes_the_place_of_no_sound_one(tmp_path: Path) ->
     assert (tmp_path / "global_step_30" / "actor" / "model.pt").exists()  # nothing is thrown away
 
 
+@pytest.mark.parametrize("keep", [-1, 0])
+def test_what_is_no_count_removes_nothing(tmp_path: Path, keep: int) -> None:
+    """verl's -1, say: the recipes refuse it before."""
+    save(tmp_path, 10, 20, 30, keep=keep)
+    assert saving.complete_steps(tmp_path) == [10, 20, 30]
+
+
 def test_a_run_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
     save(tmp_path, 10, 20, 30)
     saving.write_tracker(tmp_path, 10)

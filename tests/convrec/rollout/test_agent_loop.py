@@ -35,6 +35,14 @@ def test_a_reward_that_always_raises_ends_with_its_reason() -> None:
         asyncio.run(rollout.with_retries(attempt, "the reward of sample 3", 5))
 
 
+def test_a_rewards_own_time_limit_is_not_ours() -> None:
+    async def attempt() -> None:
+        raise TimeoutError("judge server: no answer in 5 s")
+
+    with pytest.raises(RuntimeError, match=r"the reward failed \(TimeoutError: judge server: no answer in 5 s\), 3 "):
+        asyncio.run(rollout.with_retries(attempt, "the reward", 5))
+
+
 def test_a_reward_that_hangs_in_a_thread_times_out() -> None:
     """The thread goes on, nobody waits for it."""
     go_on = threading.Event()

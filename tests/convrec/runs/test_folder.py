@@ -35,6 +35,7 @@ def test_each_start_has_a_file_of_its_own(tmp_path: Path) -> None:
         file = next_metrics_file(tmp_path)
         assert file.name == f"{number:04d}.jsonl"
         file.touch()
+        (file.parent / f"{number:04d} (copy).jsonl").touch()
 
 
 def test_starts_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:

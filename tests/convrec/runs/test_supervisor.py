@@ -191,6 +191,7 @@ def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(
     [
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}),  # Ray's jobs
         lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # a background job of a script
+        lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),  # a parent that waits for no child
     ],
 )
 def test_sigterm_interrupts_what_was_started_deaf_to_ctrl_c(
@@ -209,6 +210,28 @@ def test_its_exit_status_is_the_commands(start: Callable[..., tuple[subprocess.P
     command, fork = start("ready(); time.sleep(60)")
     fork.kill()
     assert command.wait(120) == 128 + signal.SIGKILL
+    deaf_to_children = start("ready()", before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))[0]
+    assert deaf_to_children.wait(120) == 0
+
+
+@pytest.mark.parametrize(("status", "said"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; ")])
+def test_a_run_that_was_asked_to_save_has_its_own_status_where_it_fails(
+    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], status: int, said: str
+) -> None:
+    saves = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("exit(130)", f"exit({status})")
+    command, _ = start(saves)
+    command.send_signal(signal.SIGUSR1)
+    _, error = command.communicate(timeout=120)
+    assert (command.returncode, error[: len(said) or None]) == (status, said)
+
+
+def test_a_switch_is_0_or_1() -> None:
+    assert supervisor.saves_on_term({"SAVE_ON_TERM": " 1 "})
+    assert not supervisor.saves_on_term({"SAVE_ON_TERM": "0", "SLURM_JOB_ID": "1"})
+    code = "from convrec.runs import supervisor; supervisor.begin()"
+    environment = os.environ | {"SAVE_ON_TERM": "yes", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: SAVE_ON_TERM=yes: expected 0 or 1\n")
 
 
 def test_the_fork_ends_with_a_killed_supervisor(

@@ -16,6 +16,7 @@ from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT
 from recipes.preflight import host
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
+SECRETS += ("SWANLAB_WEBHOOK", "SWANLAB_WEBHOOK_VALUE", "WANDB_PASS", "TORCH_X_PWD", "CLEARML_AUTH")
 pytestmark = pytest.mark.usefixtures("outside")
 
 
@@ -29,6 +30,15 @@ def test_paths_are_made_absolute_where_they_are_given_and_so_are_the_defaults(tm
         "SAVE_PATH": os.path.expanduser("~/run"),
         "MODEL_PATH": str(tmp_path / "runs"),
     }
+
+
+def test_space_around_a_variable_is_none_of_it_as_without_a_cluster(tmp_path: Path) -> None:
+    given = {"TRAIN_FILE": " /data/t.parquet", "SAVE_PATH": "/x/run ", "MODEL_PATH": " org/name ", "VAL_FILE": " "}
+    values = job_environment.job_environment(RANK_GRPO, given)
+    assert (values["TRAIN_FILE"], values["SAVE_PATH"], values["MODEL_PATH"]) == (
+        "/data/t.parquet", "/x/run", "org/name",
+    )  # fmt: skip
+    assert values["VAL_FILE"] == str(tmp_path / "data" / "reddit_v2" / "validation.parquet")
 
 
 def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) -> None:
@@ -76,10 +86,11 @@ def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() ->
     wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
     wanted |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
+    holds_password |= {"SWANLAB_API_HOST": "https://host/?access_token=secret"}
     values = job_environment.job_environment(RANK_GRPO, wanted | holds_password)
     assert wanted.items() <= values.items()
     assert not values.keys() & holds_password.keys()
-    assert job_environment.withheld(wanted | holds_password) == ["http_proxy", "HTTPS_PROXY"]
+    assert job_environment.withheld(wanted | holds_password) == list(holds_password)
 
 
 def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:

@@ -94,11 +94,15 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
         time.sleep(0.8)
         Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 3, "data": {"train/loss": 2.5}}\n')
         time.sleep(1.8)
+        with open(os.environ["VERL_FILE_LOGGER_PATH"], "a") as more:
+            more.write('{"step": 4, "data": {"train/loss": null}}\n')
+        time.sleep(1.8)
 
     status, err = run(train)
     assert status == 0
     assert "Training:   0% 0/9 [00:00<?, ?step/s, starting]\n" in err
     assert re.search(r"^Training:  33% 3/9 \[00:0.*, loss 2\.5\]$", err, re.MULTILINE)
+    assert re.search(r"^Training:  44% 4/9 \[00:.*, loss nan\]$", err, re.MULTILINE)
 
 
 def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(

@@ -22,6 +22,7 @@ from recipes.launch.variables import (
     VARIABLES,
     overrides_from_environment,
 )
+from recipes.launch.verl_settings import VERL_TRACKERS
 from recipes.preflight import host
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,17 +34,17 @@ VALUES: dict[str, tuple[str, Any]] = {
     "TRAIN_FILE": ("/data/it's,a=file[1].parquet", "/data/it's,a=file[1].parquet"),
     "VAL_FILE": ("relative/val.parquet", os.path.abspath("relative/val.parquet")),
     "CATALOG_FILE": ("~/catalog.parquet", os.path.expanduser("~/catalog.parquet")),
-    "SAVE_PATH": ("/runs/with space", "/runs/with space"),
+    "SAVE_PATH": ("/runs/with space/a\\b\\'c\\\\", "/runs/with space/a\\b\\'c\\\\"),
     "SAVE_FREQ": ("5", 5),
     "TEST_FREQ": ("7", 7),
     "SAVE_KEEP": ("2", 2),
     "N_GPUS_PER_NODE": ("3", 3),
     "N_NODES": ("5", 5),
     "TENSOR_PARALLEL": ("11", 11),
-    "GPU_MEMORY_UTILIZATION": ("0.61", 0.61),
+    "GPU_MEMORY_UTILIZATION": ("00.61", 0.61),
     "TRAIN_BATCH_SIZE": ("120", 120),
     "ROLLOUT_N": ("13", 13),
-    "LR": ("3e-4", 3e-4),
+    "LR": ("03e-4", 3e-4),
     "KL_LOSS_COEF": ("0", 0),
     "MU": ("4", 4),
     "REWARD": ("log_decay", "log_decay"),
@@ -125,6 +126,8 @@ def test_command_line_wins_over_the_variable(
         ("REWARDS", "relevance: 1, moon: 1", "part: weight, of relevance, diversity"),
         ("REWARDS", "relevance: 1, relevance: 2", "part: weight, of relevance, diversity"),
         ("REWARDS", "{relevance: much}", "part: weight, of relevance, diversity"),
+        ("REWARDS", "catalog.été: 1", "names in ASCII, without quotes, ; and #, for Hydra: rename the column"),
+        ("SAVE_PATH", "${HOME}/x", "a path without ${...}, which nobody replaces here: write it out"),
         ("ALGORITHM", "ppo", "one of rank_grpo, grpo, gspo"),
         ("PRESET", "Paper", "one of paper, reference"),
         ("CONSTRAINED", "yes", "0 or 1"),
@@ -162,7 +165,7 @@ def test_wrong_override_on_the_command_line_is_the_users_error(clean_environment
 def test_trackers_are_verls() -> None:
     from verl.utils.tracking import Tracking
 
-    assert set(TRACKERS) <= set(Tracking.supported_backend)
+    assert set(TRACKERS) < set(VERL_TRACKERS) == set(Tracking.supported_backend)
 
 
 @pytest.mark.parametrize("on", ["cpu", "gpu"])

@@ -146,12 +146,18 @@ def test_trackers_that_fail_do_not_end_the_run(run: Path) -> None:
     assert [row["return"] for row in read_metrics(run) if row["step"] == 99] == [99.0]
 
 
-@pytest.mark.parametrize("tracker", ["swanlab", "wandb", "mlflow"])
+@pytest.mark.parametrize(
+    ("tracker", "module"),
+    [("swanlab", "swanlab"), ("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")],
+)
 def test_a_tracker_that_cannot_be_opened_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, module: str
 ) -> None:
+    next_metrics_file(tmp_path).touch()  # of an earlier start, which wrote events too
+    (tmp_path / "events.1").touch()
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-    monkeypatch.setitem(sys.modules, tracker, None)  # not installed
+    monkeypatch.setitem(sys.modules, module, None)  # not installed
     monkeypatch.setenv(f"{tracker.upper()}_MODE", "online")
     trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", tracker])
     trackers.log({"return": 1.0}, step=1)
@@ -248,6 +254,8 @@ def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path)
     )
     assert (with_keys["SWANLAB_MODE"], with_keys["WANDB_MODE"]) == ("cloud", "online")
     assert "a-secret" not in with_keys.values()
+    nobodys = tracker_environment(tmp_path, "name", {"HOME": "/" + "h" * 300})  # the system refuses to look there
+    assert (nobodys["SWANLAB_MODE"], nobodys["WANDB_MODE"]) == ("offline", "offline")
 
 
 def test_a_saved_login_uploads(tmp_path: Path) -> None:
