@@ -49,6 +49,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "the model's process has ended and starts again; Retry-After says when to ask again"},
     504: {"description": "no answer within the service's limit of time"},
 }
+FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
 SENTENCES = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 T = TypeVar("T")
@@ -254,6 +255,9 @@ async def _stream(events: AsyncIterator[str], as_event: Any) -> StreamingRespons
                 yield event
         except Refused as refused:
             yield as_event(refused)
+        except Exception:
+            yield as_event(FAILED)
+            raise
 
     return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -285,5 +289,5 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """A bug of ours: its details are in the log alone."""
-    return JSONResponse(error_body(500, "the service failed at this request; its log says why"), 500)
+    """Its details are in the log alone."""
+    return JSONResponse(FAILED.body, FAILED.status)

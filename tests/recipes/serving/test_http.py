@@ -52,6 +52,10 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
     events = events_of(client.post("/v1/recommendations", json={**ASK, "stream": True}).text)
     assert [kind for kind, _ in events] == ["item", "error"]
     assert events[1][1]["error"]["message"] == "gone"
+    films.refusal = RuntimeError("secret")
+    events = events_of(client.post("/v1/recommendations", json={**ASK, "stream": True}).text)
+    assert [kind for kind, _ in events] == ["item", "error"]
+    assert "secret" not in events[1][1]["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -182,12 +186,15 @@ def test_an_answer_that_does_not_come_is_a_504(service, films):
     assert "no answer within 0.05 s" in error_of(client.post("/v1/chat/completions", json=CHAT), 504)["message"]
 
 
-def test_metrics_count_requests_and_show_the_engines_own(client):
+def test_metrics_count_requests_and_show_the_engines_own(client, films):
     client.post("/v1/recommendations", json=ASK)
     client.get("/strangers/label")
+    films.refusal = RuntimeError("a bug")
+    client.post("/v1/chat/completions", json=CHAT)
     text = client.get("/metrics").text
     assert 'convrec_requests_total{method="POST",path="/v1/recommendations",status="200"} 1.0' in text
     assert 'convrec_requests_total{method="GET",path="other",status="404"} 1.0' in text
+    assert 'convrec_requests_total{method="POST",path="/v1/chat/completions",status="500"} 1.0' in text
     assert 'convrec_request_seconds_count{path="/v1/recommendations"} 1.0' in text
     assert 'vllm:generation_tokens_total{model_name="films",replica="replica1"} 7.0' in text
     assert "python_info" not in text
