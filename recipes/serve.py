@@ -38,9 +38,9 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
     if given and len(catalogs) not in (1, len(given)):
         raise UserError(f"--catalog: {len(catalogs)} for {len(given)} --model; give one for all, or one for each")
-    for name in ("replicas", "tensor_parallel"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    for option, number in (("--replicas", options.replicas), ("--tensor-parallel", options.tensor_parallel)):
+        if number < 1:
+            raise UserError(f"{option} {number}: at least 1")
     for catalog in catalogs:
         if not Path(catalog).is_file():
             raise UserError(f"--catalog {catalog}: no such file")
