@@ -27,6 +27,7 @@ from convrec.generation.generate import CPU_BATCH, GPU_BATCH
 from convrec.generation.place import AUTO, visible_gpus
 from convrec.generation.placement import Placement, add_placement
 from convrec.generation.pool import Job, open_pool
+from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
@@ -61,38 +62,40 @@ def recommend(
     if k < 1:
         raise UserError(f"--k {k}: at least 1")
     places = Placement(replicas, tensor_parallel, address)
+    tell_problems(catalog, load_catalog(catalog).problems)
     unread: set[str] = set()
     rows = sum(1 for _ in read_chats(source, unread))
     found = find_model(model, Path(catalog), item, num_items)
     settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": max_prompt_length}
     what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": k, **settings}
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)
-    if not overwrite and parts.is_done():
-        return {"rows": rows, "short": None, "written": 0}
-    if unread:
-        print(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)
-    if parts.begin():
-        print(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
-    done = parts.rows_done()
-    # the checkpoint itself: of a run that still trains, each replica would find another best one
-    checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
-    asked = Asked(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
-    log = out.with_name(f"{out.name}.log")
-    if done < rows:
-        tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-        numbers: list[int] = []  # of the jobs: their parts
+    with parts.held():
+        if not overwrite and parts.is_done():
+            return {"rows": rows, "short": None, "written": 0}
+        if unread:
+            print(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)
+        if parts.begin():
+            print(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
+        done = parts.rows_done()
+        # the checkpoint itself: of a run that still trains, each replica would find another best one
+        checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
+        asked = Asked(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
+        log = out.with_name(f"{out.name}.log")
+        if done < rows:
+            tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
+            numbers: list[int] = []  # of the jobs: their parts
 
-        def jobs() -> Iterator[Job]:
-            for number, part in parts.missing(read_chats(source)):
-                numbers.append(number)
-                yield Job(asked, [part])
+            def jobs() -> Iterator[Job]:
+                for number, part in parts.missing(read_chats(source)):
+                    numbers.append(number)
+                    yield Job(asked, [part])
 
-        bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-        with bar, open_pool(places, TARGET, log) as pool:
-            for job, _, table in pool.answers(jobs()):
-                parts.keep(numbers[job], table)
-                bar.update(table.num_rows)
-    return {"rows": rows, "short": parts.finish(), "written": rows - done}
+            bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
+            with bar, open_pool(places, TARGET, log) as pool:
+                for job, _, table in pool.answers(jobs()):
+                    parts.keep(numbers[job], table)
+                    bar.update(table.num_rows)
+        return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,8 +23,9 @@ from pydantic import ValidationError
 
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
-from convrec.lists.catalog import SUFFIXES
-from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key, is_loopback
+from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
+from convrec.runs.folder import step_of
+from recipes.serving.schema import FRONT, KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key, is_loopback
 
 STATE = Path("outputs/serve")
 PORT = 8000
@@ -37,6 +38,9 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
     if given and len(catalogs) not in (1, len(given)):
         raise UserError(f"--catalog: {len(catalogs)} for {len(given)} --model; give one for all, or one for each")
+    for option, number in (("--replicas", options.replicas), ("--tensor-parallel", options.tensor_parallel)):
+        if number < 1:
+            raise UserError(f"{option} {number}: at least 1")
     for catalog in catalogs:
         if not Path(catalog).is_file():
             raise UserError(f"--catalog {catalog}: no such file")
@@ -46,6 +50,8 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     pairs = [*zip(given, catalogs, strict=True), *((judge, None) for judge in options.judge or [])]
     models = [_model(text, catalog, options) for text, catalog in pairs]
     names = [model.name for model in models]
+    if FRONT in names and len(names) * options.replicas > 1:
+        raise UserError(f"{FRONT}: the service calls its own part so; write --model NAME=MODEL with another name")
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
     try:
@@ -70,11 +76,26 @@ def _model(text: str, catalog: str | None, options: argparse.Namespace) -> Model
             name=name or (folder.resolve().name if folder.is_dir() else folder.name),
             path=str(folder.resolve()) if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
-            state=str((options.state / (name or folder.resolve().name)).resolve()) if catalog else None,
+            state=str((options.state / (name or _state_name(folder.resolve()))).resolve()) if catalog else None,
             tensor_parallel=options.tensor_parallel,
         )
     except ValidationError:
         raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
+
+
+def _state_name(model: Path) -> str:
+    """RUN, or RUN-global_step_N: the last part of a checkpoint's path is the same for every run."""
+    run, step = model, ""
+    while run.name in ("huggingface", "actor") or step_of(run) is not None:
+        step = step if step_of(run) is None else f"-{run.name}"
+        run = run.parent
+    return run.name + step
+
+
+def tell_left_out(settings: ServiceSettings) -> None:
+    """Print which rows of the catalogs cannot be recommended. Raises UserError for one that cannot be read."""
+    for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
+        tell_problems(catalog, load_catalog(catalog).problems)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,6 +126,7 @@ def main() -> int:
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
         settings = service_of(options)
+        tell_left_out(settings)
         from recipes.serving.local import serve_here
 
         names = ", ".join(model.name for model in settings.models)

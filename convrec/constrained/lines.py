@@ -26,7 +26,8 @@ def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> tuple[
     inner, last = encode([line + delimiter for line in lines]), encode(lines)
     for start in range(0, len(lines), LISTED_AT_ONCE * 256):  # memory: not all lists of a large catalog at once
         places = range(start, min(start + LISTED_AT_ONCE * 256, len(lines)), LISTED_AT_ONCE)
-        slices = [slice(place, place + LISTED_AT_ONCE) for place in places]
+        # one line more, so that the first of the next slice is checked behind another, too
+        slices = [slice(place, place + LISTED_AT_ONCE + 1) for place in places]
         for part, tokens in zip(slices, encode([delimiter.join(lines[part]) for part in slices]), strict=True):
             expected = [token for line in inner[part][:-1] for token in line] + last[part][-1]
             if tokens != expected:

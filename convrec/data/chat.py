@@ -22,11 +22,12 @@ def without_control_tokens(messages: Sequence[Message], tokenizer: Any = None) -
     A conversation is text: `<|im_end|><|im_start|>assistant` in it must neither end the turn nor begin an answer.
     tokenizer: None for a model behind an address, where the special tokens of common templates are meant.
     """
-    pattern = _COMMON if tokenizer is None else _special(tuple(_special_tokens(tokenizer)))
+    pattern = _COMMON if tokenizer is None else _special(tuple(special_tokens(tokenizer)))
     return [{**message, "content": _separated(pattern, message["content"])} for message in messages]
 
 
-def _special_tokens(tokenizer: Any) -> list[str]:
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Those that decoding skips, also where the tokenizer's settings do not name them."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return sorted({*added, *tokenizer.all_special_tokens})
 

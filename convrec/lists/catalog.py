@@ -1,5 +1,6 @@
 """The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -13,6 +14,7 @@ from convrec.lists.titles import fold, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
 PICKLES = (".pkl", ".pickle")
+TOLD = 5  # problems that are printed one by one
 SUFFIXES = (".parquet", *PICKLES)  # of a catalog's file
 # Read from parquet; the first two must be there.
 COLUMNS = ("title", "year", "mentions", "item_id", "genres", "display")
@@ -172,6 +174,14 @@ def load_catalog(path: str | Path) -> Catalog:
             raise UserError(f"catalog {path}: {error}") from None
         return _nonempty(Catalog.from_items(entries), path)
     raise UserError(f"catalog {path}: unknown format {path.suffix!r}; .parquet and .pkl are read")
+
+
+def tell_problems(path: str | Path, problems: Sequence[str]) -> None:
+    """Print the first of them to stderr, and how many there are besides."""
+    for sentence in problems[:TOLD]:
+        print(f"{path}: {sentence}", file=sys.stderr)
+    if len(problems) > TOLD:
+        print(f"{path}: {len(problems) - TOLD} more such entries", file=sys.stderr)
 
 
 def _load_parquet(path: Path) -> Catalog:

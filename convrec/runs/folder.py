@@ -44,7 +44,7 @@ def hold(run_folder: Path) -> Iterator[list[str]]:
     try:
         is_new = not run_folder.exists()
         run_folder.mkdir(parents=True, exist_ok=True)
-        file, warnings = _locked(run_folder / RUNNING)
+        file, warnings = locked(run_folder / RUNNING)
     except BlockingIOError:
         raise UserError(
             f"{run_folder}: {_holder(run_folder)} trains into this folder: wait for its end, stop it, or choose "
@@ -65,7 +65,8 @@ def hold(run_folder: Path) -> Iterator[list[str]]:
                     run_folder.rmdir()
 
 
-def _locked(path: Path) -> tuple[TextIO, list[str]]:
+def locked(path: Path) -> tuple[TextIO, list[str]]:
+    """(the file, made and locked as long as it is open; warnings). Raises BlockingIOError where a process has it."""
     while True:
         file = path.open("a+")
         try:
@@ -91,7 +92,7 @@ def remove_stale_lock(run_folder: Path) -> None:
     path = run_folder / RUNNING
     with contextlib.suppress(OSError):
         if path.exists():
-            file, _ = _locked(path)
+            file, _ = locked(path)
             with file:
                 path.unlink(missing_ok=True)
 

@@ -28,6 +28,8 @@ _END = object()
 class Engine:
     """llm: vLLM's AsyncLLM, for its metrics and its OpenAI handlers; await it on `loop` alone (`run`, `iterate`)."""
 
+    _is_closed = False
+
     def __init__(
         self,
         model: str,
@@ -80,6 +82,10 @@ class Engine:
     # ---- from any thread or loop to the engine's
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Raises RuntimeError once `close` was called, as all that ask the engine do."""
+        if self._is_closed:  # its loop would never run it
+            coroutine.close()
+            raise RuntimeError("the engine was closed; load the model again")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -139,6 +145,8 @@ class Engine:
             log.disabled = False
 
     def _stop_loop(self) -> None:
+        self._is_closed = True
+
         async def cancel_others() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -146,6 +154,6 @@ class Engine:
             await asyncio.gather(*others, return_exceptions=True)
 
         with contextlib.suppress(TimeoutError, CancelledError):
-            self.submit(cancel_others()).result(timeout=10)
+            asyncio.run_coroutine_threadsafe(cancel_others(), self.loop).result(timeout=10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=10)

@@ -18,8 +18,17 @@ import numpy as np
 
 from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines
 from convrec.constrained.lines import encode_lines
+from convrec.data.chat import special_tokens
 from convrec.errors import UserError
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, load_catalog, parse_year, shown_title
+from convrec.lists.catalog import (
+    NEWEST_YEAR,
+    OLDEST_YEAR,
+    Catalog,
+    load_catalog,
+    parse_year,
+    shown_title,
+    tell_problems,
+)
 from convrec.lists.matching import make_matcher
 from convrec.lists.ranks import NO_YEAR, format_item, parse_item
 from convrec.lists.settings import ListSettings
@@ -75,7 +84,7 @@ class ServedCatalog:
         Raises UserError for a catalog, tokenizer or state that cannot be used.
         """
         self._tokenizer = copy.deepcopy(tokenizer)  # encoding lines sets its truncation, which other threads may use
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._special = frozenset(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer)))
         self._delimiter, self._tolerance, self._folder = lists.delimiter, lists.year_tolerance, folder
         base = load_catalog(file)
         self.dated, self.problems = base.dated, list(base.problems)
@@ -89,6 +98,7 @@ class ServedCatalog:
         self.problems += [
             f"{item.line!r} is read as another item or as none" for n, item in items.items() if n not in written
         ]
+        tell_problems(file, self.problems)
         items = {number: item for number, item in items.items() if number in written}
         named: dict[str, tuple[int, ...]] = {}
         rows = set(lines.row_W.tolist())
@@ -98,10 +108,10 @@ class ServedCatalog:
                 assert year is not None
                 _add_names(named, number, title, format_item(title, year) if row in rows else None)
         self._snapshot = self._make_snapshot(0, items, named, lines)
-        self._journal = Journal(state, file, self._has_ids) if state else None
+        self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:
             with self._lock:
-                self._apply(self._journal.news())
+                self._take_news(self._journal)
 
     # ---- reading
 
@@ -110,7 +120,7 @@ class ServedCatalog:
         """The catalog now, with what other processes of the same state have changed."""
         if self._journal and self._journal.has_news():
             with self._lock:
-                self._apply(self._journal.news())
+                self._take_news(self._journal)
         return self._snapshot
 
     def __len__(self) -> int:
@@ -151,7 +161,8 @@ class ServedCatalog:
             return _titled(item.title if item else text, snapshot)
         apart = {n: abs(snapshot.items[n].year - item.year) for n in _titled(item.title, snapshot)}  # type: ignore[operator]
         nearest = min(apart.values(), default=self._tolerance + 1)
-        return [n for n, years in apart.items() if years == nearest <= self._tolerance]
+        found = [n for n, years in apart.items() if years == nearest <= self._tolerance]
+        return found or _titled(text, snapshot)  # `Best of [1999]` is a title that looks like one with its year
 
     # ---- changing
 
@@ -170,12 +181,12 @@ class ServedCatalog:
 
     def delete(self, item_ids: Sequence[str | int]) -> None:
         """Remove items. Raises UserError, and removes none, when the catalog lacks one."""
-        self._change({str(item_id): None for item_id in item_ids})
+        self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
 
     def _change(self, change: Change) -> None:
         with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
             if self._journal:  # no other process writes until ours is there
-                self._apply(self._journal.news())
+                self._take_news(self._journal)
             snapshot = self._snapshot
             change = {
                 key: record for key, record in change.items() if record is None or not _is_there(key, record, snapshot)
@@ -188,7 +199,7 @@ class ServedCatalog:
                 raise UserError(next(iter(left_out.values())))
             if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
                 self._journal.append(change)
-                self._journal.news()  # our own
+                self._journal.reached(self._journal.news()[1])  # our own
             self._snapshot = changed
 
     def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
@@ -225,11 +236,32 @@ class ServedCatalog:
         if removed and not there.keys() - removed:
             raise UserError("the last item of the catalog cannot be removed")
 
-    def _apply(self, change: Change) -> None:
+    def _take_news(self, journal: Journal) -> None:
         """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
+        news, place = journal.news()
+        change, left_out = self._checked(news)
         if change:
-            self._snapshot, left_out = self._changed(change)
-            self.problems += [f"left out: {reason}" for reason in left_out.values()]
+            self._snapshot, cannot_be_added = self._changed(change)
+            left_out |= cannot_be_added
+        journal.reached(place)  # not before: a change whose application fails is taken the next time
+        problems = [f"left out: {reason}" for reason in left_out.values()]
+        tell_problems(journal.path, problems)
+        self.problems += problems
+
+    def _checked(self, change: Change) -> tuple[Change, dict[str, str]]:
+        """What `put` would take of a journal's change; of the other items, id -> a sentence."""
+        sound: Change = {}
+        left_out: dict[str, str] = {}
+        for item_id, record in change.items():
+            if record is None:
+                sound[item_id] = None
+                continue
+            try:
+                item = self._read({**record, "item_id": item_id}, f"item_id {item_id!r}")
+                sound[item_id] = {"title": item.title, "year": item.year}
+            except UserError as error:
+                left_out[item_id] = str(error)
+        return sound, left_out
 
     def _changed(self, change: Change) -> tuple[Snapshot, dict[str, str]]:
         """The catalog with this change; of the items that cannot be added, and are as they were, id -> a sentence."""

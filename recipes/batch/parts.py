@@ -3,8 +3,9 @@
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_table, written_whole
+from convrec.runs.folder import locked
 from convrec.serving.recommender import Recommendations, Recommender
 from recipes.batch.chats import Chat
 
@@ -80,6 +82,25 @@ class Parts:
                 return True
         raise UserError(f"--out {self.out}: already there, of another request; give --overwrite, or another --out")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from these parts. Raises UserError where one has them."""
+        path = self.out.with_name(f"{self.out.name}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file, warnings = locked(path)
+        except BlockingIOError:
+            raise UserError(
+                f"--out {self.out}: another process writes these lists; wait for its end, or give another --out"
+            ) from None
+        for warning in warnings:
+            print(warning, file=sys.stderr)
+        with file:
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
     def begin(self) -> bool:
         """Make the folder; parts of another request are removed. Returns whether there were any."""
         note, other = self.folder / "request.json", False
@@ -108,8 +129,15 @@ class Parts:
     def keep(self, number: int, table: pa.Table) -> None:
         write_table(self._path(number), table)
 
-    def finish(self) -> int:
-        """Write the output of all parts, in order, and remove them. Returns the number of short lists."""
+    def finish(self, rows: int) -> int:
+        """Write the output of all parts, in order, and remove them. Returns the number of short lists.
+
+        rows: of all parts. Raises UserError where the parts have another number.
+        """
+        if (done := self.rows_done()) != rows:
+            raise UserError(
+                f"{self.folder}: it has {done} lists of {rows}; parts were removed. Start the command again"
+            )
         short = 0
         schema = SCHEMA.with_metadata({KEY: self.key.encode()})
         with written_whole(self.out) as partial, pq.ParquetWriter(partial, schema) as writer:

@@ -12,9 +12,8 @@ from ray.serve import Application
 
 from recipes.serving.front import Front, FrontWithModel
 from recipes.serving.model import ModelServer
-from recipes.serving.schema import ModelSettings, ServiceSettings
+from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings
 
-FRONT = "front"
 HEALTH_SECONDS = 2.0
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette._utils import get_route_path  # the router's own: the two must mean one path
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
@@ -66,14 +67,18 @@ class Gate:
             await response(scope, receive, watched)
         except ClientGone:
             pass
+        except Exception:
+            if status == CLIENT_CLOSED:  # nothing was sent: the application around this one answers
+                status = 500
+            raise
         finally:
-            self.metrics.count(scope["path"], scope["method"], status, time.monotonic() - start)
+            self.metrics.count(get_route_path(scope), scope["method"], status, time.monotonic() - start)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if self.loopback and not _is_own(headers.get("host", "localhost")):
             raise Refused(403, "this service is for this machine alone: call it localhost, or by its address")
-        if self.key and scope["path"].startswith(WITH_KEY) and not self._has_key(headers):
+        if self.key and get_route_path(scope).startswith(WITH_KEY) and not self._has_key(headers):
             raise Refused(401, f"give the service's key ({KEY_VARIABLE}) as `Authorization: Bearer KEY`")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self.app(scope, receive, send)

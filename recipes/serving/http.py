@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -18,6 +19,7 @@ from recipes.serving.errors import Refused, error_body
 from recipes.serving.gate import Gate
 from recipes.serving.metrics import CONTENT_TYPE, Metrics
 from recipes.serving.schema import (
+    MOST_NAMES,
     CatalogChange,
     CatalogItems,
     ChatRequest,
@@ -31,7 +33,6 @@ from recipes.serving.schema import (
 
 PAGE = Path(__file__).with_name("page")
 HEALTH_SECONDS = 5.0
-MOST_IDS = 10_000
 PAGE_HEADERS = {
     # nothing from elsewhere, nothing inline: a title can be no script
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -46,9 +47,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such model"},
     413: {"description": "the body is too large"},
     429: {"description": "too many requests at once; Retry-After says when to ask again"},
-    503: {"description": "the model's process has ended and starts again; Retry-After says when to ask again"},
+    503: {"description": "the model's process starts again, or its catalog's state cannot be read; see Retry-After"},
     504: {"description": "no answer within the service's limit of time"},
 }
+FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
 SENTENCES = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 T = TypeVar("T")
@@ -157,7 +159,8 @@ class Routes:
 
     async def get_model(self, name: str) -> ModelCard:
         name, model = self._model(name)
-        return ModelCard(id=name, created=self.created, **await self._in_time(model.describe()))
+        described = await self._in_time(model.describe())
+        return ModelCard(id=name, created=self.created, max_turns=self.limits.max_turns, **described)
 
     async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
         """Add items to the catalog, or write them anew. The next request can be recommended them."""
@@ -167,7 +170,7 @@ class Routes:
 
     async def delete_items(
         self,
-        item_id: Annotated[list[ItemName], Query(min_length=1, max_length=MOST_IDS)],
+        item_id: Annotated[list[ItemName], Query(min_length=1, max_length=MOST_NAMES)],
         model: Annotated[str | None, Query()] = None,
     ) -> CatalogChange:
         """Remove items from the catalog. No request that comes later is recommended them."""
@@ -236,6 +239,9 @@ async def _state(model: Model) -> str:
         return refused.message
     except TimeoutError:
         return f"no answer within {HEALTH_SECONDS:g} s: the model's process starts, or is busy"
+    except Exception:  # the other models' states are to be told all the same
+        logging.getLogger(__name__).exception("a model could not describe itself")
+        return FAILED.message
     return "ok"
 
 
@@ -254,6 +260,9 @@ async def _stream(events: AsyncIterator[str], as_event: Any) -> StreamingRespons
                 yield event
         except Refused as refused:
             yield as_event(refused)
+        except Exception:
+            yield as_event(FAILED)
+            raise
 
     return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -285,5 +294,5 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """A bug of ours: its details are in the log alone."""
-    return JSONResponse(error_body(500, "the service failed at this request; its log says why"), 500)
+    """Its details are in the log alone."""
+    return JSONResponse(FAILED.body, FAILED.status)

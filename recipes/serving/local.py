@@ -86,6 +86,8 @@ def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, r
 
 def check_port(host: str, port: int) -> None:
     """Raises UserError where nothing can be bound there."""
+    if not 0 < port < 1 << 16:
+        raise UserError(f"--port {port}: give one from 1 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

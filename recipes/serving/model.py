@@ -11,6 +11,7 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.generation.prompts import load_tokenizer
+from convrec.serving.journal import StateUnreadable
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
 from recipes.serving.ports import keep_to_the_nodes_address
@@ -52,7 +53,8 @@ class ModelServer:
         self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:
-        items = None if self.recommender is None else len(self.recommender.catalog)
+        with self._refusals():
+            items = None if self.recommender is None else len(self.recommender.catalog)
         return {"version": self.model.version, "catalog_items": items}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -106,9 +108,12 @@ class ModelServer:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """A UserError is the request's fault: 400, with the field that its message begins with."""
+        """A UserError is the request's fault: 400, with the field that its message begins with. Where the catalog's
+        state cannot be read it is none: 503, of all requests until it is put right."""
         try:
             yield
+        except StateUnreadable as error:
+            raise Refused(503, str(error), retry_after=5) from None
         except UserError as error:
             field = str(error).partition(":")[0]
             raise Refused(400, str(error), field if field in FIELDS else None) from None

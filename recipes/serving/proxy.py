@@ -55,7 +55,7 @@ class Held:
             if has_begun:
                 await send(message)
 
-        is_health = scope["path"] == "/health"
+        is_health = scope["path"].endswith("/health")  # behind a route_prefix, which is not told apart here yet
         seconds = min(self.seconds, HEALTH_SECONDS) if is_health else self.seconds
         limit = asyncio.timeout(seconds)
         with contextlib.suppress(TimeoutError):  # which the proxy may have swallowed

@@ -3,12 +3,14 @@
 import ipaddress
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 
 from convrec.errors import UserError
 
 KEY_VARIABLE = "SERVE_API_KEY"
-ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | int  # an id, or `Title (Year)`
+ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | StrictInt  # an id, or `Title (Year)`
+MOST_NAMES = 10_000  # of a request's lists of items: each is looked up
+FRONT = "front"  # the deployment before those of the models
 
 
 class Strict(BaseModel):
@@ -26,10 +28,12 @@ class RecommendationRequest(Strict):
     conversation: str | list[Turn] = Field(description="what the user said, or the turns; the last is the user's")
     k: int = Field(default=20, ge=1, description="items wanted")
     seen: list[ItemName] = Field(
-        default=[], description="what the user knows already, as ids or `Title (Year)`: left out"
+        default=[], max_length=MOST_NAMES, description="what the user knows already, as ids or `Title (Year)`: left out"
     )
-    allow: list[ItemName] | None = Field(default=None, description="only these; null: the whole catalog")
-    exclude: list[ItemName] = Field(default=[], description="not these")
+    allow: list[ItemName] | None = Field(
+        default=None, max_length=MOST_NAMES, description="only these; null: the whole catalog"
+    )
+    exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
     stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
@@ -99,13 +103,13 @@ class ChatRequest(Strict):
 class CatalogItem(BaseModel):
     model_config = ConfigDict(extra="allow")  # the catalog's further columns
 
-    item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | int
+    item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | StrictInt
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
     year: int | None = Field(default=None, ge=-9999, le=9999)
 
 
 class CatalogItems(Strict):
-    items: list[CatalogItem] = Field(min_length=1, max_length=10_000)
+    items: list[CatalogItem] = Field(min_length=1, max_length=MOST_NAMES)
 
 
 class CatalogChange(Strict):
@@ -122,6 +126,7 @@ class ModelCard(Strict):
     owned_by: str = "convrec"
     version: str
     catalog_items: int | None = Field(description="null for a judge, which has no catalog")
+    max_turns: int = Field(description="of a conversation; more are refused")
 
 
 class ModelList(Strict):
@@ -166,7 +171,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_key(key: str | None, loopback: bool) -> None:
-    """Raise UserError for a service that anybody could use."""
+    """Raise UserError for a service that anybody could use, or nobody: HTTP's headers have no other characters."""
+    if key and not (key.isascii() and key.isprintable()):
+        raise UserError(f"{KEY_VARIABLE}: write it in ASCII letters, digits and signs; clients could not send this key")
     if not key and not loopback:
         raise UserError(
             f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text)"

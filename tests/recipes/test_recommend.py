@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from convrec.checkpoints.saving import BEST
@@ -18,7 +19,10 @@ from recipes.batch.parts import SCHEMA
 
 
 def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_on(
-    tmp_path: Path, sound_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    sound_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, catalog, chats = tmp_path / "run", tmp_path / "catalog.parquet", tmp_path / "chats.jsonl"
     for step in (2, 4):
@@ -27,7 +31,7 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     (run / BEST).write_text(json.dumps({"step": 2}))
     thinks = "data: {apply_chat_template_kwargs: {enable_thinking: true}}\n"
     (run / "config.yaml").write_text(thinks + "convrec: {num_items: 5, year_tolerance: 1}\n")
-    catalog.write_bytes(b"")
+    pq.write_table(pa.table({"title": ["Heat", "Ran"], "year": [1995, None]}), catalog)
     chats.write_text('{"conversation": "hi"}\n')
     monkeypatch.chdir(tmp_path)
     found = find_model("run", catalog, None, None)
@@ -43,9 +47,17 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     monkeypatch.setattr(recipe, "open_pool", lambda *_: contextlib.nullcontext(Pool()))
     options: dict[str, Any] = {"model": "run", "catalog": catalog, "chats": chats, "out": tmp_path / "lists.parquet"}
     recipe.recommend(**options, progress=False)
+    assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
     (given,) = asked
     assert given.model == str(run / "global_step_2" / "actor" / "huggingface")
     loaded = find_model(given.model, Path(given.catalog), given.settings["item"], given.settings["num_items"])
     assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)
     assert loaded.chat_template_kwargs == found.chat_template_kwargs == {"enable_thinking": True}
     assert find_model("run", catalog, None, None).version != found.version
+
+
+def test_a_catalog_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"conversation": "hi"}\n')
+    files = ["--catalog", str(tmp_path / "no.parquet"), "--in", str(tmp_path / "chats.jsonl")]
+    assert recipe.main(["--model", "x", *files, "--out", str(tmp_path / "lists.parquet")]) == 2
+    assert f"error: catalog {tmp_path / 'no.parquet'}: no such file" in capsys.readouterr().err

@@ -1,11 +1,14 @@
 """`convrec serve`: what its command line means, and what it refuses before anything starts."""
 
 import socket
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from recipes.serve import parser, service_of
+from recipes.serve import parser, service_of, tell_left_out
 from recipes.serving.local import check_port
 from recipes.serving.schema import KEY_VARIABLE
 
@@ -38,6 +41,26 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
     assert service.loopback
 
 
+def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
+    names = {}
+    for path in ("a/global_step_2", "a/global_step_4", "b/global_step_4", "b/global_step_4/actor/huggingface"):
+        folder = files / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").touch()
+        (model,) = settings("--model", path, "--catalog", "catalog.parquet").models
+        names[path] = Path(model.state).name
+    assert [*names.values()] == ["a-global_step_2", "a-global_step_4", "b-global_step_4", "b-global_step_4"]
+
+
+def test_rows_of_a_catalog_that_cannot_be_recommended_are_told_once_and_counted(files, capsys):
+    years = [1995, *[None] * 7]
+    pq.write_table(pa.table({"title": [f"Film {n}" for n in range(8)], "year": years}), files / "catalog.parquet")
+    tell_left_out(settings("--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 6
+    assert told[-1].endswith("catalog.parquet: 2 more such entries")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -50,6 +73,9 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
         (["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"], "two models of one name"),
         (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
         (["--judge", "films", "--max-items", "0"], "--max-items"),
+        (["--judge", "films", "--replicas", "0"], "--replicas 0: at least 1"),
+        (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: at least 1"),
+        (["--judge", "front=films", "--replicas", "2"], "front: the service calls its own part so"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(files, arguments, words):
@@ -60,6 +86,9 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(files, argument
 def test_a_key_opens_the_service_to_other_machines(files, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "k")
     assert not settings("--judge", "films", "--host", "0.0.0.0").loopback
+    monkeypatch.setenv(KEY_VARIABLE, "schlüssel")  # no header can have it
+    with pytest.raises(UserError, match=f"{KEY_VARIABLE}: write it in ASCII"):
+        settings("--judge", "films", "--host", "0.0.0.0")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "localhost", "LOCALHOST"])
@@ -72,3 +101,6 @@ def test_a_port_that_is_taken_is_named():
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}: .*in use; choose another"):
             check_port("127.0.0.1", port)
+    for number in (0, -1, 99999):
+        with pytest.raises(UserError, match=f"--port {number}: give one from 1 to 65535"):
+            check_port("127.0.0.1", number)

@@ -119,6 +119,13 @@ async function* events(response) {
   }
 }
 
+// Of the conversation what the service takes beside a further message: the newest, from a user's turn on.
+function newest() {
+  const most = models.find((one) => one.id === byId("model").value)?.max_turns ?? 1;
+  const fit = Math.floor((most - 1) / 2) * 2;
+  return turns.slice(Math.max(0, turns.length - fit));
+}
+
 async function recommend(text) {
   const mine = conversation;
   const liked = [...marks.values()].filter((one) => one.kind === "liked" && !one.told);
@@ -138,7 +145,7 @@ async function recommend(text) {
   let wrong = "";
   try {
     const body = JSON.stringify({
-      conversation: [...turns, said], k: Number(byId("k").value), seen: [...marks.keys()].map(asGiven), stream: true,
+      conversation: [...newest(), said], k: Number(byId("k").value), seen: [...marks.keys()].map(asGiven), stream: true,
       model: byId("model").value,
     });
     const response = await ask("v1/recommendations", { method: "POST", body, signal: running.signal });

@@ -6,6 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from convrec.constrained import catalog_trie as module
 from convrec.constrained.catalog_trie import (
@@ -16,6 +20,7 @@ from convrec.constrained.catalog_trie import (
     join_lines,
     select_lines,
 )
+from convrec.constrained.lines import LISTED_AT_ONCE, encode_lines
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
@@ -33,6 +38,17 @@ def test_a_list_is_its_lines_one_after_the_other(catalog: CatalogTrie, matcher: 
     years = [matcher.catalog.years[catalog.row_W[line]] for line in chosen]
     text = "\n".join(f"{title} ({year})" for title, year in zip(items, years, strict=True))
     assert written.tolist() == [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("before", [1, LISTED_AT_ONCE - 1, LISTED_AT_ONCE, LISTED_AT_ONCE + 1])
+def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(before: int) -> None:
+    """Wherever the line stands among those that are checked at once."""
+    vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    with pytest.raises(UserError, match="'Zodiac' in another way behind"):
+        encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
 def test_lines_of_one_item_are_one_and_equal_lines_are_there_once(catalog: CatalogTrie) -> None:

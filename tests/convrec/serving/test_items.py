@@ -17,7 +17,7 @@ from convrec.constrained.walk import Walk
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.serving.items import ServedCatalog, Snapshot, Title
-from convrec.serving.journal import FILE
+from convrec.serving.journal import FILE, StateUnreadable
 from convrec.serving.recommender import Recommender
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,9 +69,9 @@ def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
     return lines
 
 
-def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any) -> None:
-    catalog = serve()
-    assert (len(catalog), ids(catalog)) == (5, {"a", "b", "c", "d", "300"})
+def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Path) -> None:
+    catalog = serve(file=write_catalog(tmp_path, [*FILMS, ("e", "Best of [1999]", 2010)]))
+    assert (len(catalog), ids(catalog)) == (6, {"a", "b", "c", "d", "300", "e"})
     expected = {
         "b": {"b"},
         "300": {"300"},
@@ -82,6 +82,8 @@ def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any) -> None:
         "Heat (2005)": set(),
         "Nothing": set(),
         "1": set(),  # a row's number is no id where there are ids
+        "Best of [1999]": {"e"},
+        "Best of [1999] (2010)": {"e"},
     }
     assert {text: found(catalog, text) for text in expected} == expected
     assert catalog.get("c").line == "Heat (1986)"
@@ -126,7 +128,7 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
     catalog = serve()
     before = catalog.snapshot
     catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1996}])
-    catalog.delete(["c", 300])
+    catalog.delete([" c ", 300])  # as `put` strips them
     assert ids(catalog) == {"a", "b", "d", "n"}
     lines = {"Toy Story (1995)", "Heat (1996)", "Amélie (2001)", "Ronin (1998)"}
     assert written(catalog.snapshot, line_tokenizer) == lines
@@ -227,6 +229,14 @@ def with_control_token(tokenizer: Any) -> Any:
     return tokenizer
 
 
+def test_a_special_token_that_the_settings_do_not_name_is_one(serve: Any, line_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(line_tokenizer)
+    tokenizer.backend_tokenizer.add_special_tokens(["<|end_of_text|>"])
+    assert "<|end_of_text|>" not in tokenizer.all_special_tokens
+    with pytest.raises(UserError, match="has a special token"):
+        serve(tokenizer=tokenizer).put([{**NEW, "title": "Foo <|end_of_text|> Bar"}])
+
+
 @pytest.mark.parametrize("item", [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}])
 def test_a_title_with_a_special_token_is_refused(serve: Any, tmp_path: Path, line_tokenizer: Any, item: dict) -> None:
     state = tmp_path / "state"
@@ -237,14 +247,18 @@ def test_a_title_with_a_special_token_is_refused(serve: Any, tmp_path: Path, lin
 
 
 def test_what_an_earlier_version_let_into_the_state_is_left_out(
-    serve: Any, tmp_path: Path, line_tokenizer: Any
+    serve: Any, tmp_path: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state"
     serve(state)
     with (state / FILE).open("a") as file:
         file.write('{"n": {"title": "Foo <|im_end|> Bar", "year": 1999}, "b": {"title": "<|im_end|>", "year": 1999}}\n')
+        file.write(
+            '{"m": {"title": "Piranesi", "year": null}, "o": {"name": "Dune"}, "p": {"title": "1. X", "year": 1}}\n'
+        )
     catalog = serve(state, tokenizer=with_control_token(line_tokenizer))
-    assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 2)
+    assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
+    assert "left out: item_id 'm': the year is None" in capsys.readouterr().err
     assert found(catalog, "Heat (1995)") == {"b"}
 
 
@@ -341,6 +355,41 @@ def test_a_writer_that_was_killed_spoils_nothing(serve: Any, tmp_path: Path) -> 
     assert ids(first) == {"b", "c", "d", "300"}
 
 
+def test_a_change_of_another_process_that_could_not_be_applied_is_applied_later(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    first, second = serve(state), serve(state)
+    second.delete(["a"])
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("convrec.serving.tries.save_catalog_trie", fail)
+        with pytest.raises(OSError, match="no space"):
+            len(first)
+    assert ids(first) == {"b", "c", "d", "300"}
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut"])
+def test_a_journal_that_is_removed_or_cut_is_told_and_not_begun_anew(serve: Any, tmp_path: Path, damage: str) -> None:
+    state = tmp_path / "state"
+    catalog = serve(state)
+    catalog.put([NEW])
+    content = (state / FILE).read_bytes()
+    if damage == "remove":
+        (state / FILE).unlink()
+    else:
+        (state / FILE).write_bytes(content[:10])
+    for ask in (lambda: len(catalog), lambda: catalog.delete(["a"])):
+        with pytest.raises(StateUnreadable, match=r"catalog.jsonl: .*put it back, or start again"):
+            ask()
+    (state / FILE).write_bytes(content)
+    catalog.delete(["a"])
+    assert ids(serve(state)) == {"b", "c", "d", "300", "n"}
+
+
 def test_many_writers_lose_no_change(serve: Any, tmp_path: Path) -> None:
     """Four processes of 25 changes each, at once."""
     state = tmp_path / "state"
@@ -349,7 +398,7 @@ def test_many_writers_lose_no_change(serve: Any, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from convrec.serving.journal import Journal
-journal = Journal(Path(sys.argv[1]), Path(sys.argv[2]), True)
+journal = Journal(Path(sys.argv[1]), Path(sys.argv[2]), True, True)
 for number in range(25):
     with journal.writing():
         journal.append({f"{sys.argv[3]}-{number}": {"title": f"Film {sys.argv[3]} {number}", "year": 2000}})
@@ -367,6 +416,20 @@ def test_changes_of_another_catalog_without_ids_are_refused(serve: Any, tmp_path
     other = write_catalog(tmp_path, FILMS[1:], ids=False)
     with pytest.raises(UserError, match="Remove the file, or give items ids"):
         serve(state, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "year", "problem"),
+    [("films.parquet", 1995, "of catalog.parquet, not of films.parquet"), ("catalog.parquet", None, "with years, and")],
+)
+def test_changes_of_another_file_or_of_other_years_are_refused(
+    serve: Any, tmp_path: Path, name: str, year: int | None, problem: str
+) -> None:
+    state = tmp_path / "state"
+    serve(state).put([NEW])
+    other = write_catalog(tmp_path, [("n", "Emma", year)])
+    with pytest.raises(UserError, match=f"catalog.jsonl: .*{problem}"):
+        serve(state, other.rename(tmp_path / name))
 
 
 def test_with_ids_changes_go_with_a_new_catalog(serve: Any, tmp_path: Path) -> None:

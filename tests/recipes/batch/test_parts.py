@@ -33,9 +33,11 @@ def test_a_stopped_request_goes_on_and_ends_in_order(tmp_path: Path) -> None:
     again = Parts(out, {"k": 5}, size=2)
     assert again.begin() is False
     assert (again.rows_done(), list(missing(again))) == (1, [0, 1])
+    with pytest.raises(UserError, match=r"lists.parquet.parts: it has 1 lists of 5; .* Start the command again"):
+        again.finish(rows=5)
     for number, chats in missing(again).items():
         again.keep(number, table(chats))
-    assert again.finish() == 1
+    assert again.finish(rows=5) == 1
     assert pq.read_table(out)["row"].to_pylist() == [0, 1, 2, 3, 4]
     assert again.is_done()
     assert list(tmp_path.iterdir()) == [out]
@@ -50,9 +52,23 @@ def test_another_request_is_not_mixed_with_it(tmp_path: Path) -> None:
     assert other.begin() is True
     assert other.rows_done() == 0
     other.keep(0, table(CHATS))
-    other.finish()
+    other.finish(rows=5)
     with pytest.raises(UserError, match=r"lists.parquet: already there, of another request; give --overwrite"):
         parts.is_done()
+
+
+def test_a_second_process_of_the_same_lists_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "lists.parquet"
+    parts = Parts(out, {"k": 5}, size=5)
+    with (
+        parts.held(),
+        pytest.raises(UserError, match=r"--out .*lists.parquet: another process writes these lists"),
+        Parts(out, {"k": 5}, size=5).held(),
+    ):
+        pass
+    with parts.held():
+        pass
+    assert list(out.parent.iterdir()) == []
 
 
 def test_a_file_that_is_no_table_is_not_replaced(tmp_path: Path) -> None:

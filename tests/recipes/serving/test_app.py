@@ -27,9 +27,19 @@ def test_every_model_is_a_deployment_of_its_name_and_no_two_have_one():
             build(ServiceSettings(models=[ModelSettings(name=name, path="x") for name in names]))
 
 
+def check_policy(policy):
+    """Of the pods' ports those of others than they themselves: 8000 for all, the dashboard for the operator."""
+    assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])
+    among_them, requests, operator = policy["spec"]["ingress"]
+    assert among_them == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}
+    assert requests == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
+    assert operator["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+
+
 @pytest.mark.parametrize("name", ["serve.yaml", "rayservice.yaml"])
 def test_the_examples_say_what_ray_serve_and_the_application_understand(name):
-    read = yaml.safe_load((EXAMPLES / name).read_text())
+    read, *policies = yaml.safe_load_all((EXAMPLES / name).read_text())
     if read.get("kind") == "RayService":
         cluster = read["spec"]["rayClusterConfig"]
         assert cluster["rayVersion"] == metadata.version("ray")
@@ -37,6 +47,8 @@ def test_the_examples_say_what_ray_serve_and_the_application_understand(name):
         for group in (cluster["headGroupSpec"], workers):
             (container,) = group["template"]["spec"]["containers"]
             assert KEY_VARIABLE in {variable["name"] for variable in container["env"]}
+            assert group["template"]["metadata"]["labels"] == policies[0]["spec"]["podSelector"]["matchLabels"]
+        check_policy(*policies)
         read = yaml.safe_load(read["spec"]["serveConfigV2"])
     (described,) = ServeDeploySchema.model_validate(read).applications
     assert described.import_path == f"{build.__module__}:{build.__name__}"

@@ -21,8 +21,9 @@ def test_another_name_of_the_host_is_refused_on_the_loopback_alone(service):
     assert TestClient(service(KEY, loopback=False), base_url="http://films.example").get("/health").status_code == 200
 
 
-def test_a_key_is_asked_for_by_v1_and_metrics_and_not_by_page_and_health(service):
-    client = TestClient(service(KEY, loopback=False))
+@pytest.mark.parametrize("prefix", ["", "/books"])  # Ray Serve's route_prefix: in the path, and named by root_path
+def test_a_key_is_asked_for_by_v1_and_metrics_and_not_by_page_and_health(service, prefix):
+    client = TestClient(service(KEY, loopback=False), base_url=f"http://testserver{prefix}", root_path=prefix)
     for path in ("/v1/models", "/metrics"):
         refused = client.get(path)
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")

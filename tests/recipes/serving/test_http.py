@@ -52,6 +52,10 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
     events = events_of(client.post("/v1/recommendations", json={**ASK, "stream": True}).text)
     assert [kind for kind, _ in events] == ["item", "error"]
     assert events[1][1]["error"]["message"] == "gone"
+    films.refusal = RuntimeError("secret")
+    events = events_of(client.post("/v1/recommendations", json={**ASK, "stream": True}).text)
+    assert [kind for kind, _ in events] == ["item", "error"]
+    assert "secret" not in events[1][1]["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,8 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
         ),
         ({"conversation": [{"role": "user", "content": "x"}] * 101}, "conversation", "101 turns, more than 100"),
         ({"conversation": "x", "seen": [[]]}, "seen", "valid"),
+        ({"conversation": "x", "seen": [True]}, "seen", "valid"),
+        ({"conversation": "x", "seen": ["1"] * 10_001}, "seen", "10000"),
         ({"conversation": "x", "seen": "Heat"}, "seen", "list"),
         ({"conversation": None}, "conversation", "valid"),
     ],
@@ -156,6 +162,8 @@ def test_the_catalog_takes_items_and_gives_them_up(client, films):
     assert error_of(client.delete("/v1/catalog/items", params={"item_id": "77"}), 400)["param"] == "item_id"
     assert error_of(client.delete("/v1/catalog/items"), 400)["param"] == "query"
     assert error_of(client.put("/v1/catalog/items", json={"items": []}), 400)["param"] == "items"
+    true = {"items": [{**item, "item_id": True}]}
+    assert error_of(client.put("/v1/catalog/items", json=true), 400)["param"] == "items"
     assert error_of(client.put("/v1/catalog/items", json={"items": [{"title": "x"}]}), 400)["param"] == "items"
 
 
@@ -164,6 +172,9 @@ def test_health_says_which_model_does_not_answer(client, films):
     films.refusal = Refused(503, "its process starts")
     response = client.get("/health")
     assert (response.status_code, response.json()["models"]["films"]) == (503, "its process starts")
+    films.refusal = RuntimeError("a bug")
+    response = client.get("/health")
+    assert (response.status_code, response.json()["status"]) == (503, "unavailable")
 
 
 def test_an_error_of_ours_is_a_500_without_its_details(client, films):
@@ -182,12 +193,15 @@ def test_an_answer_that_does_not_come_is_a_504(service, films):
     assert "no answer within 0.05 s" in error_of(client.post("/v1/chat/completions", json=CHAT), 504)["message"]
 
 
-def test_metrics_count_requests_and_show_the_engines_own(client):
+def test_metrics_count_requests_and_show_the_engines_own(client, films):
     client.post("/v1/recommendations", json=ASK)
     client.get("/strangers/label")
+    films.refusal = RuntimeError("a bug")
+    client.post("/v1/chat/completions", json=CHAT)
     text = client.get("/metrics").text
     assert 'convrec_requests_total{method="POST",path="/v1/recommendations",status="200"} 1.0' in text
     assert 'convrec_requests_total{method="GET",path="other",status="404"} 1.0' in text
+    assert 'convrec_requests_total{method="POST",path="/v1/chat/completions",status="500"} 1.0' in text
     assert 'convrec_request_seconds_count{path="/v1/recommendations"} 1.0' in text
     assert 'vllm:generation_tokens_total{model_name="films",replica="replica1"} 7.0' in text
     assert "python_info" not in text

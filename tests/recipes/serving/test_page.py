@@ -90,6 +90,18 @@ def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films
     assert page.locator(".answer, #marks li").count() == 0
 
 
+def test_of_a_long_conversation_the_newest_turns_are_sent(page, films):
+    page.evaluate("models[0].max_turns = 4")
+    for number, text in enumerate(("first", "second", "third")):
+        page.keyboard.type(text)
+        page.keyboard.press("Enter")
+        page.locator(".answer").nth(number).locator("li").nth(4).wait_for()
+        page.get_by_role("button", name="Send").wait_for()
+    turns = films.asked[-1]["conversation"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+    assert (turns[0]["content"], turns[2]["content"]) == ("second", "third")
+
+
 def test_items_appear_one_by_one_and_escape_stops(page, films):
     films.wait = asyncio.Event()
     page.keyboard.type("slow")

@@ -44,7 +44,7 @@ def test_what_the_service_says_itself_is_passed_on(status):
     assert (answer.status_code, answer.json()) == (status, {"its": "own"})
 
 
-@pytest.mark.parametrize(("path", "status"), [("/health", 503), ("/v1/models", 504)])
+@pytest.mark.parametrize(("path", "status"), [("/health", 503), ("/books/health", 503), ("/v1/models", 504)])
 def test_a_process_that_starts_is_not_waited_for_without_end(path, status, monkeypatch):
     monkeypatch.setattr(proxy, "HEALTH_SECONDS", 0.1)
     answer = ask(held, path)

@@ -1,0 +1,31 @@
+"""What a model's process says where the fault is not the request's; no engine is needed for that."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.lists.settings import ListSettings
+from convrec.serving.items import ServedCatalog
+from convrec.serving.journal import FILE
+from convrec.serving.recommender import Recommender
+from recipes.serving.errors import Refused
+from recipes.serving.model import ModelServer
+
+
+def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_tokenizer):
+    file, state = tmp_path / "catalog.parquet", tmp_path / "state"
+    pq.write_table(pa.table({"item_id": ["a", "b"], "title": ["Heat", "Ran"], "year": [1995, 1985]}), file)
+    catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state)
+    server = ModelServer.__new__(ModelServer)
+    server.model = SimpleNamespace(version="films-1")
+    server.recommender = Recommender(server.model, catalog, line_tokenizer, None, None)
+    assert asyncio.run(server.describe()) == {"version": "films-1", "catalog_items": 2}
+    with (state / FILE).open("a") as journal:
+        journal.write("no JSON\n")
+    for asked in (server.describe(), server.recommend({"conversation": "hi"}), server.delete_items(["a"])):
+        with pytest.raises(Refused, match=r"catalog.jsonl: a line that is no JSON") as refused:
+            asyncio.run(asked)
+        assert refused.value.status == 503
