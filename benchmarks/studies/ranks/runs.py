@@ -62,7 +62,7 @@ class Study:
 
     def __init__(self, file: Path) -> None:
         self.matrix = read_matrix(file)
-        self.out = Path(self.matrix["out"])
+        self.out = Path(self.matrix["out"]).absolute()  # what is read is cached by its path
         self.runs: dict[str, dict[str, Trained]] = {}
         self.starts: dict[str, dict[str, Path]] = {}  # evaluations
         for run in runs_of(self.matrix):

@@ -74,8 +74,10 @@ def gains_table(study: Study) -> list[str]:
 
 
 def contrasts_table(study: Study) -> list[str]:
+    if not (shared := [*study.shared(CONTRASTS)]):
+        return []
     lines = _header("at the last step", "seeds", NDCG, "sd of seeds", RECALL, "sd of seeds")
-    for one, other, runs in study.shared(CONTRASTS):
+    for one, other, runs in shared:
         found = difference([(study.evaluation(a.run.name), study.evaluation(b.run.name)) for a, b in runs])
         lines.append(_row(f"{one} - {other}", len(runs), *_difference(found)))
     return lines
