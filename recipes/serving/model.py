@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -113,7 +114,9 @@ class ModelServer:
         try:
             yield
         except StateUnreadable as error:
-            raise Refused(503, str(error), retry_after=5) from None
+            logging.getLogger(__name__).error("%s", error)  # with the file's path, which is not for clients
+            message = "the file of this catalog's changes is damaged or gone; the service's log says more"
+            raise Refused(503, message, retry_after=5) from None
         except UserError as error:
             field = str(error).partition(":")[0]
             raise Refused(400, str(error), field if field in FIELDS else None) from None

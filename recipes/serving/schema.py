@@ -30,9 +30,7 @@ class RecommendationRequest(Strict):
     seen: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user knows already, as ids or `Title (Year)`: left out"
     )
-    allow: list[ItemName] | None = Field(
-        default=None, max_length=MOST_NAMES, description="only these; null: the whole catalog"
-    )
+    allow: list[ItemName] | None = Field(default=None, description="only these; null: the whole catalog")
     exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
     stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")

@@ -15,7 +15,7 @@ from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
 
 
-def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_tokenizer):
+def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_tokenizer, caplog):
     file, state = tmp_path / "catalog.parquet", tmp_path / "state"
     pq.write_table(pa.table({"item_id": ["a", "b"], "title": ["Heat", "Ran"], "year": [1995, 1985]}), file)
     catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state)
@@ -26,6 +26,7 @@ def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_toke
     with (state / FILE).open("a") as journal:
         journal.write("no JSON\n")
     for asked in (server.describe(), server.recommend({"conversation": "hi"}), server.delete_items(["a"])):
-        with pytest.raises(Refused, match=r"catalog.jsonl: a line that is no JSON") as refused:
+        with pytest.raises(Refused, match="damaged or gone") as refused:
             asyncio.run(asked)
         assert refused.value.status == 503
+        assert "catalog.jsonl: a line that is no JSON" in caplog.text
