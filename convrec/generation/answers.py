@@ -11,7 +11,8 @@ Nothing here knows about recommendations: a judge's prompts are stored the same 
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,16 +96,17 @@ def model_answers(
     """
     store = asked.store(settings)
     if missing := store.missing():
-        generate(
-            asked.model_path,
-            missing,
-            places=places,
-            log_file=asked.path.with_name("vllm.log"),
-            progress=progress,
-            on_batch=store.keep_rows,
-            constraint=asked.constraint_of(missing),
-            **settings,
-        )
+        with store.written_at_the_end():
+            generate(
+                asked.model_path,
+                missing,
+                places=places,
+                log_file=asked.path.with_name("vllm.log"),
+                progress=progress,
+                on_batch=store.keep_rows,
+                constraint=asked.constraint_of(missing),
+                **settings,
+            )
     return store.answers(), len(missing)
 
 
@@ -113,21 +115,23 @@ def answer_side_by_side(
 ) -> None:
     """Have several models answer at once, each on replicas of its own; their answers are kept at their paths."""
     works = []
-    for asked in all_asked:
-        store = asked.store(settings)
-        if missing := store.missing():
-            works.append(
-                Work(
-                    asked.model_path,
-                    missing,
-                    tensor_parallel=places.tensor_parallel,
-                    on_batch=store.keep_rows,
-                    gathers=False,  # a sweep of many checkpoints has more answers than memory
-                    constraint=asked.constraint_of(missing),
-                    **settings,
+    with ExitStack() as stores:
+        for asked in all_asked:
+            store = asked.store(settings)
+            if missing := store.missing():
+                stores.enter_context(store.written_at_the_end())
+                works.append(
+                    Work(
+                        asked.model_path,
+                        missing,
+                        tensor_parallel=places.tensor_parallel,
+                        on_batch=store.keep_rows,
+                        gathers=False,  # a sweep of many checkpoints has more answers than memory
+                        constraint=asked.constraint_of(missing),
+                        **settings,
+                    )
                 )
-            )
-    generate_all(works, places, log, progress)
+        generate_all(works, places, log, progress)
 
 
 class Store:
@@ -166,10 +170,18 @@ class Store:
             self._known[self._missing[position]] = {"prompt_id": self._missing[position], **record}
         new, complete = len(self._known) - self._written, self._prompts.keys() <= self._known.keys()
         if complete or new >= RENEWED_BY * self._written:
-            self.write()
+            self._write()
 
-    def write(self) -> None:
-        """What was kept and is not on the disk yet; for those who keep no answer to some prompts."""
+    @contextmanager
+    def written_at_the_end(self) -> Iterator[None]:
+        """What was kept is on the disk when the block ends, also by an error or Ctrl-C."""
+        try:
+            yield
+        finally:
+            if len(self._known) > self._written:
+                self._write()
+
+    def _write(self) -> None:
         self._written = len(self._known)
         schema = SCHEMA.with_metadata({KEY: self._key})
         write_table(self._path, pa.Table.from_pylist(list(self._known.values()), schema))

@@ -133,8 +133,8 @@ def api_answers(
         of_server = hashlib.sha256(served.base_url.encode()).hexdigest()[:12]
         client = LLM(served, cache=path.parent / "api_answers" / of_server)
         replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
-        store.keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
-        store.write()
+        with store.written_at_the_end():
+            store.keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
     if refused := [reply for reply in replies if reply.error]:
         tqdm.write(
             f"{len(refused)} of {len(prompts)} prompts refused, scored as empty, asked again next time; the first: "

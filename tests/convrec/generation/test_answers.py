@@ -1,5 +1,6 @@
 """Where answers are kept: what is on disk after each batch, and what the next start finds."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,6 +39,14 @@ def test_a_few_answers_are_written_after_each_batch_many_when_a_twentieth_is_new
 
 def test_what_an_interrupted_start_has_written_is_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.parquet"
+    many = store(path, 200)
+    with suppress(KeyboardInterrupt), many.written_at_the_end():
+        many.keep([(n, answer("some")) for n in range(100)])
+        many.keep([(100, answer("one"))])
+        assert pq.read_metadata(path).num_rows == 100
+        raise KeyboardInterrupt
+    assert len(store(path, 200).missing()) == 99
+    path.unlink()
     store(path, 30).keep([(2, answer("third")), (0, answer("first"))])
     second = store(path, 30)
     assert len(second.missing()) == 28
