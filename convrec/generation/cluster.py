@@ -65,6 +65,10 @@ class ClusterPlace:
     def on_gpu(self) -> bool:
         return self.gpus > 0
 
+    @property
+    def temporary(self) -> str | None:
+        return None
+
     def start(self, target: str, settings: Any, log: Path) -> Replica:
         """The log stays on the actor's node; what it ends with is in the error."""
         options = {"num_cpus": 1, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}

@@ -20,6 +20,10 @@ class Place(Protocol):
     @property
     def on_gpu(self) -> bool: ...
 
+    @property
+    def temporary(self) -> str | None:
+        """A folder on this node that is removed with the replicas, also where this process is killed; None: none."""
+
     def start(self, target: str, settings: Any, log: Path) -> Replica: ...
 
 
@@ -29,6 +33,10 @@ class LocalPlace:
 
     environment: dict[str, str]
     on_gpu: bool
+
+    @property
+    def temporary(self) -> str | None:
+        return self.environment.get("TMPDIR")  # the guard's
 
     def start(self, target: str, settings: Any, log: Path) -> Replica:
         return Process(target, settings, self.environment, log)

@@ -136,7 +136,10 @@ def open_pool(
     others' have their number in the name; None: temporary ones. progress: gets the number of what was finished since
     the last time; a negative one where that was lost with its replica.
     """
-    with places.open() as opened, tempfile.TemporaryDirectory(prefix="convrec-generate-") as folder:
+    with (
+        places.open() as opened,
+        tempfile.TemporaryDirectory(prefix="convrec-generate-", dir=opened[0].temporary) as folder,
+    ):
         file = log or Path(folder, "vllm.log")
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(Pool(opened, target, file, progress)) as pool:

@@ -176,6 +176,7 @@ def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
 def test_a_killed_parent_leaves_no_vllm_process(model: Path) -> None:
     code = "from convrec.generation.generate import generate; "
     code += f"generate({str(model)!r}, ['x'], max_tokens=400, progress=False)"
+    before = set(Path("/tmp").glob("convrec-*"))
     parent = subprocess.Popen([sys.executable, "-c", code])
     children_file = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     deadline = time.monotonic() + 30
@@ -191,6 +192,10 @@ def test_a_killed_parent_leaves_no_vllm_process(model: Path) -> None:
         if is_running(child):
             os.kill(child, signal.SIGKILL)
             pytest.fail("the vLLM child outlived its parent")
+    deadline = time.monotonic() + 30
+    while left := set(Path("/tmp").glob("convrec-*")) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def is_running(pid: int) -> bool:

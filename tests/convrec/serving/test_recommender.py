@@ -198,7 +198,7 @@ def test_the_catalog_changes_while_lists_are_written(recommender: Recommender) -
 class Here:
     """A place whose replica is in this process."""
 
-    on_gpu = False
+    on_gpu, temporary = False, None
 
     def start(self, target: str, settings: Any, log: Path) -> "Here":
         self.write = resolve_name(target)(settings)
