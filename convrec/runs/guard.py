@@ -282,7 +282,8 @@ class Guard:
             if key not in self.seen:
                 self.seen.add(key)
                 self.not_ours |= set(entry["not_ours"])
-                self.owners |= {key} if entry["owns"] else set()
+                if entry.get("owns", True):  # a process from before an update says nothing
+                    self.owners.add(key)
                 others = set(entry["shm"])
                 self.others_shm = others if self.others_shm is None else self.others_shm & others
             if entry["is_driver"]:
