@@ -79,5 +79,5 @@ def test_its_evaluations_are_in_the_report(run: Path, tmp_path: Path) -> None:
     unknown = {"rank_correlation": {"mean": None, "se": None}, "n": 2, "num_contexts": 2, "baseline": {"mae": 1.0}}
     pointwise = write_evaluation(tmp_path / "pointwise", "pointwise", unknown)
     assert "correlation" in report([run], tmp_path / "report.html", {"p": pointwise}).read_text()
-    with pytest.raises(UserError, match="evaluated with judge pointwise, another with pairwise"):
+    with pytest.raises(UserError, match="evaluated with judge pointwise, a with pairwise"):
         report([run], tmp_path / "report.html", {"a": pairwise, "b": pointwise})
