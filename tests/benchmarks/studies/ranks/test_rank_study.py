@@ -13,7 +13,7 @@ from benchmarks.studies.ranks.tables import TABLES
 ROOT = Path(__file__).resolve().parents[4]
 RANKS = ROOT / "benchmarks" / "studies" / "ranks"
 PAGE = ROOT / "docs" / "explanation" / "rank-study.md"
-REDIAL, MU_2 = "\n## The same on ReDial\n", "\n### Two updates a batch\n"
+REDIAL, MU_2 = "\n## The same on ReDial\n", "\n### ReDial with two updates a batch\n"
 
 
 @pytest.mark.parametrize(
