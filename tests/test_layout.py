@@ -15,7 +15,14 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 
 # What each folder may import of ours. `convrec.X` is a folder or a module beside them; "commands" are the modules right
 # under recipes/ and data_prep/. Every folder must stand here: a new one is a decision.
-BASE = {"convrec.errors", "convrec.files", "convrec.kinds", "convrec.progress", "convrec.statistics"}
+BASE = {
+    "convrec.errors",
+    "convrec.files",
+    "convrec.kinds",
+    "convrec.progress",
+    "convrec.same_request",
+    "convrec.statistics",
+}
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
 MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
@@ -25,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.files": {"convrec.errors"},
     "convrec.kinds": {"convrec.errors"},
     "convrec.progress": set(),
+    "convrec.same_request": set(),
     "convrec.statistics": {"convrec.errors"},
     "convrec.data": BASE,
     "convrec.lists": BASE,
