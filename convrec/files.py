@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +120,11 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_jsonl(path: Path, values: Iterable[Any]) -> None:
+    """A JSON value a line."""
+    write_text(path, "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))
 
 
 def read_json(path: Path) -> Any:

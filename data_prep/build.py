@@ -28,7 +28,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,48 +42,46 @@ from data_prep.stages.asking import FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages.models import MODEL_JUDGES, TRAINED_JUDGES, add_models, asker_of, asking_with, model_of
 from data_prep.stages.ranges import Workers
-from data_prep.stages.record import Stage, read_record, refuse_foreign, run_stage
+from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
-STAGES = {  # what each writes
-    "rows": (rows.ROWS, rows.CATALOG),
-    "teacher": (teacher.FILE, teacher.ITEMS),
-    "metadata": (metadata.FILE,),
-    "remap": (remap.FILE, remap.VECTORS),
-    "reflect": (reflect.FILE,),
-    "adjust": (rows.ADJUSTED, rows.ADJUST_WEIGHTS),
-    "demonstrations": tuple(demonstrations.FILES.values()),
+STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes
+    "rows": ([], [rows.ROWS, rows.CATALOG]),
+    "teacher": (["rows"], [teacher.FILE, teacher.ITEMS]),
+    "metadata": (["rows", "teacher"], [metadata.FILE]),
+    "remap": (["rows", "teacher", "metadata"], [remap.FILE, remap.VECTORS]),
+    "reflect": (["rows", "remap"], [reflect.FILE]),
+    "adjust": (["rows", "teacher", "remap", "reflect"], [rows.ADJUSTED, rows.ADJUST_WEIGHTS]),
+    "demonstrations": (["rows", "adjust"], list(demonstrations.FILES.values())),
 }
+REMAP_SETTINGS = ("embedding", "dimensions", "candidates", "conversation_weight", "seed", "trust_remote_code")
 
 
-def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
-    """A stage as the command line wants it: (what to run, the settings that its result depends on).
+def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], dict[str, Any]]:
+    """A stage as the command line wants it: (what runs it, the settings that its result depends on).
 
     Raises UserError for what can be seen to be wrong before anything is computed.
     """
     if name == "rows":
-        return _plan_rows(given)
+        sources = _sources(given)
+        settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
+        settings |= {name: file_hash(path) for name, path in sources.items()}
+        return partial(rows.run, sources=sources), settings
     num_items = _num_items(Path(given.out), name)
     if name == "teacher":
         asker, asked = asker_of(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
         settings = {"teacher": given.teacher, "num_items": num_items} | asked
-        return Stage(name, ["rows"], STAGES[name], asking_with(teacher.run, asker)), settings
+        return asking_with(teacher.run, asker), settings
     if name == "metadata":
         asker, asked = asker_of(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
-        run = asking_with(metadata.run, asker)
-        return Stage(name, ["rows", "teacher"], STAGES[name], run), {"metadata": given.metadata} | asked
+        return asking_with(metadata.run, asker), {"metadata": given.metadata} | asked
     if name == "remap":
         chosen = _remap(given)
         if chosen == "full":
             check_embedding(given.embedding)
-        if given.candidates < num_items:
-            raise UserError(f"--candidates {given.candidates}: give at least --num-items ({num_items})")
-        settings = {
-            key: getattr(given, key) for key in ("embedding", "dimensions", "candidates", "conversation_weight", "seed")
-        } | {"remap": chosen}
-        if given.trust_remote_code:  # otherwise the records of former versions stay good
-            settings["trust_remote_code"] = True
+        _check_candidates(given, num_items)
+        settings = {key: getattr(given, key) for key in REMAP_SETTINGS} | {"remap": chosen}
         run = partial(remap.run, num_items=num_items, is_chosen=given.remap is not None, workers=_workers(given))
-        return Stage(name, ["rows", "teacher", "metadata"], STAGES[name], run), settings
+        return run, settings
     if name == "reflect":
         asker, asked = asker_of(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
         record = read_record(Path(given.out), "remap")
@@ -92,16 +90,14 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
         if given.criteria and given.judge in TRAINED_JUDGES:
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
-        return Stage(name, ["rows", "remap"], STAGES[name], asking_with(reflect.run, asker)), settings
+        return asking_with(reflect.run, asker), settings
     if name == "adjust":
         softmax = _softmax(given)
         penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
         settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
-        reads = ["rows", "teacher", "remap", "reflect"]
-        return Stage(name, reads, STAGES[name], partial(adjust.run, workers=_workers(given))), settings
+        return partial(adjust.run, workers=_workers(given)), settings
     assert name == "demonstrations"
-    settings = {"num_items": num_items, "check": True}
-    return Stage(name, ["rows", "adjust"], STAGES[name], demonstrations.run), settings
+    return demonstrations.run, {"num_items": num_items}
 
 
 def _remap(given: argparse.Namespace) -> str:
@@ -122,13 +118,6 @@ def _softmax(given: argparse.Namespace) -> str:
 
 def _workers(given: argparse.Namespace) -> Workers:
     return Workers(given.workers, given.address)
-
-
-def _plan_rows(given: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
-    sources = _sources(given)
-    settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
-    settings |= {name: file_hash(path) for name, path in sources.items()}
-    return Stage("rows", [], STAGES["rows"], partial(rows.run, sources=sources)), settings
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -169,8 +158,8 @@ def build(given: argparse.Namespace) -> None:
 
 def _run(name: str, given: argparse.Namespace) -> None:
     folder = Path(given.out)
-    stage, settings = plan(name, given)
-    summary, is_new = run_stage(stage, folder, settings, given.redo)
+    run, settings = plan(name, given)
+    summary, is_new = run_stage(Stage(name, *STAGES[name], run), folder, settings, given.redo)
     print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
     if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news
         FailedQuestions(folder, name).write()
@@ -184,7 +173,7 @@ def _run(name: str, given: argparse.Namespace) -> None:
 def _check_ahead(given: argparse.Namespace) -> None:
     """What a later stage would refuse, before the first one runs."""
     _sources(given)
-    for name, files in STAGES.items() if not given.redo else ():
+    for name, (_, files) in STAGES.items() if not given.redo else ():
         refuse_foreign(Path(given.out), name, files)
     if "llm" in (given.teacher, given.metadata):
         model_of(given, "teacher")
@@ -195,8 +184,12 @@ def _check_ahead(given: argparse.Namespace) -> None:
     if given.address:
         with _workers(given).open():
             pass  # the cluster is there
-    if given.candidates < given.num_items:
-        raise UserError(f"--candidates {given.candidates}: give at least --num-items ({given.num_items})")
+    _check_candidates(given, given.num_items)
+
+
+def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
+    if given.candidates < num_items:
+        raise UserError(f"--candidates {given.candidates}: give at least --num-items ({num_items})")
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:

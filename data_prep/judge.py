@@ -41,15 +41,15 @@ import pyarrow.parquet as pq
 
 from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
-from convrec.files import folder_written_whole, write_json, write_text
-from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text, read_criteria
+from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
+from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
 from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import judge_schema, label_of, prompt_of
-from data_prep.judge_data.files import Loaded, load
+from data_prep.judge_data.files import load
 from data_prep.judge_data.formats import FORMATS
 from data_prep.judge_data.rows import (
     LeftOut,
-    Placed,
+    Row,
     balance_order,
     both_orders,
     pairwise_rows,
@@ -57,14 +57,13 @@ from data_prep.judge_data.rows import (
     without_duplicates,
 )
 from data_prep.judge_data.splits import large_group, split_rows
+from data_prep.tables import check_out
 
 VALIDATION_SHARE = 0.1  # but where everything is test
 NAMED = 3  # of what is left out for one reason, on the screen; left_out.jsonl names all
 
 
-def keep_short(
-    rows: Sequence[Placed], mode: str, model: str, max_prompt_length: int
-) -> tuple[list[Placed], list[LeftOut]]:
+def keep_short(rows: Sequence[Row], mode: str, model: str, max_prompt_length: int) -> tuple[list[Row], list[LeftOut]]:
     """Rows whose rendered prompt fits, and those whose does not."""
     from transformers import AutoTokenizer
 
@@ -76,12 +75,12 @@ def keep_short(
             f"--model {model}: its tokenizer cannot be loaded ({reason}); give a folder or a hub id"
         ) from None
     kept, left_out = [], []
-    for placed in rows:
-        rendered = render_prompt(tokenizer, prompt_of(placed.row, mode), **TEMPLATE_SETTINGS)
+    for row in rows:
+        rendered = render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS)
         if fits(tokenizer, rendered, max_prompt_length):
-            kept.append(placed)
+            kept.append(row)
         else:
-            left_out.append(LeftOut(placed.place, "too_long", f"more than {max_prompt_length} tokens"))
+            left_out.append(LeftOut(row["place"], "too_long", f"more than {max_prompt_length} tokens"))
     return kept, left_out
 
 
@@ -90,7 +89,8 @@ def convert(
     inputs: Sequence[str | os.PathLike],
     out: str | os.PathLike,
     *,
-    scores: tuple[int | None, int | None] = (None, None),
+    chosen_score: int | None = None,
+    rejected_score: int | None = None,
     validation_share: float | None = None,
     test_share: float = 0.1,
     both_orders_in_train: bool = False,
@@ -102,25 +102,31 @@ def convert(
 ) -> dict[str, Any]:
     """Write OUT whole or not at all and return its summary. Raises UserError for bad records or when OUT exists.
 
-    scores: of chosen and rejected responses; None: the highest and the lowest. form: a key of FORMATS, None: as the
-    columns tell. criteria: a YAML file, None: the defaults.
+    chosen_score, rejected_score: None for the highest and the lowest. form: a key of FORMATS, None: as the columns
+    tell. criteria: a YAML file, None: the defaults.
     """
-    folder = Path(out)
-    if folder.exists():
-        raise UserError(f"--out {folder} exists and is not overwritten: choose another folder or move it away")
+    folder, paths = Path(out), [Path(path) for path in inputs]
+    check_out(folder)
     shares = _shares(validation_share, test_share)
     judged_by = read_criteria(criteria, mode) if criteria else DEFAULTS[mode]
-    records = [record for path in inputs for record in load(path, mode, judged_by.scores, form)]
-    rows, left_out = _rows(records, mode, judged_by, scores)
-    rows, duplicates = without_duplicates(rows, mode)
+    low, high = judged_by.scores
+    chosen, rejected = (
+        (high if chosen_score is None else chosen_score),
+        (low if rejected_score is None else rejected_score),
+    )
+    if not (low <= chosen <= high and low <= rejected <= high):
+        raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
+    records = load(paths, mode, judged_by.scores, form)
+    rows, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
+    rows, duplicates = without_duplicates([row | {"criteria": judged_by} for row in rows], mode)
     left_out += duplicates
     if model:
         rows, too_long = keep_short(rows, mode, model, max_prompt_length)
         left_out += too_long
-    parts, ties = split_rows(rows, shares, seed)
+    parts, ties = split_rows(rows, mode, shares, seed)
     left_out += ties
     if not any(parts.values()):
-        raise UserError(f"{', '.join(map(str, inputs))}: no row is left: {_told(left_out)}")
+        raise UserError(f"{', '.join(map(str, paths))}: no row is left: {_told(left_out)}")
     if mode == "pairwise":
         parts = {name: balance_order(part, seed) for name, part in parts.items()}
         if both_orders_in_train:
@@ -128,7 +134,7 @@ def convert(
     counts = Counter(one.kind for one in left_out)
     summary = {
         "mode": mode,
-        "inputs": [Path(path).name for path in inputs],
+        "inputs": [path.name for path in paths],
         "records": len(records),
         "ties_left_out": counts["ties"],
         "identical_left_out": counts["identical"],
@@ -136,7 +142,7 @@ def convert(
         "too_long_left_out": counts["too_long"] if model else None,
         "rows": {name: len(part) for name, part in parts.items()},
         "labels": {name: _count(label_of(row, mode) for row in part) for name, part in parts.items()},
-        "sources": _count(placed.row["source"] for placed in rows),
+        "sources": _count(row["source"] for row in rows),
         "warnings": _warnings(rows, shares),
         "seed": seed,
     }
@@ -146,8 +152,7 @@ def convert(
                 table = pa.Table.from_pylist(part, judge_schema(mode, judged_by))
                 pq.write_table(table, partial / f"{name}.parquet")
         write_text(partial / FILE, criteria_text(judged_by, mode))
-        named = "".join(json.dumps(one._asdict(), ensure_ascii=False) + "\n" for one in left_out)
-        write_text(partial / "left_out.jsonl", named)
+        write_jsonl(partial / "left_out.jsonl", (one._asdict() for one in left_out))
         write_json(partial / "summary.json", summary)
     if left_out:
         print(f"left out: {_told(left_out)}", file=sys.stderr)
@@ -165,18 +170,6 @@ def _shares(validation: float | None, test: float) -> dict[str, float]:
     return {"validation": validation, "test": test}
 
 
-def _rows(
-    records: Sequence[Loaded], mode: str, criteria: Criteria, scores: tuple[int | None, int | None]
-) -> tuple[list[Placed], list[LeftOut]]:
-    """As the judge will see them: with the criteria."""
-    low, high = criteria.scores
-    chosen, rejected = (high if scores[0] is None else scores[0]), (low if scores[1] is None else scores[1])
-    if not (low <= chosen <= high and low <= rejected <= high):
-        raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
-    rows, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
-    return [Placed({**placed.row, "criteria": criteria}, placed.place) for placed in rows], left_out
-
-
 def _told(left_out: Sequence[LeftOut]) -> str:
     """`2 identical (in.jsonl: line 3; in.jsonl: line 9), 1 ties (in.jsonl: line 4)`."""
     told = []
@@ -187,7 +180,7 @@ def _told(left_out: Sequence[LeftOut]) -> str:
     return ", ".join(told) or "there was none"
 
 
-def _warnings(rows: Sequence[Placed], shares: dict[str, float]) -> list[str]:
+def _warnings(rows: Sequence[Row], shares: dict[str, float]) -> list[str]:
     group = large_group(rows)
     if group is None or shares["test"] == 1:
         return []
@@ -204,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--mode", required=True, choices=MODES, help="what the judge is to give: a score, or the better one"
     )
-    parser.add_argument("--input", required=True, nargs="+", help="JSONL, JSON or parquet files")
+    parser.add_argument("--input", dest="inputs", required=True, nargs="+", help="JSONL, JSON or parquet files")
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--format", dest="form", choices=FORMATS, help="of the records (shown by their columns)")
     parser.add_argument("--criteria", help="YAML file with task, principles and scores (the defaults)")
@@ -216,10 +209,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="leave out prompts too long in this model's chat template")
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens")
     parser.add_argument("--seed", type=int, default=3407, help="of the order of sides and of the splits (%(default)s)")
-    options = vars(parser.parse_args(argv))
-    scores = options.pop("chosen_score"), options.pop("rejected_score")
     try:
-        summary = convert(options.pop("mode"), options.pop("input"), options.pop("out"), scores=scores, **options)
+        summary = convert(**vars(parser.parse_args(argv)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

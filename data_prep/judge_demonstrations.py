@@ -28,6 +28,7 @@ from convrec.files import write_table
 from convrec.judges.prompt import MODES, query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import READINGS, preference_verdict, score_verdict, thinking_of
+from data_prep.tables import check_out
 
 
 def demonstrations(
@@ -86,8 +87,7 @@ def build(
 ) -> tuple[int, int]:
     """Write OUT; returns (demonstrations, rows of --data). Raises UserError for bad input or when OUT exists."""
     out = Path(out)
-    if out.exists():
-        raise UserError(f"--out {out} exists and is not overwritten: choose another name or move it away")
+    check_out(out)
     rows = read_judge_table(data, mode)
     demonstrated = demonstrations(rows, mode, read_answers(answers, rows) if answers else None, verdicts)
     if not demonstrated:

@@ -17,7 +17,6 @@ if __name__ == "__main__":  # before imports that take seconds
     supervisor.begin()
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -26,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.files import folder_written_whole
+from convrec.files import folder_written_whole, write_jsonl
 from data_prep.judge import convert
 from data_prep.sample_data.films import load_films
+from data_prep.tables import check_out
 
 NUM_GENRES = 8  # the most frequent of the film table
 QUERIES = ("I want a {genre} film tonight.", "Please name a {genre} film.", "Any {genre} film that you like?")
@@ -72,9 +72,9 @@ def ratings(count: int, seed: int) -> list[dict[str, Any]]:
     """As many of each score."""
     writer = _Writer(seed)
     records = []
-    for place in range(count):
+    for index in range(count):
         genre, first, second = writer.rng.sample(writer.genres, 3)
-        score = place % 5
+        score = index % 5
         response = writer.response(*((first,), (first, second), (), (genre, first), (genre,))[score])
         reason = REASON.format(genre=genre)
         records.append({"prompt": writer.query(genre), "response": response, "helpfulness": score, "reason": reason})
@@ -84,12 +84,11 @@ def ratings(count: int, seed: int) -> list[dict[str, Any]]:
 def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) -> Path:
     """`count` preferences and as many ratings, converted, into OUT, which appears whole or not at all."""
     folder = Path(out)
-    if folder.exists():
-        raise UserError(f"--out {folder} exists and is not overwritten: choose another folder or move it away")
+    check_out(folder)
     with folder_written_whole(folder) as partial:
         for mode, records in (("pairwise", preferences(count, seed)), ("pointwise", ratings(count, seed))):
             raw = partial / f"{mode}.jsonl"
-            raw.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+            write_jsonl(raw, records)
             convert(mode, [raw], partial / mode, seed=seed)
     return folder
 

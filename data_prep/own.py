@@ -20,16 +20,17 @@ if __name__ == "__main__":  # before imports that take seconds
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.damage import REPORT, add_skip_damaged, counted, write_report
+from convrec.data.damage import REPORT, BadRecord, Damage, add_skip_damaged, counted, place_of
+from convrec.data.records import LONGEST_LINE, LONGEST_POSSIBLE, read_records
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json
@@ -39,7 +40,6 @@ from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
 from data_prep.own_data.catalog import ItemIds, read_catalog
-from data_prep.own_data.files import LONGEST_LINE, LONGEST_POSSIBLE, BadLine, Damage, read_records
 from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.tables import (
@@ -55,7 +55,6 @@ from data_prep.tables import (
 )
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
-Reading: TypeAlias = Callable[[Path, Damage], Iterator[tuple[int, dict[str, Any]]]]
 BY_OWN_WORD = SplitRule()
 ID = pa.field("id", pa.string())  # a row's own; null where it has none
 
@@ -86,16 +85,16 @@ def convert_own(
     borders = check_rule(rule)
     if not 0 < longest_line <= LONGEST_POSSIBLE:
         raise UserError(f"--longest-line {longest_line:g}: give a size above 0 and up to {LONGEST_POSSIBLE}, in MiB")
-    damage = Damage(skip_damaged)
+    damage = Damage(skip_damaged, end="Nothing was written.")
     table, dated = read_catalog(Path(catalog), damage, longest_line)
     if not dated or skip_damaged is not None:
         damage.check([Path(catalog)], len(table))  # whether years are missed in the conversations depends on it
     names = {"title", "year", "item_id", "display"}.intersection(table.column_names)
     known = Catalog.from_columns(table.select(sorted(names)).to_pydict())
-    matcher, ids = Matcher(known), ItemIds(known)
-    reading = partial(read_records, longest_line=longest_line)
-    facts = list(_first_reading(paths, reading, matcher, ids, num_items, damage, progress))
-    facts = complete(facts, rule, damage)
+    matcher = Matcher(known)
+    rows = partial(_rows, paths, longest_line, dated, ItemIds(known))
+    reading = Progress(rows(damage), "reading", disable=not progress, unit=" rows")
+    facts = complete(list(_facts(reading, matcher, num_items, damage)), rule, damage)
     damage.check(paths, len(facts))
     if not facts:
         raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
@@ -106,8 +105,10 @@ def convert_own(
     with folder_written_whole(out) as folder:
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
         pq.write_table(table.replace_schema_metadata(noted), folder / "catalog.parquet")
-        rows = _rows(paths, reading, damage.lines(), dated, ids, len(facts) if progress else None)
-        files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
+        left_out = damage.rows()
+        sound = (row for path, number, row in rows(Damage()) if (path, number) not in left_out)
+        writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
+        files, counts = _write_tables(folder, writing, split_of, matcher, item, num_items)
         summary = {
             "files": files,
             "catalog": {"items": len(known), "dated": dated, "never_matched": _unreadable_titles(known, matcher)},
@@ -118,41 +119,41 @@ def convert_own(
         }
         write_json(folder / "summary.json", summary)
         if damage:
-            entries = ({"file": str(e.path), "line": e.line, "reason": str(e.problem)} for e in damage.entries)
-            write_report(folder / REPORT, entries)
+            damage.write_report(folder / REPORT)
     return summary
 
 
-def _first_reading(
-    paths: Sequence[Path],
-    reading: Reading,
-    matcher: Matcher,
-    item_ids: ItemIds,
-    num_items: int,
-    damage: Damage,
-    progress: bool,
-) -> Iterator[Facts]:
-    """Facts of every sound row; everything else goes to `damage`."""
+def _rows(
+    paths: Sequence[Path], longest_line: float, dated: bool, ids: ItemIds, damage: Damage
+) -> Iterator[tuple[Path, int, Row]]:
+    """(file, number, row) of all that can be read; the rest goes to `damage`."""
+    for path in paths:
+        for number, record in read_records(path, damage, longest_line):
+            try:
+                yield path, number, read_row(record, dated, ids)
+            except BadRecord as problem:
+                damage.add(path, number, problem)
+
+
+def _facts(rows: Iterable[tuple[Path, int, Row]], matcher: Matcher, num_items: int, damage: Damage) -> Iterator[Facts]:
+    """What the first reading keeps of every sound row; what is wrong with the others goes to `damage`."""
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
-    for path in paths:
-        for line, record in Progress(reading(path, damage), f"reading {path.name}", disable=not progress, unit=" rows"):
-            here = f"{path}, line {line}"
-            try:
-                row = read_row(record, matcher.catalog.dated, item_ids)
-                check_demonstration(row.demonstration, num_items, matcher)
-                if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
-                    raise BadLine("id %r is that of %s too; give every row its own, or none", row.id, first)
-                name = conversation_name(row)
-                if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
-                    raise BadLine(
-                        "split is %s, but %s puts the same conversation into %s; put all its rows into one",
-                        *(row.split, first_split[1], first_split[0]),
-                    )
-            except BadLine as problem:
-                damage.add(path, line, problem)
-                continue
-            yield Facts(path, line, name, row.time, row.split, row.conversation_id is not None)
+    for path, number, row in rows:
+        here, name = place_of(path, number), conversation_name(row)
+        try:
+            check_demonstration(row.demonstration, num_items, matcher)
+            if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
+                raise BadRecord("id %r is that of %s too; give every row its own, or none", row.id, first)
+            if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
+                raise BadRecord(
+                    "split is %s, but %s puts the same conversation into %s; put all its rows into one",
+                    *(row.split, first_split[1], first_split[0]),
+                )
+        except BadRecord as problem:
+            damage.add(path, number, problem)
+            continue
+        yield Facts(path, number, name, row.time, row.split, row.conversation_id is not None)
 
 
 def conversation_name(row: Row) -> int:
@@ -160,25 +161,8 @@ def conversation_name(row: Row) -> int:
     return hash64(row.conversation_id if row.conversation_id is not None else beginning(row.conversation))
 
 
-def _rows(
-    paths: Sequence[Path],
-    reading: Reading,
-    left_out: set[tuple[Path, int]],
-    dated: bool,
-    ids: ItemIds,
-    total: int | None,
-) -> Iterator[Row]:
-    """The second reading, of what the first found sound."""
-    with Progress(total=total, desc="writing", unit=" rows", disable=not total) as bar:
-        for path in paths:
-            for line, record in reading(path, Damage()):
-                if (path, line) not in left_out:
-                    yield read_row(record, dated, ids)
-                    bar.update()
-
-
 def _write_tables(
-    folder: Path, rows: Iterator[Row], split_of: dict[int, str], matcher: Matcher, item: str, num_items: int
+    folder: Path, rows: Iterable[Row], split_of: dict[int, str], matcher: Matcher, item: str, num_items: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """(numbers of each table with rows, counts over all rows)."""
     ids, dated = SampleIds(), matcher.catalog.dated
@@ -278,24 +262,13 @@ def main(argv: list[str] | None = None) -> None:
         "--longest-line", type=float, default=LONGEST_LINE, metavar="MIB", help="longer ones are damage (%(default)s)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-    given = parser.parse_args(argv)
-    rule = SplitRule(given.validation_from, given.test_from, given.validation_share, given.test_share)
+    given = vars(parser.parse_args(argv))
+    rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))
     try:
-        summary = convert_own(
-            given.conversations,
-            given.catalog,
-            given.out,
-            item=given.item,
-            num_items=given.num_items,
-            rule=rule,
-            overwrite=given.overwrite,
-            skip_damaged=given.skip_damaged,
-            longest_line=given.longest_line,
-            progress=True,
-        )
+        summary = convert_own(**given, rule=rule, progress=True)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    print(format_summary(summary, given.out))
+    print(format_summary(summary, given["out"]))
 
 
 if __name__ == "__main__":

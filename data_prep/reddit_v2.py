@@ -43,6 +43,7 @@ from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table, written_whole
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
+from convrec.same_request import digest
 from data_prep.released import NO_PROMPT, Split, Target, Unreadable, clean_row, find_split, read_split
 from data_prep.tables import (
     SampleIds,
@@ -93,9 +94,9 @@ def convert(
             "give the folder that holds them"
         )
     catalog_id = file_hash(pickle) if catalog else ""
-    made_from = {name: json.dumps([FORM, split.identity, catalog_id]) for name, split in splits.items() if split}
+    made_from = {name: digest([FORM, split.identity, catalog_id]) for name, split in splits.items() if split}
     if catalog:
-        made_from["catalog"] = json.dumps([FORM, catalog_id])
+        made_from["catalog"] = digest([FORM, catalog_id])
     others = _others(out, made_from)
     if others and not overwrite:
         raise UserError(
@@ -173,14 +174,14 @@ def _convert_split(
         written_whole(out / f"{target.name}.changes.jsonl") as partial,
         partial.open("w", encoding="utf-8") as changes,
     ):
-        place = 0
+        number = 0
         for rows in read_split(split, columns, target.name if progress else None):
             for row in rows:
                 if not isinstance(row, Unreadable):
                     cleaned, notes = clean_row(row, target)
                 elif skip_damaged is None:
                     fix = "fetch this folder again, or set such rows aside with --skip-damaged"
-                    raise UserError(f"{split.name}, row {place}: {row.reason}; {fix}")
+                    raise UserError(f"{split.name}, row {number}: {row.reason}; {fix}")
                 else:
                     cleaned, notes = None, [row.reason]
                 if cleaned is None:
@@ -188,7 +189,7 @@ def _convert_split(
                         damaged[notes[0]] += 1
                     counts["set_aside"] += 1
                     reasons[notes[0]] += 1
-                    _note(changes, split, place, "set aside", notes)
+                    _note(changes, split, number, "set aside", notes)
                 else:
                     prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
                     cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
@@ -196,16 +197,16 @@ def _convert_split(
                     table.add(cleaned)
                     if notes:
                         counts["repaired"] += 1
-                        _note(changes, split, place, "repaired", notes)
-                place += 1
+                        _note(changes, split, number, "repaired", notes)
+                number += 1
         if skip_damaged is not None:
-            check_share(split.name, damaged, place, skip_damaged)
-        if place and not numbers.rows:
+            check_share(split.name, damaged, number, skip_damaged)
+        if number and not numbers.rows:
             why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
             raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
         summary = {
             "source": split.name,
-            "rows_read": place,
+            "rows_read": number,
             "repaired": counts["repaired"],
             "set_aside": counts["set_aside"],
             "set_aside_why": dict(reasons),

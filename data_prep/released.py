@@ -9,7 +9,6 @@ Each split is a folder with state.json, which names the shards: Arrow streams in
 memory.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,16 +16,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair
+from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair, is_like
 from convrec.data.utf8 import rows_without_utf8
 from convrec.errors import UserError
+from convrec.files import file_hash
 from convrec.lists.catalog import parse_year
 from convrec.progress import Progress
 from data_prep.tables import message
 
 NO_PROMPT = "the prompt is not exactly one user message with text"
 BATCH_ROWS = 1000
-MEBIBYTE = 1 << 20
 _TITLED = pa.struct([("title", pa.string())])
 # What a column may hold, and what the message says; null where a split has no value at all.
 COLUMNS = {
@@ -53,12 +52,11 @@ class Target(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One split on disk; `identity` changes when its content does, as far as its fingerprint or the ends of its shards
-    tell."""
+    """One split on disk; `identity` changes when its content does."""
 
     name: str  # relative to the source, as messages name it
     shards: list[Path]
-    identity: str
+    identity: list[Any]
 
 
 class Unreadable(NamedTuple):
@@ -105,16 +103,8 @@ def _read_state(name: str, folder: Path) -> Split:
             if file.read() != END_OF_STREAM:  # cut off after a batch, it would read as a shorter split
                 raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
     sizes = [[shard.name, shard.stat().st_size] for shard in shards]
-    content = state.get("_fingerprint") or [_ends_hash(shard) for shard in shards]
-    return Split(name, shards, json.dumps([name, content, sizes]))
-
-
-def _ends_hash(shard: Path) -> str:
-    """Of the first and the last MiB: shards are gigabytes."""
-    with shard.open("rb") as file:
-        first = file.read(MEBIBYTE)
-        file.seek(max(0, shard.stat().st_size - MEBIBYTE))
-        return hashlib.sha256(first + file.read()).hexdigest()
+    content = state.get("_fingerprint") or [file_hash(shard) for shard in shards]
+    return Split(name, shards, [name, content, sizes])
 
 
 def read_split(
@@ -148,7 +138,7 @@ def _read_shard(
             )
         for name in columns:
             kind, (wanted, said) = reader.schema.field(name).type, COLUMNS[name]
-            if not any(_is_like(kind, alternative) for alternative in wanted):
+            if not any(is_like(kind, alternative, null=True) for alternative in wanted):
                 raise UserError(
                     f"{shard}: column {name} is {kind}, not a list of {said}; is this the Reddit-v2 release?"
                 )
@@ -170,20 +160,6 @@ def _rows(batch: pa.RecordBatch, shard: Path) -> list[dict[str, Any] | Unreadabl
         return batch.to_pylist()
     text = Unreadable(f"text in {shard.name} that is no UTF-8")
     return [text if row in damaged else batch.slice(row, 1).to_pylist()[0] for row in range(len(batch))]
-
-
-def _is_like(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values can be read as `wanted`: large or not, with further struct fields, null where there are none."""
-    if pa.types.is_null(kind):
-        return True
-    if pa.types.is_struct(wanted):
-        return pa.types.is_struct(kind) and all(
-            kind.get_field_index(field.name) >= 0 and _is_like(kind.field(field.name).type, field.type)
-            for field in wanted
-        )
-    if pa.types.is_list(wanted):
-        return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_like(kind.value_type, wanted.value_type)
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def clean_row(row: Mapping[str, Any], target: Target) -> tuple[dict[str, Any] | None, list[str]]:

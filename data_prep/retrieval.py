@@ -51,7 +51,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
 from data_prep.retrieval_teacher import RetrievalTeacher, with_lists
-from data_prep.tables import group_of
+from data_prep.tables import check_out, group_of
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
@@ -171,8 +171,7 @@ def write_reduced(
     Raises UserError when `out` is there, or the source cannot give what is asked for.
     """
     source, out = Path(source), Path(out)
-    if out.exists():
-        raise UserError(f"{out}: already there; remove it or give another --out")
+    check_out(out)
     if not 1 <= num_items <= titles // 2:
         raise UserError(f"--num-items {num_items}: give 1 to half of --titles ({titles})")
     if min(test_rows, lists_per_cut, title_rows) < 1 or noise < 0:

@@ -135,15 +135,15 @@ class RetrievalTeacher:
     def _neighbours(self, rows: list[dict]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """For each row, the NEIGHBOURS most similar rows of other conversations, best first, ties in the rows' order,
         and their cosines; fewer where not so many have anything in common with it."""
-        size = max(1, BLOCK_BYTES // (12 * len(self.conversation_R)))  # a cosine and its place, at most one a row
+        size = max(1, BLOCK_BYTES // (12 * len(self.conversation_R)))  # a cosine and its index, at most one a row
         for start in range(0, len(rows), size):
             block = rows[start : start + size]
             similar_BR = self.vectorizer.transform(block) @ self.features_FR
             for row, (low, high) in zip(block, pairwise(similar_BR.indptr), strict=True):
-                places, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
+                indices, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
                 conversation = self.conversations.get(group_of(row), -1)
-                other = self.conversation_R[places] != conversation
-                yield _highest(places[other], similar[other], NEIGHBOURS)
+                other = self.conversation_R[indices] != conversation
+                yield _highest(indices[other], similar[other], NEIGHBOURS)
 
     def lists(
         self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0
@@ -165,13 +165,13 @@ class RetrievalTeacher:
         return result
 
 
-def _highest(places: np.ndarray, values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` places with the highest values, best first and the lower place on a tie, and these values."""
+def _highest(indices: np.ndarray, values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` indices with the highest values, best first and the lower one on a tie, and these values."""
     if len(values) > count:  # a sort of them all is what takes the time
         kept = values >= np.partition(values, -count)[-count]
-        places, values = places[kept], values[kept]
-    order = np.lexsort((places, -values))[:count]
-    return places[order], values[order]
+        indices, values = indices[kept], values[kept]
+    order = np.lexsort((indices, -values))[:count]
+    return indices[order], values[order]
 
 
 def _truth_entries(rows: list[dict], catalog: Sequence[Pair]) -> list[tuple[int, int]]:
@@ -182,9 +182,9 @@ def _truth_entries(rows: list[dict], catalog: Sequence[Pair]) -> list[tuple[int,
 
 def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.csr_matrix:
     """1 at each of the entries, however often it is there."""
-    places = sorted(set(entries))
-    rows, columns = [row for row, _ in places], [column for _, column in places]
-    return sparse.csr_matrix((np.ones(len(places)), (rows, columns)), shape=shape)
+    indices = sorted(set(entries))
+    rows, columns = [row for row, _ in indices], [column for _, column in indices]
+    return sparse.csr_matrix((np.ones(len(indices)), (rows, columns)), shape=shape)
 
 
 def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:

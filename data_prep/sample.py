@@ -1,4 +1,4 @@
-"""The embedded sample data: conversations about real films with made-up tastes, in the released columns.
+"""The embedded sample data: conversations about real films with generated tastes, in the released columns.
 
     python -m data_prep.sample --out data/sample
 

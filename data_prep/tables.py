@@ -26,16 +26,17 @@ EXAMPLES = 5
 BEGINNING_WORDS = 4
 
 
-def check_out(out: Path, overwrite: bool, ours: Set[str]) -> None:
+def check_out(out: Path, overwrite: bool | None = None, ours: Set[str] = frozenset()) -> None:
     """Raise UserError where the folder `out` is there, with `overwrite` where it holds anything else than `ours`, and
-    where it cannot be made."""
+    where it cannot be made. overwrite: --overwrite, None where a command has no such option."""
     above = next(part for part in out.absolute().parents if part.exists())
     if not above.is_dir():
         raise UserError(f"{out}: {above} is a file; give another --out")
     if not out.exists():
         return
     if not overwrite:
-        raise UserError(f"{out}: already there; give --overwrite to replace it, or another --out")
+        how = "move it away" if overwrite is None else "give --overwrite to replace it"
+        raise UserError(f"{out}: already there; {how}, or another --out")
     if out.resolve() == Path.cwd():
         raise UserError(f"{out}: the current folder, which cannot be replaced; give another --out")
     if not out.is_dir() or (others := sorted({path.name for path in out.iterdir()} - ours)):
@@ -79,6 +80,12 @@ def beginning(conversation: str) -> str:
 def hash64(text: str) -> int:
     """64 bits of SHA-256, the same in every process: any collision among 383,013 texts has a chance of 4e-9."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
+
+
+def split_by_hash(hashed: int, validation: float, test: float) -> str:
+    """The split of 64 hashed bits, at these shares: the same whatever else is in the data."""
+    share = hashed / 2**64
+    return "test" if share < test else "validation" if share < test + validation else "train"
 
 
 @contextmanager

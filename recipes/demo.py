@@ -155,7 +155,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     }
     with repeating(partial(peak_memory, progress), seconds=5.0):  # a look reads the page tables of every process
         if not data.exists():
-            with progress.phase("data", "conversations about real films with made-up tastes"):
+            with progress.phase("data", "conversations about real films with generated tastes"):
                 subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
         if not start.exists():
             with progress.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):

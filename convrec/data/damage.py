@@ -1,17 +1,152 @@
-"""Damaged rows that a command leaves out when it is told to: the option, the limit, what is printed, the report."""
+"""Damaged rows of files: collected, then told all at once, or left out up to a share, counted and reported."""
 
 import argparse
-import json
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from convrec.errors import UserError
-from convrec.files import write_text
+from convrec.files import write_jsonl
 
 REPORT = "damaged.jsonl"
 SHARE = 0.05  # --skip-damaged without a value
-SHOWN = 20  # reasons
+SHOWN = 20  # different reasons of one message
+NAMED = 5  # rows that one of them names
+LONGEST_VALUE = 300  # characters of one that is quoted in a message
+LINES = (".jsonl", ".ndjson", ".csv")
+
+
+def kind_of(path: str | Path) -> str:
+    """The end of a file's name that says what is in it: `.jsonl` of chats.JSONL.gz."""
+    name = Path(path).name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def unit_of(path: str | Path) -> str:
+    """What the rows of a file are called: a "line" counts from 1, a "record" of a JSON list and a "row" from 0."""
+    return "line" if kind_of(path) in LINES else "record" if kind_of(path) == ".json" else "row"
+
+
+def place_of(path: str | Path, row: int) -> str:
+    """`chats.jsonl: line 3`."""
+    return f"{path}: {unit_of(path)} {row}"
+
+
+class BadRecord(ValueError):
+    """What is wrong with a record, and the fix; who reads the file knows its place, `column` who reads the column.
+
+    `kind` is the same without the values, to count by: BadRecord("is %r; write train", "dev").kind is "is ...; write
+    train".
+    """
+
+    def __init__(self, text: str, *values: object) -> None:
+        super().__init__(text % tuple(map(_brief, values)) if values else text)
+        self.pattern = re.sub("%[rs]", "...", text) if values else text
+        self.column = ""
+
+    def __str__(self) -> str:
+        return f"{self.column} {super().__str__()}".lstrip()
+
+    @property
+    def kind(self) -> str:
+        return f"{self.column} {self.pattern}".lstrip()
+
+
+def _brief(value: object) -> object:
+    """The value; of one that is long the beginning, as text."""
+    text = repr(value)
+    return value if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+@contextmanager
+def column(name: str) -> Iterator[None]:
+    """A BadRecord that is raised within is about this column."""
+    try:
+        yield
+    except BadRecord as problem:
+        problem.column = name
+        raise
+
+
+class Finding(NamedTuple):
+    """A row that breaks a rule; `lost`: how many rows are lost with it, 0 for what spoils the whole file."""
+
+    path: str | Path
+    row: int
+    problem: BadRecord
+    lost: int
+
+
+class Damage:
+    """What was found in some files.
+
+    share None: any finding is an error. Else up to this share of the rows is left out, and only what spoils a whole
+    file is an error. named: rows that a message names of those with the same problem, None: all. end: its last line.
+    """
+
+    def __init__(self, share: float | None = None, named: int | None = NAMED, end: str = "") -> None:
+        self.share, self.named, self.end = share, named, end
+        self.findings: list[Finding] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.findings)
+
+    def add(self, path: str | Path, row: int, problem: BadRecord | str, lost: int = 1) -> None:
+        self.findings.append(Finding(path, row, BadRecord(problem) if isinstance(problem, str) else problem, lost))
+
+    def rows(self) -> dict[tuple[str | Path, int], Finding]:
+        """(file, row) -> the first that was found there."""
+        first: dict[tuple[str | Path, int], Finding] = {}
+        for finding in self.findings:
+            first.setdefault((finding.path, finding.row), finding)
+        return first
+
+    def counts(self, paths: Collection[str | Path] | None = None) -> dict[str, int]:
+        """Rows that are lost, of these files or of all, by kind of problem."""
+        counts: Counter[str] = Counter()
+        for finding in self.rows().values():
+            if paths is None or finding.path in paths:
+                counts[finding.problem.kind] += finding.lost
+        return dict(counts)
+
+    def check(self, paths: Sequence[str | Path] = (), sound: int = 0) -> None:
+        """Raises UserError when more rows of `paths` are damaged than may be left out; `sound`: how many are not."""
+        if self.share is None or not all(finding.lost for finding in self.findings):
+            self._raise_if_any()
+        else:
+            counts = self.counts(paths)
+            check_share(", ".join(map(str, paths)), counts, sum(counts.values()) + sound, self.share)
+
+    def _raise_if_any(self) -> None:
+        rows: dict[tuple[str | Path, str], list[int]] = {}
+        for finding in sorted(self.findings, key=lambda finding: finding.lost > 0):
+            if self.share is None or not finding.lost:
+                rows.setdefault((finding.path, str(finding.problem)), []).append(finding.row)
+        told = [
+            f"{path}: {named_rows(numbers, unit_of(path), self.named)}: {problem}"
+            for (path, problem), numbers in list(rows.items())[:SHOWN]
+        ]
+        more = [f"and {len(rows) - SHOWN:,} more such messages"] if len(rows) > SHOWN else []
+        if told:
+            raise UserError("\n".join([*told, *more, self.end]).rstrip())
+
+    def write_report(self, path: Path) -> None:
+        """A JSON object a row."""
+        found = (
+            {"file": str(finding.path), unit_of(finding.path): finding.row, "reason": str(finding.problem)}
+            for finding in self.rows().values()
+        )
+        write_jsonl(path, found)
+
+
+def named_rows(rows: Sequence[int], unit: str, named: int | None = NAMED) -> str:
+    """`line 3`, or `lines 3, 5 and 7 more`."""
+    rows = sorted(rows)
+    more = f" and {len(rows) - named:,} more" if named and len(rows) > named else ""
+    return f"{unit}{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:named]))}{more}"
 
 
 def add_skip_damaged(parser: argparse.ArgumentParser, what: str) -> None:
@@ -37,15 +172,11 @@ def check_share(where: str, counts: Mapping[str, int], rows: int, share: float) 
     """Raises UserError when more than `share` of the rows is damaged; counts: reason -> rows."""
     damaged = sum(counts.values())
     if damaged > share * rows:
-        raise UserError(
-            "\n".join(
-                [
-                    f"{where}: {damaged:,} of {rows:,} rows are damaged, more than the share of {share:g} that may be "
-                    "left out; fix them, or give a higher --skip-damaged:",
-                    *counted(counts),
-                ]
-            )
+        first = (
+            f"{where}: {damaged:,} of {rows:,} rows are damaged, more than the share of {share:g} that may be left "
+            "out; fix them, or give a higher --skip-damaged:"
         )
+        raise UserError("\n".join([first, *counted(counts)]))
 
 
 def counted(counts: Mapping[str, int]) -> list[str]:
@@ -53,8 +184,3 @@ def counted(counts: Mapping[str, int]) -> list[str]:
     order = sorted(counts, key=lambda reason: -counts[reason])
     more = [f"{'':>8}  and {len(order) - SHOWN:,} more reasons"] if len(order) > SHOWN else []
     return [f"{counts[reason]:>8,}: {reason}" for reason in order[:SHOWN]] + more
-
-
-def write_report(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object a line."""
-    write_text(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))

@@ -9,7 +9,9 @@ Catalog:   title, year (null in every row where items have no years), and whatev
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -99,39 +101,48 @@ def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
             "(MAX_PROMPT_LENGTH) so that it holds the instruction and some conversation"
         )
 
-    def first_fitting(starts: Sequence[int], label: str = "") -> int | None:
-        """Index of the earliest start from which the rest of the conversation fits, by binary search."""
-        low, high = 0, len(starts)
-        while low < high:
-            middle = (low + high) // 2
-            if fits(instruction + label + conversation[starts[middle] :]):
-                high = middle
-            else:
-                low = middle + 1
-        return low if low < len(starts) else None
+    cuts = _cuts(conversation)
 
-    turns = list(TURN.finditer(conversation))
-    starts = [turn.start() for turn in turns]
+    def is_short_enough(cut: tuple[str, int]) -> bool:
+        return fits(instruction + cut[0] + conversation[cut[1] :])
+
+    if (kept := bisect_left(cuts, True, key=is_short_enough)) == len(cuts):  # not even the last word
+        label, start = cuts[-1]
+        cuts = [(label, character) for character in range(start, len(conversation))]
+        kept = bisect_left(cuts, True, key=is_short_enough)
+    return instruction + "".join(label + conversation[start:] for label, start in cuts[kept : kept + 1])
+
+
+def _cuts(conversation: str) -> list[tuple[str, int]]:
+    """(label, start) of what can be kept, ever less: all from a turn on, then from each of its words on, which get the
+    turn's speaker as label."""
+    starts = [turn.start() for turn in TURN.finditer(conversation)]
     if not starts or starts[0] > 0:
         starts.insert(0, 0)  # text before the first speaker
-    kept = first_fitting(starts)  # never 0: the whole text did not fit
-    kept = len(starts) if kept is None else kept
-    whole_turns_from = starts[kept] if kept < len(starts) else len(conversation)
+    cuts = []
+    for start, end in pairwise([*starts, len(conversation)]):
+        turn = TURN.match(conversation, start)
+        label = turn.group() if turn else ""
+        body = start + len(label)
+        words = [word.start() for word in _WORD.finditer(conversation, body, end)]
+        cuts += [("", start), *((label, word) for word in words or [body])]
+    return cuts
 
-    label_match = TURN.match(conversation, starts[kept - 1])
-    label = label_match.group() if label_match else ""
-    body_start = starts[kept - 1] + len(label)
-    words = [word.start() for word in _WORD.finditer(conversation, body_start, whole_turns_from)]
-    cut = first_fitting(words, label)
-    if cut is not None:
-        return instruction + label + conversation[words[cut] :]
-    if whole_turns_from < len(conversation):
-        return instruction + conversation[whole_turns_from:]
-    characters = range(words[-1] if words else body_start, len(conversation))
-    cut = first_fitting(characters, label)
-    if cut is not None:
-        return instruction + label + conversation[characters[cut] :]
-    return instruction
+
+def is_like(kind: pa.DataType, wanted: pa.DataType, null: bool = False) -> bool:
+    """Whether a column of texts, lists and structs can be read as `wanted`: with large offsets or not, with further
+    struct fields in any order and, where `null` says so, null where there are no values."""
+    if pa.types.is_null(kind):
+        return null
+    if pa.types.is_struct(wanted):
+        return pa.types.is_struct(kind) and all(
+            kind.get_field_index(field.name) >= 0 and is_like(kind.field(field.name).type, field.type, null)
+            for field in wanted
+        )
+    if pa.types.is_list(wanted):
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        return is_list and is_like(kind.value_type, wanted.value_type, null)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_demonstration_table(path: str | os.PathLike) -> bool:

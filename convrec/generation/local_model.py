@@ -10,13 +10,13 @@ from typing import Any
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model
-from convrec.data.chat import without_control_tokens
 from convrec.errors import UserError
 from convrec.generation import offline
 from convrec.generation.generate import as_messages, size_of_batch
 from convrec.generation.placement import Places
 from convrec.generation.pool import Job, Pool, open_pool
 from convrec.llm import Answer, AnswerCache, Messages, NoAnswer, Usage
+from convrec.llm.answers import request_of
 from convrec.progress import Progress
 
 PROMPT_TOKENS = 8192  # longer prompts are refused: a model's whole context is more than the memory of many GPUs holds
@@ -52,20 +52,8 @@ class LocalModel:
 
         A prompt without room in the model's context, or of more than PROMPT_TOKENS, has an empty answer with `error`.
         """
-        requests = [
-            {"model": self.name, "messages": without_control_tokens(as_messages(prompt)), "sampling": sampling}
-            for prompt in prompts
-        ]
-        answers: dict[Path, Answer] = {}
-        missing: dict[Path, dict[str, Any]] = {}
-        paths = [self.cache.path(request) for request in requests]
-        for path, request in zip(paths, requests, strict=True):
-            if path in answers or path in missing:
-                continue
-            if kept := self.cache.get(request):
-                answers[path] = kept
-            else:
-                missing[path] = request
+        requests = [request_of(self.name, as_messages(prompt), sampling) for prompt in prompts]
+        paths, answers, missing = self.cache.look_up(requests)
         self.usage.cached += len(paths) - len(missing)
         if missing:
             with Progress(total=len(missing), desc=label, unit="answer", note=lambda: str(self.usage)) as self._bar:

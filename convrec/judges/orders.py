@@ -8,6 +8,7 @@ where in each order alone all earn the same and nothing is learned.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convrec.data.damage import named_rows
 from convrec.errors import UserError
 from convrec.judges.prompt import query_text
 
@@ -15,26 +16,24 @@ SEPARATE, CONSISTENT, TOGETHER = ORDERS = ("separate", "consistent", "together")
 
 
 def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:
-    """The places of each row and of the same with A and B swapped. name: of the file or files, for the error.
+    """The indices of each row and of the same with A and B swapped. name: of the file or files, for the error.
 
     Raises UserError for rows that are there in one order alone.
     """
-    from convrec.judges.schema import NAMED, responses_of  # pyarrow; the settings import this module at once
+    from convrec.judges.schema import responses_of  # pyarrow; the settings import this module at once
 
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         query, (first, second) = query_text(row["input"]), responses_of(row)
         if others := waiting.get((query, second, first)):
-            pairs.append((others.pop(), place))
+            pairs.append((others.pop(), index))
         else:
-            waiting.setdefault((query, first, second), []).append(place)
-    alone = sorted(place for places in waiting.values() for place in places)
-    if alone:
-        more = f" and {len(alone) - NAMED} more" * (len(alone) > NAMED)
+            waiting.setdefault((query, first, second), []).append(index)
+    if alone := [index for indices in waiting.values() for index in indices]:
         raise UserError(
-            f"{name}: rows {', '.join(map(str, alone[:NAMED]))}{more} are there in one order alone, and convrec.orders "
-            f"needs both: make the data with python -m data_prep.judge --both-orders, or set convrec.orders={SEPARATE}"
+            f"{name}: {named_rows(alone, 'row')} are there in one order alone, and convrec.orders needs both: make the "
+            f"data with python -m data_prep.judge --both-orders, or set convrec.orders={SEPARATE}"
         )
     return sorted(pairs)
 

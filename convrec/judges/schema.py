@@ -10,14 +10,15 @@ The file's metadata holds the criteria that the labels were given by (convrec.ju
 file without them. A row that was read has them as `criteria`.
 """
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.chat import Message
+from convrec.data.damage import Damage
 from convrec.data.validation import TableReport
 from convrec.errors import UserError
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, criteria_text, parse_criteria
@@ -27,7 +28,6 @@ from convrec.judges.verdict import TIE
 COLUMNS = ("input", "output", "source")
 CRITERIA = b"convrec.judge_criteria"  # in the metadata
 SWAPPED = {"A": "B", "B": "A", TIE: TIE}
-NAMED = 5  # rows that an error names
 
 
 def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
@@ -80,27 +80,22 @@ def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **make_row(row["input"], responses_of(row)[::-1], label, row["source"], row.get("reason"))}
 
 
-def row_problem(
-    row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False
-) -> tuple[str, str] | None:
-    """(what is wrong with a row, the fix), None for a valid one. Any JSON value is taken. ties: they are valid."""
+def row_problem(row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False) -> str | None:
+    """What is wrong with a row, and the fix; None for a valid one. Any JSON value is taken. ties: they are valid."""
     messages = row.get("input")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        return "`input` is no list of messages", 'write [{"role": "user", "content": ...}]'
+        return '`input` is no list of messages; write [{"role": "user", "content": ...}]'
     if not all(map(_is_message, messages)):
-        return "`input` holds something else than {role, content} messages with text", "fix or drop these rows"
+        return "`input` holds something else than {role, content} messages with text; fix or drop these rows"
     if messages[-1]["role"] != "user":
-        return "the last message of `input` is not the user's", "cut `input` before the response to be judged"
+        return "the last message of `input` is not the user's; cut `input` before the response to be judged"
     wanted = 1 if mode == "pointwise" else 2
     outputs = row.get("output")
     if not isinstance(outputs, Sequence) or isinstance(outputs, str) or len(outputs) != wanted:
-        return f"`output` does not hold exactly {wanted} answer{'s' * (wanted > 1)}", f"a {mode} row has {wanted}"
+        return f"`output` does not hold exactly {wanted} answer{'s' * (wanted > 1)}; a {mode} row has {wanted}"
     answers = [output.get("answer") if isinstance(output, Mapping) else None for output in outputs]
     if not all(map(_is_message, answers)):
-        return (
-            "`output` holds something else than {answer: {role, content, label}} with text",
-            "fix or drop these rows",
-        )
+        return "`output` holds something else than {answer: {role, content, label}} with text; fix or drop these rows"
     labels = [answer.get("label") for answer in answers]  # type: ignore[union-attr]
     mappings = [label if isinstance(label, Mapping) else {} for label in labels]
     return _score_problem(mappings[0], scores) if mode == "pointwise" else _preference_problem(mappings, ties)
@@ -115,44 +110,24 @@ def _is_message(message: object) -> bool:
     )
 
 
-def _score_problem(label: Mapping[str, Any], scores: Scores) -> tuple[str, str] | None:
+def _score_problem(label: Mapping[str, Any], scores: Scores) -> str | None:
     score, (low, high) = label.get("helpfulness"), scores
     if isinstance(score, bool) or not isinstance(score, int) or not low <= score <= high:
-        return (
-            f"the label is not {{helpfulness: a whole number from {low} to {high}}}",
-            f"map the scale to {low}-{high}, or drop these rows",
-        )
+        wanted = f"{{helpfulness: a whole number from {low} to {high}}}"
+        return f"the label is not {wanted}; map the scale to {low}-{high}, or drop these rows"
     return None
 
 
-def _preference_problem(labels: Sequence[Mapping[str, Any]], ties: bool) -> tuple[str, str] | None:
+def _preference_problem(labels: Sequence[Mapping[str, Any]], ties: bool) -> str | None:
     preferences = [label.get("preference") for label in labels]
     if TIE in preferences and not ties:
-        return "the preference is a tie", "python -m data_prep.judge keeps ties in test.parquet alone: train on others"
+        return "the preference is a tie; python -m data_prep.judge keeps ties in test.parquet alone: train on others"
     if preferences[0] not in SWAPPED or preferences[0] != preferences[1]:
-        return 'the labels are not {preference: "A" or "B"}, the same on both answers', "fix or drop these rows"
+        return 'the labels are not {preference: "A" or "B"}, the same on both answers; fix or drop these rows'
     return None
 
 
-def raise_for_problems(
-    path: str | os.PathLike, problems: Iterable[tuple[int, tuple[str, str] | None]], row: str
-) -> None:
-    """Raise one UserError that names the rows of each problem; (number, None) is a good row. row: "row" or "line"."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    for number, problem in problems:
-        if problem:
-            numbers.setdefault(problem, []).append(number)
-    if numbers:
-        raise UserError(
-            "\n".join(
-                f"{path}: {row}{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:NAMED]))}"
-                f"{f' and {len(rows) - NAMED} more' * (len(rows) > NAMED)}: {problem}; {fix}"
-                for (problem, fix), rows in numbers.items()
-            )
-        )
-
-
-def read_judge_table(path: str | os.PathLike, mode: str, *, ties: bool = False) -> list[dict[str, Any]]:
+def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list[dict[str, Any]]:
     """The rows of a judge table, valid, each with its `criteria`. Rows are numbered from 0. ties: they are valid.
 
     Raises UserError naming file, rows and the fix.
@@ -177,12 +152,15 @@ def read_judge_table(path: str | os.PathLike, mode: str, *, ties: bool = False) 
         raise UserError(f"{path}: no rows; check how the file was written")
     written = (table.schema.metadata or {}).get(CRITERIA)
     criteria = parse_criteria(written.decode(), mode, f"{path}, its criteria") if written else DEFAULTS[mode]
-    problems = ((number, row_problem(row, mode, criteria.scores, ties=ties)) for number, row in enumerate(rows))
-    raise_for_problems(path, problems, "row")
+    damage = Damage()
+    for number, row in enumerate(rows):
+        if problem := row_problem(row, mode, criteria.scores, ties=ties):
+            damage.add(path, number, problem)
+    damage.check()
     return [{**row, "criteria": criteria} for row in rows]
 
 
-def validate_judge_table(path: str | os.PathLike, mode: str) -> TableReport:
+def validate_judge_table(path: str | Path, mode: str) -> TableReport:
     """Check a judge table. Warns when one label is most of it: a judge that never looks would be right as often."""
     rows = read_judge_table(path, mode)
     labels = [label_of(row, mode) for row in rows]

@@ -152,9 +152,9 @@ class Matcher:
             ]
         truth_keys = {key for key, _ in truth}
         if not truth_keys.isdisjoint(keys):
-            for place, (row, key, year) in enumerate(found):
-                if row >= 0 and key in truth_keys and not was_seen[place] and not duplicate[place]:
-                    relevance[place] = self._take_nearest(truth, key, year)
+            for index, (row, key, year) in enumerate(found):
+                if row >= 0 and key in truth_keys and not was_seen[index] and not duplicate[index]:
+                    relevance[index] = self._take_nearest(truth, key, year)
         return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows, parsed)
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
@@ -167,7 +167,7 @@ class Matcher:
     def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
         """Remove the ground truth with this key and the nearest year within the tolerance; 1 when there was one."""
         distances = [
-            (abs(true_year - year), place) for place, (true_key, true_year) in enumerate(truth) if true_key == key
+            (abs(true_year - year), index) for index, (true_key, true_year) in enumerate(truth) if true_key == key
         ]
         if not distances or min(distances)[0] > self.year_tolerance:
             return 0

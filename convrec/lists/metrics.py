@@ -174,9 +174,9 @@ def _closed_up_relevance(
     relevance = [0] * len(left)
     for title, year in truth:
         key = matcher.identify(title, year).key
-        for place, (item_key, item_year) in enumerate(left):
+        for index, (item_key, item_year) in enumerate(left):
             if item_key == key and abs(item_year - year) <= matcher.year_tolerance:
-                relevance[place] = 1  # by the first such item; two equal ground truths make one hit
+                relevance[index] = 1  # by the first such item; two equal ground truths make one hit
                 break
     return relevance
 

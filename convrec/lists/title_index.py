@@ -139,13 +139,13 @@ class TitleIndex:
                 if block is None:
                     continue
                 rows, titles = block
-                for title, similarity, place in process.extract(
+                for title, similarity, index in process.extract(
                     query, titles, scorer=fuzz.ratio, score_cutoff=-best[0], limit=None
                 ):
-                    apart = abs(years[rows[place]] - year)  # type: ignore[operator]
+                    apart = abs(years[rows[index]] - year)  # type: ignore[operator]
                     if apart > 1:
                         similarity = fuzz.ratio(query + "#" * (apart - 1), title)
-                    found = (-similarity, apart, rows[place])
+                    found = (-similarity, apart, rows[index])
                     if found < best and not self._has_other_word(folded, title.removesuffix(SAME_YEAR)):
                         best = found
         return best[2]

@@ -59,8 +59,8 @@ def fold(title: str) -> str:
         del words[0]
     # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; anywhere else it is a number: `Rocky V`.
     return " ".join(
-        _WORDS.get(word) or (_ROMAN.get(word, word) if place or len(word) > 1 else word)
-        for place, word in enumerate(words)
+        _WORDS.get(word) or (_ROMAN.get(word, word) if index or len(word) > 1 else word)
+        for index, word in enumerate(words)
     )
 
 

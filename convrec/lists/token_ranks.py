@@ -153,7 +153,7 @@ def _codes_before(codes_BT: torch.Tensor) -> torch.Tensor:
     delimiter; _TRAIL at the beginning."""
     before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
     if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text behind a token without a code
-        # the place of the last token with a code, one column on: 0 is the beginning
+        # the index of the last token with a code, one column on: 0 is the beginning
         places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
         places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
         before_BT = torch.nn.functional.pad(codes_BT, (1, 0), value=_TRAIL).gather(1, places_BT.long())

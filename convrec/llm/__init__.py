@@ -8,10 +8,9 @@ then ROLE_MODEL and ROLE_API_KEY go with it and nothing of LLM_* is used, so tha
     answers = llm.ask_all(prompts, label="teacher", temperature=0.0, max_tokens=512)
     print(llm.usage)
 
-The `openai` library sends. What is added: a bound on requests in flight, a pause of all of them when one is told to
-wait, equal requests asked once, the cache, lines of progress where there is no terminal, and retries that outlast a
-limit a minute (the library's own end after 40 seconds, and do not count a broken reply with status 200): lost
-connections, 408, 409, 429, 5xx, what is no completion.
+The `openai` library sends and retries (lost connections, 408, 409, 429, 5xx). What is added: a bound on requests in
+flight, a pause of all of them when one is told to wait, equal requests asked once, the cache, lines of progress where
+there is no terminal, and that a reply with status 200 that is no completion counts as a 502.
 The cache is keyed by what determines an answer (model, messages, sampling parameters; not the address), so give a model
 that you trained again another name. A refusal is the server's, so its address is in the key too.
 """

@@ -1,15 +1,23 @@
 """A model's answers: what is in one, what all of them cost, and where they are kept."""
 
-import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from convrec.data.chat import without_control_tokens
 from convrec.files import write_text
+from convrec.same_request import digest
 
 Messages = list[dict[str, str]]
+
+
+def request_of(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:
+    """All that decides an answer."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return {"model": model, "messages": without_control_tokens(messages), "sampling": sampling}
 
 
 @dataclass(frozen=True)
@@ -55,16 +63,25 @@ class Usage:
 
 
 class AnswerCache:
-    """One JSON file an answer, named by the SHA-256 of its request. Files appear whole, so
-    readers, writers and a crash cannot hurt each other; a file that is damaged all the same counts as absent."""
+    """One JSON file an answer, named by the digest of its request. Files appear whole, so readers, writers and a crash
+    cannot hurt each other; a file that is damaged all the same counts as absent."""
 
     def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = Path(folder)
 
     def path(self, request: dict[str, Any]) -> Path:
-        text = json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        key = digest(request)
         return self.folder / key[:2] / f"{key}.json"
+
+    def look_up(
+        self, requests: Sequence[dict[str, Any]]
+    ) -> tuple[list[Path], dict[Path, Answer], dict[Path, dict[str, Any]]]:
+        """(the paths of the requests, which equal ones have in common; the answers that are kept; the requests without
+        one)."""
+        paths = [self.path(request) for request in requests]
+        missing = dict(zip(paths, requests, strict=True))
+        answers = {path: kept for path, request in missing.items() if (kept := self.get(request))}
+        return paths, answers, {path: request for path, request in missing.items() if path not in answers}
 
     def get(self, request: dict[str, Any]) -> Answer | None:
         try:
@@ -76,18 +93,13 @@ class AnswerCache:
         write_text(self.path(request), json.dumps({"request": request, "answer": asdict(answer)}))
 
 
-class BadReply(Exception):
-    """Status 200, but no chat completion: an endpoint of another kind, or one in trouble."""
-
-
-def read_reply(reply: Any) -> Answer:
-    """The answer in a reply of the `openai` library, which checks nothing; raises BadReply where there is none."""
+def read_reply(content: str | bytes) -> Answer | None:
+    """The answer in the JSON of a chat completion; None for anything else."""
     try:
-        choice, used = reply.choices[0], reply.usage
-        text = choice.message.content or ""
-        tokens = (used.prompt_tokens or 0, used.completion_tokens or 0) if used else (0, 0)
-    except (AttributeError, LookupError, TypeError):
-        raise BadReply(f"no message in its `choices`: {str(reply)[:300]}") from None
-    if not isinstance(text, str):
-        raise BadReply(f"a message that is no text: {str(text)[:300]}")
-    return Answer(text, choice.finish_reason or "", *tokens)
+        reply = json.loads(content)
+        choice, used = reply["choices"][0], reply.get("usage") or {}
+        text, finish_reason = choice["message"].get("content") or "", choice.get("finish_reason") or ""
+        tokens = used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0
+    except (ValueError, AttributeError, LookupError, TypeError):
+        return None
+    return Answer(text, finish_reason, *tokens) if isinstance(text, str) else None

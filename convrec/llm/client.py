@@ -1,34 +1,30 @@
 """Asks one endpoint: many requests at once, with retries, and every answer kept."""
 
 import asyncio
-import inspect
-import itertools
-import json
 import math
 import os
-import random
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 from typing import Any
 
-from convrec.data.chat import without_control_tokens
 from convrec.errors import UserError
-from convrec.llm.answers import Answer, AnswerCache, BadReply, Messages, NoAnswer, Usage, read_reply
+from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, read_reply, request_of
 from convrec.llm.endpoint import Endpoint
 from convrec.progress import Progress
 
 LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: such a request is given up
 UNANSWERED_IN_A_ROW = 10  # requests that are refused or fail before the server is asked whether it takes any
-UNCOUNTED = 200  # questions that are taken for all of them while a generator still yields more
 PLAIN_QUESTION = [{"role": "user", "content": "Say hello."}]
+MAX_RETRIES = 14  # of the library, whose longest back-off is 8 s: over a minute
+RETRY_COUNT = "x-stainless-retry-count"  # the library's header
 
 
 def back_off(retry: int) -> float:
-    """Seconds before the retry-th retry (from 0): 0.5, 1, 2, ... 30, less up to a quarter. Eight are 68 at least."""
-    return min(0.5 * 2.0**retry, 30.0) * random.uniform(0.75, 1.0)
+    """Seconds that all requests are held before the retry-th retry (from 0): 0.5, 1, 2, ... 30. Eight are 91."""
+    return min(0.5 * 2.0**retry, 30.0)
 
 
 def wanted_pause(headers: Mapping[str, str]) -> float | None:
@@ -64,7 +60,7 @@ class LLM:
         cache: str | os.PathLike,
         *,
         concurrency: int = 16,
-        max_retries: int = 8,
+        max_retries: int = MAX_RETRIES,
         timeout: float = 600.0,
         price: Sequence[float] | None = None,
         most_failed: float = 0.0,
@@ -87,20 +83,18 @@ class LLM:
         self.concurrency, self.max_retries, self.timeout, self.price = concurrency, max_retries, timeout, price
         self.most_failed = most_failed
         self.usage = Usage(cost=None if price is None else 0.0)
-        self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's place
+        self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's path
         self._questions = 0  # of all calls
-        self._at_least = 0  # questions, of which a share may fail before it is known how many there are
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
         self._unanswered: list[tuple[dict[str, Any], Answer]] = []  # since the last answer; refusals are not kept yet
 
-    def ask_all(self, prompts: Iterable[str | Messages], *, label: str = "asking", **sampling: Any) -> list[Answer]:
+    def ask_all(self, prompts: Sequence[str | Messages], *, label: str = "asking", **sampling: Any) -> list[Answer]:
         """One answer a prompt, in order; `sampling` are the endpoint's own parameters (temperature, max_tokens, ...).
 
-        Prompts are drawn as they are needed. A request that the server calls malformed or too long gives an empty
-        answer with `error`, which is cached once the server has answered something else; one that gets no answer in
-        spite of the retries a NoAnswer. Raises UserError when the server cannot be reached, refuses the key, the model
-        or everything, or when more than `most_failed` of the questions get no answer; answers got so far are kept and
-        not asked again.
+        A request that the server calls malformed or too long gives an empty answer with `error`, which is cached once
+        the server has answered something else; one that gets no answer in spite of the retries a NoAnswer. Raises
+        UserError when the server cannot be reached, refuses the key, the model or everything, or when more than
+        `most_failed` of the questions get no answer; answers got so far are kept and not asked again.
         """
         try:
             return asyncio.run(self._ask_all(prompts, label, sampling))
@@ -113,32 +107,39 @@ class LLM:
     def close(self) -> None:
         """Nothing is open between two calls."""
 
-    async def _ask_all(self, prompts: Iterable[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
-        from openai import AsyncOpenAI
+    async def _ask_all(self, prompts: Sequence[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         self._unanswered = []
-        answers: dict[int, Answer] = {}
-        in_flight: dict[Path, asyncio.Future[Answer]] = {}
-        total = len(prompts) if isinstance(prompts, Sequence) else None
-        self._questions += total or 0
-        self._at_least = 0 if total is not None else UNCOUNTED
-        queue = enumerate(prompts)
+        self._questions += len(prompts)
+        requests = [request_of(self.endpoint.model, prompt, sampling) for prompt in prompts]
+        paths, answers, missing = self.cache.look_up(requests)
+        of_path = dict(zip(paths, prompts, strict=True))
+        for path, request in list(missing.items()):
+            _, failed = self.failures.get(path, (None, None))
+            if known := self.cache.get(self._refusal(request)) or failed:
+                answers[path] = known
+                del missing[path]
+        self.usage.cached += len(paths) - len(missing)
+        queue = iter(missing.items())
 
         async def work(client: AsyncOpenAI, bar: Progress) -> None:
-            for index, prompt in queue:  # one iterator for all workers
-                self._questions += total is None
-                answers[index] = await self._answer(client, prompt, sampling, in_flight)
+            for path, request in queue:  # one iterator for all workers
+                answers[path] = await self._answer(client, path, request, of_path[path])
                 bar.set_postfix_str(str(self.usage), refresh=False)
                 bar.update()
 
         client = AsyncOpenAI(
             base_url=self.endpoint.base_url,
             api_key=self.endpoint.api_key or "none",  # the library wants one; local servers do not look
-            max_retries=0,  # _ask has its own
+            max_retries=self.max_retries,
             timeout=self.timeout,
+            http_client=DefaultAsyncHttpxClient(
+                event_hooks={"request": [self._before_request], "response": [self._after_reply]}
+            ),
         )
         async with client:
-            with Progress(total=total, desc=label, unit="answer", note=self._note) as bar:
+            with Progress(total=len(missing), desc=label, unit="answer", note=self._note) as bar:
                 try:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(self.concurrency):
@@ -147,52 +148,30 @@ class LLM:
                     raise errors.exceptions[0] from None
             if self._unanswered:
                 await self._check_server(client, sampling)
-            if self._at_least:  # now they are counted
-                self._at_least = 0
-                self._check_share()
-        return [answers[index] for index in range(len(answers))]
+        return [answers[path] for path in paths]
 
     def _note(self) -> str:
         """What a line of progress adds: what was paid, and a pause that the server asked for."""
         wait = self._not_before - time.monotonic()
         return f"{self.usage}" + (f"; waits {wait:.0f} s, as the server asked" if wait > 1 else "")
 
-    async def _answer(
-        self,
-        client: Any,
-        prompt: str | Messages,
-        sampling: dict[str, Any],
-        in_flight: dict[Path, asyncio.Future[Answer]],
-    ) -> Answer:
-        messages = without_control_tokens([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
-        request = {"model": self.endpoint.model, "messages": messages, "sampling": sampling}
-        refusal = request | {"refused_by": self.endpoint.base_url}
-        path = self.cache.path(request)
-        if (pending := in_flight.get(path)) is not None:
-            self.usage.cached += 1
-            return await asyncio.shield(pending)
-        if (kept := self.cache.get(request) or self.cache.get(refusal)) is not None:
-            self.usage.cached += 1
-            return kept
-        if path in self.failures:
-            return self.failures[path][1]
-        in_flight[path] = asyncio.get_running_loop().create_future()
+    async def _answer(self, client: Any, path: Path, request: dict[str, Any], prompt: str | Messages) -> Answer:
         try:
-            try:
-                answer = await self._ask(client, messages, sampling)
-            except _GivenUp as given_up:
-                answer = self._fail(path, prompt, given_up)
-            if not answer.error:
-                self.cache.put(request, answer)
-                self._keep_refusals()
-            else:
-                self._unanswered.append((refusal, answer))
-                if len(self._unanswered) % UNANSWERED_IN_A_ROW == 0:
-                    await self._check_server(client, sampling)
-            in_flight[path].set_result(answer)
-        finally:
-            in_flight.pop(path).cancel()  # nothing to do once it has its result
+            answer = await self._ask(client, request["messages"], request["sampling"])
+        except _GivenUp as given_up:
+            answer = self._fail(path, prompt, given_up)
+        if not answer.error:
+            self.cache.put(request, answer)
+            self._keep_refusals()
+        else:
+            self._unanswered.append((self._refusal(request), answer))
+            if len(self._unanswered) % UNANSWERED_IN_A_ROW == 0:
+                await self._check_server(client, request["sampling"])
         return answer
+
+    def _refusal(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a refusal is kept under: another server may answer."""
+        return request | {"refused_by": self.endpoint.base_url}
 
     def _fail(self, path: Path, prompt: str | Messages, given_up: _GivenUp) -> NoAnswer:
         """What stands in the answer's place; raises UserError when too many have failed."""
@@ -205,7 +184,7 @@ class LLM:
         return answer
 
     def _check_share(self) -> None:
-        if self.usage.failed > self.most_failed * max(self._questions, self._at_least):
+        if self.usage.failed > self.most_failed * self._questions:
             *_, (_, last) = self.failures.values()
             counts = f"{self.usage.failed:,} of {self._questions:,} questions have no answer"
             raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {last.error}", 0)
@@ -228,33 +207,23 @@ class LLM:
     async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
         import openai
 
-        create = client.chat.completions.create
-        known = inspect.signature(create).parameters
-        arguments = {key: value for key, value in sampling.items() if key in known}
-        if more := {key: value for key, value in sampling.items() if key not in known}:  # the server's own: top_k, ...
-            arguments["extra_body"] = more | arguments.get("extra_body", {})
-        no_answer = (openai.APIConnectionError, openai.APIStatusError, openai.APIResponseValidationError, BadReply)
+        body = {"model": self.endpoint.model, "messages": messages} | sampling
+        body |= body.pop("extra_body", {})
         self.usage.asked += 1
-        for retry in itertools.count():
-            while (wait := self._not_before - time.monotonic()) > 0:
-                await asyncio.sleep(wait)
-            try:
-                answer = read_reply(await create(model=self.endpoint.model, messages=messages, **arguments))
-                break
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                self.usage.refused += 1
-                return Answer("", error=self._say("refused the request", error))
-            except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-                raise UserError(self._say("does not take the key; see the *_API_KEY variable", error)) from None
-            except openai.NotFoundError as error:
-                raise UserError(self._say("does not know the address or the model", error)) from None
-            except (*no_answer, json.JSONDecodeError, UnicodeDecodeError) as error:
-                response = getattr(error, "response", None)
-                pause = self._pause(response, retry)
-                if pause is None:
-                    status = 0 if response is None else response.status_code
-                    raise _GivenUp(self._say(f"gave no answer after {retry} retries", error), status) from None
-                await asyncio.sleep(pause)
+        try:
+            reply = await client.post("/chat/completions", body=body, cast_to=str)
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            self.usage.refused += 1
+            return Answer("", error=self._say("refused the request", error))
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise UserError(self._say("does not take the key; see the *_API_KEY variable", error)) from None
+        except openai.NotFoundError as error:
+            raise UserError(self._say("does not know the address or the model", error)) from None
+        except (openai.APIConnectionError, openai.APIStatusError) as error:
+            said = self._say(f"gave no answer after {error.request.headers[RETRY_COUNT]} retries", error)
+            raise _GivenUp(said, getattr(error, "status_code", 0)) from None
+        answer = read_reply(reply)
+        assert answer is not None  # or _after_reply has refused it
         self.usage.prompt_tokens += answer.prompt_tokens
         self.usage.completion_tokens += answer.completion_tokens
         if self.price is not None and self.usage.cost is not None:
@@ -262,25 +231,26 @@ class LLM:
             self.usage.cost += (prompt_price * answer.prompt_tokens + completion_price * answer.completion_tokens) / 1e6
         return answer
 
-    def _pause(self, response: Any | None, retry: int) -> float | None:
-        """Seconds until a request is sent again; None where it is given up. `response` is None where there was none.
+    # ---- around each request of the library, a retry too
 
-        A 429, or a 503 that says how long to wait, is meant for all requests: they are held as long as the server asks,
-        else for the back-off. The request itself waits for the back-off at least: of many that go on at once after the
-        few milliseconds that a server asks for, most are too many again.
-        """
-        status, headers = (response.status_code, response.headers) if response is not None else (0, {})
-        wanted, should_retry = wanted_pause(headers), headers.get("x-should-retry")  # OpenAI's own header
+    async def _before_request(self, request: Any) -> None:
+        while (wait := self._not_before - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+
+    async def _after_reply(self, reply: Any) -> None:
+        """A 429, or a 503 that says how long to wait, is meant for all requests: they are held as long as the server
+        asks, and for the back-off at least: of many that go on at once after the few milliseconds that a server asks
+        for, most are too many again. A reply that is no completion is as good as a 502, which is retried."""
+        await reply.aread()
+        status, wanted = reply.status_code, wanted_pause(reply.headers) or 0.0
         self.usage.rate_limited += status == 429
-        may_pass = should_retry == "true" or (
-            should_retry != "false" and (status in (0, 408, 409, 429) or status >= 500)
-        )
-        if not may_pass or retry >= self.max_retries or (wanted or 0.0) > LONGEST_PAUSE:
-            return None
-        pause = back_off(retry)
-        if status == 429 or (status == 503 and wanted):
-            self._not_before = max(self._not_before, time.monotonic() + (wanted or pause))
-        return max(pause, wanted or 0.0)
+        if wanted > LONGEST_PAUSE:
+            reply.headers["x-should-retry"] = "false"  # OpenAI's own header
+        elif status == 429 or (status == 503 and wanted):
+            pause = max(wanted, back_off(int(reply.request.headers[RETRY_COUNT])))
+            self._not_before = max(self._not_before, time.monotonic() + pause)
+        elif status == 200 and read_reply(reply.content) is None:
+            reply.status_code = 502
 
     def _say(self, what: str, error: Exception) -> str:
         text = f"{self.endpoint.base_url} ({self.endpoint.model}) {what}: {type(error).__name__}: {error}"

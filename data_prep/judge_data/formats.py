@@ -1,6 +1,6 @@
 """The forms of records that are known, one reader a function, and the table that `python -m data_prep.judge` goes by.
 
-To add one: a reader (record -> what it says, Broken where it cannot be read) and a line of FORMATS. A record has the
+To add one: a reader (record -> what it says, BadRecord where it cannot be read) and a line of FORMATS. A record has the
 first form of the table whose columns it has, all of them.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from convrec.data.chat import Message
+from convrec.data.damage import BadRecord
 from convrec.judges.criteria import SCORES, Scores
 from data_prep.judge_data.records import (
     DROP,
-    Broken,
     Comparison,
     Item,
     Rating,
@@ -28,11 +28,10 @@ Record = Mapping[str, Any]
 
 
 class Format(NamedTuple):
-    """columns: what a record of this form has. of: the data sets that have it."""
+    """columns: what a record of this form has."""
 
     columns: tuple[str, ...]
     read: Callable[[Record, Scores], Iterator[Item]]
-    of: str
     fits: Callable[[Record], bool] = lambda record: True
 
 
@@ -56,10 +55,10 @@ def read_chosen_rejected(record: Record, scores: Scores) -> Iterator[Item]:
 def _two_conversations(record: Record) -> tuple[list[Message], str, str]:
     talks = [talk(record[name], name) for name in ("chosen", "rejected")]
     if any(talk[-1]["role"] != "assistant" for talk in talks):
-        raise Broken("`chosen` or `rejected` does not end in the assistant's message", "cut what follows it")
+        raise BadRecord("`chosen` or `rejected` does not end in the assistant's message; cut what follows it")
     before = [talk[:-1] for talk in talks]
     if before[0] != before[1]:
-        raise Broken("`chosen` and `rejected` differ before the response", "compare two responses to one prompt")
+        raise BadRecord("`chosen` and `rejected` differ before the response; compare two responses to one prompt")
     messages = prompt_messages(before[0] or record.get("prompt"))
     return messages, talks[0][-1]["content"], talks[1][-1]["content"]
 
@@ -70,7 +69,7 @@ def read_reward_bench_2(record: Record, scores: Scores) -> Iterator[Item]:
     messages = prompt_messages(record.get("prompt"))
     chosen, rejected = ([text(one, name) for one in record[name]] for name in ("chosen", "rejected"))
     if not chosen or not rejected:
-        raise Broken("`chosen` or `rejected` is an empty list", DROP)
+        raise BadRecord(f"`chosen` or `rejected` is an empty list; {DROP}")
     count = max(len(chosen), len(rejected))
     for better, worse in itertools.islice(zip(itertools.cycle(chosen), itertools.cycle(rejected)), count):
         yield Comparison(messages, better, worse)
@@ -79,33 +78,37 @@ def read_reward_bench_2(record: Record, scores: Scores) -> Iterator[Item]:
             yield Comparison(messages, one, other, tie=True)
 
 
-def _two_responses(
-    prompt: str, names: tuple[str, str], label: str, meanings: Mapping[Any, str | None]
-) -> Callable[[Record, Scores], Iterator[Item]]:
-    """A reader of records with two responses in columns of their own. meanings: label -> "A", "B", None for a tie."""
+def _two_responses(columns: tuple[str, str, str, str], better: Callable[[Record, str], str | None]) -> Format:
+    """The form of records with prompt, two responses and a verdict in these columns. better(record, its column): "A",
+    "B", None for a tie."""
+    prompt, one, other, verdict = columns
 
     def read(record: Record, scores: Scores) -> Iterator[Item]:
-        first, second = (text(record[name], name) for name in names)
-        value = record[label]
+        first, second = text(record[one], one), text(record[other], other)
+        messages = _turns(prompt_messages(record[prompt], prompt))
+        yield compare(messages, first, second, better(record, verdict), _reason(record))
+
+    return Format(columns, read)
+
+
+def _label(meanings: Mapping[Any, str | None]) -> Callable[[Record, str], str | None]:
+    """The verdict that a label stands for."""
+
+    def better(record: Record, column: str) -> str | None:
+        value = record[column]
         key = value.strip() if isinstance(value, str) else value
         if isinstance(key, bool) or not isinstance(key, str | int | float) or key not in meanings:
             wanted = ", ".join(repr(meaning) for meaning in meanings)
-            raise Broken(f"`{label}` is none of {wanted}", "write one of them")
-        yield compare(prompt_messages(record[prompt], prompt), first, second, meanings[key], _reason(record))
+            raise BadRecord(f"`{column}` is none of {wanted}; write one of them")
+        return meanings[key]
 
-    return read
+    return better
 
 
-def _strength(prompt: str, names: tuple[str, str], label: str) -> Callable[[Record, Scores], Iterator[Item]]:
-    """Of HelpSteer's preferences: -3 (the first is much better) to 3 (the second), 0 a tie."""
-
-    def read(record: Record, scores: Scores) -> Iterator[Item]:
-        first, second = (text(record[name], name) for name in names)
-        strength = number_of(record, label, -3, 3)
-        better = None if strength == 0 else "A" if strength < 0 else "B"
-        yield compare(_turns(prompt_messages(record[prompt], prompt)), first, second, better)
-
-    return read
+def _strength(record: Record, column: str) -> str | None:
+    """HelpSteer's: -3 (the first is much better) to 3 (the second), 0 a tie."""
+    strength = number_of(record, column, -3, 3)
+    return None if strength == 0 else "A" if strength < 0 else "B"
 
 
 _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")  # HelpSteer's way to write a conversation into a text
@@ -116,7 +119,7 @@ def _turns(messages: list[Message]) -> list[Message]:
         return messages
     parts = ["User", *_TURN.split(messages[0]["content"])]
     turns = zip(parts[::2], parts[1::2], strict=True)
-    return [{"role": role.lower(), "content": said} for role, said in turns if said.strip()]
+    return prompt_messages([{"role": role.lower(), "content": said} for role, said in turns if said.strip()])
 
 
 def read_ratings(record: Record, scores: Scores) -> Iterator[Item]:
@@ -130,7 +133,7 @@ def read_ultra_feedback(record: Record, scores: Scores) -> Iterator[Item]:
     messages, (low, high) = prompt_messages(record["instruction"], "instruction"), scores
     completions = record["completions"]
     if not isinstance(completions, list) or not all(isinstance(one, Mapping) for one in completions):
-        raise Broken("`completions` is no list of {response, overall_score}", DROP)
+        raise BadRecord(f"`completions` is no list of {{response, overall_score}}; {DROP}")
     for one in completions:
         grade = number_of(one, "overall_score", 1, 10)
         score = low + round((grade - 1) / 9 * (high - low))
@@ -146,67 +149,44 @@ def _has_lists(record: Record) -> bool:
     return all(isinstance(value, list) and (not value or isinstance(value[0], str)) for value in values)
 
 
-_A_OR_B = {"A": "A", "B": "B", "tie": None}
-FORMATS: Mapping[str, Format] = {
-    "rows": Format(("input", "output"), read_rows, "the judges' parquet itself"),
-    "reward_bench_2": Format(
-        ("prompt", "chosen", "rejected"), read_reward_bench_2, "RewardBench-2: lists of texts", _has_lists
-    ),
-    "chosen_rejected": Format(
-        ("chosen", "rejected"), read_chosen_rejected, "RewardBench, UltraFeedback (binarized), most preference sets"
-    ),
-    "response_a_b": Format(
-        ("prompt", "response_a", "response_b", "preferred"),
-        _two_responses("prompt", ("response_a", "response_b"), "preferred", _A_OR_B),
-        "one's own: A, B or tie",
-    ),
-    "judge_bench": Format(
-        ("question", "response_A", "response_B", "label"),
-        _two_responses("question", ("response_A", "response_B"), "label", {"A>B": "A", "B>A": "B", "A=B": None}),
-        "JudgeBench",
-    ),
-    "llmbar": Format(
-        ("input", "output_1", "output_2", "label"),
-        _two_responses("input", ("output_1", "output_2"), "label", {1: "A", 2: "B", "1": "A", "2": "B"}),
-        "LLMBar",
-    ),
-    "helpsteer2_preference": Format(
-        ("prompt", "response_1", "response_2", "preference_strength"),
-        _strength("prompt", ("response_1", "response_2"), "preference_strength"),
-        "HelpSteer2, preferences",
-    ),
-    "helpsteer3": Format(
-        ("context", "response1", "response2", "overall_preference"),
-        _strength("context", ("response1", "response2"), "overall_preference"),
-        "HelpSteer3, preferences",
-    ),
-    "ratings": Format(("prompt", "response", "helpfulness"), read_ratings, "HelpSteer, HelpSteer2; one's own ratings"),
-    "ultra_feedback": Format(("instruction", "completions"), read_ultra_feedback, "UltraFeedback"),
+_A_OR_B = _label({"A": "A", "B": "B", "tie": None})
+_A_OVER_B = _label({"A>B": "A", "B>A": "B", "A=B": None})
+_1_OR_2 = _label({1: "A", 2: "B", "1": "A", "2": "B"})
+FORMATS: Mapping[str, Format] = {  # docs/how-to/judges.md says which data sets have them
+    "rows": Format(("input", "output"), read_rows),
+    "reward_bench_2": Format(("prompt", "chosen", "rejected"), read_reward_bench_2, _has_lists),
+    "chosen_rejected": Format(("chosen", "rejected"), read_chosen_rejected),
+    "response_a_b": _two_responses(("prompt", "response_a", "response_b", "preferred"), _A_OR_B),
+    "judge_bench": _two_responses(("question", "response_A", "response_B", "label"), _A_OVER_B),
+    "llmbar": _two_responses(("input", "output_1", "output_2", "label"), _1_OR_2),
+    "helpsteer2_preference": _two_responses(("prompt", "response_1", "response_2", "preference_strength"), _strength),
+    "helpsteer3": _two_responses(("context", "response1", "response2", "overall_preference"), _strength),
+    "ratings": Format(("prompt", "response", "helpfulness"), read_ratings),
+    "ultra_feedback": Format(("instruction", "completions"), read_ultra_feedback),
 }
 
 
-def items_of(record: Any, name: str | None = None, scores: Scores = SCORES) -> list[Item]:
-    """What a record says. name: the form it has; None: it shows in its columns. Raises Broken."""
-    if not isinstance(record, Mapping):
-        raise Broken("not an object with columns", "write one record a line")
+def items_of(record: Record, name: str | None = None, scores: Scores = SCORES) -> list[Item]:
+    """What a record says. name: the form it has; None: it shows in its columns. Raises BadRecord."""
     if name is None:
         known = (form for form in FORMATS.values() if record.keys() >= set(form.columns) and form.fits(record))
         form = next(known, None)
         if form is None:
-            raise Broken(
-                f"it has {', '.join(map(str, record)) or 'no columns'}: none of the known forms",
-                "give prompt with chosen and rejected, or another form of docs/how-to/judges.md",
+            raise BadRecord(
+                f"it has {', '.join(map(str, record)) or 'no columns'}: none of the known forms; give prompt with "
+                "chosen and rejected, or another form of docs/how-to/judges.md"
             )
     else:
         form = FORMATS[name]
         if missing := [column for column in form.columns if column not in record]:
-            raise Broken(f"no `{'`, `'.join(missing)}`, which --format {name} has", "give the format that it has")
+            lacking = "`, `".join(missing)
+            raise BadRecord(f"no `{lacking}`, which --format {name} has; give the format that it has")
     return list(form.read(record, scores))
 
 
-def source_of(record: Any, default: str) -> str:
+def source_of(record: Record, default: str) -> str:
     """Where a record says it is from: its `source`, a benchmark's subset, HelpSteer3's domain."""
     for name in ("source", "subset", "domain"):
-        if isinstance(record, Mapping) and isinstance(value := record.get(name), str) and value.strip():
+        if isinstance(value := record.get(name), str) and value.strip():
             return value
     return default

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from convrec.data.chat import Message
+from convrec.data.damage import BadRecord
 
 DROP = "fix or drop these records"
 
@@ -31,30 +32,26 @@ class Rating(NamedTuple):
 Item = Comparison | Rating | dict[str, Any]  # a dict is a row of the schema
 
 
-class Broken(ValueError):
-    """A record that cannot be read: (problem, fix)."""
-
-
 def text(value: Any, name: str) -> str:
-    """The text in a column of this name. Raises Broken when it is none."""
+    """The text in a column of this name. Raises BadRecord when it is none."""
     if not isinstance(value, str) or not value.strip():
-        raise Broken(f"`{name}` has no text", DROP)
+        raise BadRecord(f"`{name}` has no text; {DROP}")
     return value
 
 
 def prompt_messages(value: Any, name: str = "prompt") -> list[Message]:
-    """A prompt: a text, or messages of which the last is the user's. Raises Broken."""
+    """A prompt: a text, or messages of which the last is the user's. Raises BadRecord."""
     if isinstance(value, str):
         return [{"role": "user", "content": text(value, name)}]
     messages = talk(value, name)
     if messages[-1]["role"] != "user":
-        raise Broken("the prompt does not end in the user's message", "cut it before the response")
+        raise BadRecord("the prompt does not end in the user's message; cut it before the response")
     return messages
 
 
 def talk(value: Any, name: str) -> list[Message]:
-    """Messages, whoever has the last word. Raises Broken."""
-    problem = Broken(f"`{name}` is neither a text nor messages {{role, content}}", DROP)
+    """Messages, whoever has the last word. Raises BadRecord."""
+    problem = BadRecord(f"`{name}` is neither a text nor messages {{role, content}}; {DROP}")
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise problem
     for message in value:
@@ -64,14 +61,14 @@ def talk(value: Any, name: str) -> list[Message]:
 
 
 def number_of(record: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False) -> float:
-    """A number from low to high; parquet and JSON of other programs have it as text, too. Raises Broken."""
+    """A number from low to high; parquet and JSON of other programs have it as text, too. Raises BadRecord."""
     try:
         value = float(record[name]) if not isinstance(record[name], bool) else None
     except (KeyError, TypeError, ValueError):
         value = None
     if value is None or not low <= value <= high or (whole and value != int(value)):
         kind = "whole number" if whole else "number"
-        raise Broken(f"`{name}` is no {kind} from {low:g} to {high:g}", f"map the scale to {low:g}-{high:g}")
+        raise BadRecord(f"`{name}` is no {kind} from {low:g} to {high:g}; map the scale to {low:g}-{high:g}")
     return value
 
 

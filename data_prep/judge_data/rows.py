@@ -3,20 +3,16 @@
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from convrec.data.chat import Message
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, make_row, responses_of, swapped_row
 from convrec.judges.verdict import TIE
 from data_prep.judge_data.files import Loaded
 from data_prep.judge_data.records import Comparison, Rating
 
-
-class Placed(NamedTuple):
-    """A row and the record that it is from."""
-
-    row: dict[str, Any]
-    place: str
+Row: TypeAlias = dict[str, Any]  # of the judges' schema, and `place`: the record that it is from
 
 
 class LeftOut(NamedTuple):
@@ -27,22 +23,27 @@ class LeftOut(NamedTuple):
     why: str
 
 
-def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[Placed], list[LeftOut]]:
+def row_of(
+    record: Loaded, messages: Sequence[Message], responses: Sequence[str], label: int | str, reason: str | None = None
+) -> Row:
+    return make_row(messages, responses, label, record.source, reason) | {"place": record.place}
+
+
+def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[Row], list[LeftOut]]:
     """Comparisons as they are, ratings of one query compared with each other; the better response is still A.
 
     Responses that are equal letter by letter are left out.
     """
-    rows: list[Placed] = []
+    rows: list[Row] = []
     left_out: list[LeftOut] = []
     rated: dict[str, list[tuple[Rating, Loaded]]] = {}
 
     def add(item: Comparison, record: Loaded) -> None:
         if item.better.strip() == item.worse.strip():
             left_out.append(LeftOut(record.place, "ties", "the two responses are the same text"))
-            return
-        label = TIE if item.tie else "A"
-        row = make_row(item.messages, [item.better, item.worse], label, record.source, item.reason)
-        rows.append(Placed(row, record.place))
+        else:
+            label = TIE if item.tie else "A"
+            rows.append(row_of(record, item.messages, [item.better, item.worse], label, item.reason))
 
     for record in records:
         for item in record.items:
@@ -51,10 +52,8 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[Placed], list[LeftOut
             elif isinstance(item, Comparison):
                 add(item, record)
             else:
-                row = make_row(
-                    item["input"], responses_of(item), label_of(item, "pairwise"), record.source, item["reason"]
-                )
-                rows.append(Placed(swapped_row(row) if label_of(row, "pairwise") == "B" else row, record.place))
+                row = row_of(record, item["input"], responses_of(item), label_of(item, "pairwise"), item["reason"])
+                rows.append(swapped_row(row) if label_of(row, "pairwise") == "B" else row)
     for ratings in rated.values():
         for (one, record), (other, _) in itertools.combinations(ratings, 2):
             better, worse = (one, other) if one.grade >= other.grade else (other, one)
@@ -63,29 +62,24 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[Placed], list[LeftOut
     return rows, left_out
 
 
-def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tuple[list[Placed], list[LeftOut]]:
+def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tuple[list[Row], list[LeftOut]]:
     """Ratings as they are; of comparisons each response once a record, the better with the score `chosen`, the worse
     with `rejected`. A tie says nothing about either and is left out."""
-    rows: list[Placed] = []
+    rows: list[Row] = []
     left_out: list[LeftOut] = []
     for record in records:
         scored: dict[tuple[str, int], Comparison] = {}
         for item in record.items:
             if isinstance(item, Rating):
-                row = make_row(item.messages, [item.response], item.score, record.source, item.reason)
-                rows.append(Placed(row, record.place))
+                rows.append(row_of(record, item.messages, [item.response], item.score, item.reason))
             elif isinstance(item, dict):
                 score = label_of(item, "pointwise")
-                row = make_row(item["input"], responses_of(item), score, record.source, item["reason"])
-                rows.append(Placed(row, record.place))
+                rows.append(row_of(record, item["input"], responses_of(item), score, item["reason"]))
             elif item.tie or item.better.strip() == item.worse.strip():
                 left_out.append(LeftOut(record.place, "ties", "a tie gives no score"))
             else:
                 scored[item.better, chosen] = scored[item.worse, rejected] = item
-        rows += [
-            Placed(make_row(item.messages, [response], score, record.source), record.place)
-            for (response, score), item in scored.items()
-        ]
+        rows += [row_of(record, item.messages, [response], score) for (response, score), item in scored.items()]
     return rows, left_out
 
 
@@ -94,37 +88,37 @@ def folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def without_duplicates(rows: Sequence[Placed], mode: str) -> tuple[list[Placed], list[LeftOut]]:
+def without_duplicates(rows: Sequence[Row], mode: str) -> tuple[list[Row], list[LeftOut]]:
     """Of rows about the same query and responses, in whatever order: the first where all say the same, else none."""
-    groups: dict[tuple, list[Placed]] = {}
-    for placed in rows:
-        responses = frozenset(response.strip() for response in responses_of(placed.row))
-        groups.setdefault((folded(query_text(placed.row["input"])), responses), []).append(placed)
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        responses = frozenset(response.strip() for response in responses_of(row))
+        groups.setdefault((folded(query_text(row["input"])), responses), []).append(row)
     kept: set[int] = set()
     left_out: list[LeftOut] = []
     for group in groups.values():
         first, *others = group
-        if len({_said(placed.row, mode) for placed in group}) == 1:
+        if len({_said(row, mode) for row in group}) == 1:
             kept.add(id(first))
-            left_out += [LeftOut(other.place, "identical", f"says what {first.place} says") for other in others]
+            left_out += [LeftOut(row["place"], "identical", f"says what {first['place']} says") for row in others]
         else:
-            places = ", ".join(dict.fromkeys(placed.place for placed in group))
-            left_out += [LeftOut(p.place, "contradictory", f"not the same in {places}") for p in group]
-    return [placed for placed in rows if id(placed) in kept], left_out
+            places = ", ".join(dict.fromkeys(row["place"] for row in group))
+            left_out += [LeftOut(row["place"], "contradictory", f"not the same in {places}") for row in group]
+    return [row for row in rows if id(row) in kept], left_out
 
 
-def _said(row: dict[str, Any], mode: str) -> Any:
+def _said(row: Row, mode: str) -> Any:
     """A score, or the better response: B of a row is A of the row with its responses swapped."""
     label = label_of(row, mode)
     return responses_of(row)["AB".index(label)].strip() if label in ("A", "B") else label
 
 
-def balance_order(rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+def balance_order(rows: Sequence[Row], seed: int) -> list[Row]:
     """Swap A and B in half of the pairwise rows, drawn with the seed (of an odd number, the larger half keeps A)."""
     swap = set(random.Random(seed).sample(range(len(rows)), len(rows) // 2))
-    return [swapped_row(row) if place in swap else row for place, row in enumerate(rows)]
+    return [swapped_row(row) if index in swap else row for index, row in enumerate(rows)]
 
 
-def both_orders(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def both_orders(rows: Iterable[Row]) -> list[Row]:
     """Each row and, after it, the same with A and B swapped."""
     return [order for row in rows for order in (row, swapped_row(row))]

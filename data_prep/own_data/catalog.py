@@ -7,18 +7,18 @@ where that is the same or missing, the id too.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from convrec.data.damage import BadRecord, Damage, kind_of, unit_of
+from convrec.data.records import LONGEST_LINE, read_records
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
 from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
-from data_prep.own_data.files import LONGEST_LINE, BadLine, Damage, read_records
 
 TEXTS = ("item_id", "display", "genres")  # columns of a CSV that stay texts
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
@@ -26,52 +26,52 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE) -> tuple[pa.Table, bool]:
-    """(table of title, year and further columns; whether items have years). Damaged lines go to `damage`.
+    """(table of title, year and further columns; whether items have years). Damaged rows go to `damage`.
 
     All items have a year or none has.
     """
-    parquet = path.suffix == ".parquet"
-    records = {}
+    items: dict[int, dict[str, Any]] = {}  # row -> its record, with title and year as they are compared
     first: dict[tuple[str, int | None, str | None], int] = {}
-    entries: dict[int, tuple[str, int | None]] = {}  # line -> title and year
-    for line, record in _read_parquet(path) if parquet else read_records(path, damage, longest_line):
+    for row, record in read_records(path, damage, longest_line):
         try:
             title, year = _read_entry(record)
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
-            if (earlier := first.setdefault((name, year, item_id), line)) != line:
-                raise BadLine("%r is on line %s already; leave one out, or give each an item_id", title, earlier)
-        except BadLine as problem:
-            damage.add(path, line, problem)
-            continue
-        records[line], entries[line] = record, (title, year)
-    if not entries and not damage:
+            if (earlier := first.setdefault((name, year, item_id), row)) != row:
+                text = f"%r is on {unit_of(path)} %s already; leave one out, or give each an item_id"
+                raise BadRecord(text, title, earlier)
+            items[row] = {**record, "title": title, "year": year}
+        except BadRecord as problem:
+            damage.add(path, row, problem)
+    if not items and not damage:
         raise UserError(f"{path}: no items; check how the file was written")
-    undated = [line for line, (_, year) in entries.items() if year is None]
-    if 0 < len(undated) < len(entries):
-        no_year = BadLine("no year, but %s items have one; fill it in, or leave the year out of every item",
-                          f"{len(entries) - len(undated):,}")  # fmt: skip
-        for line in undated:
-            damage.add(path, line, no_year)
-            del records[line], entries[line]
+    undated = [row for row, item in items.items() if item["year"] is None]
+    if 0 < len(undated) < len(items):
+        num_dated = len(items) - len(undated)
+        problem = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+        for row in undated:
+            damage.add(path, row, problem)
+            del items[row]
         undated = []
-    _tell_apart(records, entries)
-    titles, years = [title for title, _ in entries.values()], [year for _, year in entries.values()]
-    columns = {"title": pa.array(titles, pa.string()), "year": pa.array(years, pa.int32())}
-    return pa.table(columns | _further_columns(path, records, damage)), not undated
+    _tell_apart(items)
+    columns = {
+        "title": pa.array([item["title"] for item in items.values()], pa.string()),
+        "year": pa.array([item["year"] for item in items.values()], pa.int32()),
+    }
+    return pa.table(columns | _further_columns(path, items, damage)), not undated
 
 
 def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
     title, year = record.get("title"), record.get("year")
     if not isinstance(title, str) or not title.strip():
-        raise BadLine("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
+        raise BadRecord("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
     if "\n" in title.strip():
-        raise BadLine("%r has a line break, but a list has one item a line; take it out", title)
+        raise BadRecord("%r has a line break, but a list has one item a line; take it out", title)
     if year is None or year == "":
         return title.strip(), None
     number = parse_year(year)
     if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
-        raise BadLine(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
+        raise BadRecord(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
     return title.strip(), number
 
 
@@ -94,21 +94,21 @@ class ItemIds:
     def __bool__(self) -> bool:
         return bool(self._item_of)
 
-    def find(self, item_id: object, key: str) -> Item:
-        """The item of an id. Raises BadLine for one that the catalog lacks."""
+    def find(self, item_id: object) -> Item:
+        """The item of an id. Raises BadRecord for one that the catalog lacks."""
         item = self._item_of.get(str(item_id)) if isinstance(item_id, str | int) else None
         if item is None:
-            raise BadLine(f"{key} holds the item_id %r, which the catalog lacks; write one of its own", item_id)
+            raise BadRecord("holds the item_id %r, which the catalog lacks; write one of its own", item_id)
         return item
 
-    def read(self, text: str, key: str) -> Item | None:
-        """The item of a text that is an id; None for one that is no id. Raises BadLine where it can be either."""
+    def read(self, text: str) -> Item | None:
+        """The item of a text that is an id; None for one that is no id. Raises BadRecord where it can be either."""
         item, is_title = self._item_of.get(text), normalise(text) in self._titles
         if item and is_title and normalise(item.title) != normalise(text):
-            raise BadLine(f'{key} holds %r, an item_id and a title; write {{"item_id": ...}} or {{"title": ...}}', text)
+            raise BadRecord('holds %r, an item_id and a title; write {"item_id": ...} or {"title": ...}', text)
         if item is None and not is_title and _form(text) in self._forms:
-            raise BadLine(
-                f"{key} holds %r, which looks like an item_id and is none of the catalog's; write it right, or "
+            raise BadRecord(
+                "holds %r, which looks like an item_id and is none of the catalog's; write it right, or "
                 '{"title": ...} where it is a title', text
             )  # fmt: skip
         return item
@@ -123,49 +123,38 @@ def _read_id(record: Mapping[str, Any]) -> str | None:
     """The item's id as text, None for none; what lists show beside the title is checked, too."""
     item_id, display = record.get("item_id"), record.get("display")
     if isinstance(item_id, bool) or not isinstance(item_id, str | int | None):
-        raise BadLine("item_id is %r; write a text or a whole number", item_id)
+        raise BadRecord("item_id is %r; write a text or a whole number", item_id)
     if isinstance(display, bool) or not isinstance(display, str | int | float | None) or "\n" in str(display):
-        raise BadLine("display is %r; write a text of one line", display)
+        raise BadRecord("display is %r; write a text of one line", display)
     return None if item_id is None else str(item_id)
 
 
-def _tell_apart(records: dict[int, Any], entries: Mapping[int, tuple[str, int | None]]) -> None:
+def _tell_apart(items: Mapping[int, dict[str, Any]]) -> None:
     """Put the id into `display` of items whose lines would be the same."""
-    same: dict[tuple[str, int | None], list[int]] = {}
-    for line, (title, year) in entries.items():
-        same.setdefault((normalise(shown_title(title, records[line].get("display"))), year), []).append(line)
-    for line in (line for lines in same.values() if len(lines) > 1 for line in lines):
-        shown = [str(part) for name in ("display", "item_id") if (part := records[line].get(name)) not in (None, "")]
-        records[line] = {**records[line], "display": ", ".join(shown)}
-    if any(isinstance(record.get("display"), str) for record in records.values()):  # numbers beside texts
-        for line, record in records.items():
-            if (display := record.get("display")) is not None:
-                records[line] = {**record, "display": str(display)}
+    same: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for item in items.values():
+        same.setdefault((normalise(shown_title(item["title"], item.get("display"))), item["year"]), []).append(item)
+    for item in (item for alike in same.values() if len(alike) > 1 for item in alike):
+        shown = [str(part) for name in ("display", "item_id") if (part := item.get(name)) not in (None, "")]
+        item["display"] = ", ".join(shown)
+    if any(isinstance(item.get("display"), str) for item in items.values()):  # numbers beside texts
+        for item in items.values():
+            if (display := item.get("display")) is not None:
+                item["display"] = str(display)
 
 
-def _read_parquet(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """Rows count as lines, from 1."""
-    try:
-        return enumerate(pq.read_table(path).to_pylist(), start=1)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
-
-
-def _further_columns(path: Path, records: Mapping[int, Mapping[str, Any]], damage: Damage) -> dict[str, pa.Array]:
+def _further_columns(path: Path, items: Mapping[int, Mapping[str, Any]], damage: Damage) -> dict[str, pa.Array]:
     columns = {}
-    names = dict.fromkeys(name for record in records.values() for name in record if name not in ("title", "year"))
-    for name in names:
-        values = [record.get(name) for record in records.values()]
-        if path.suffix == ".csv" and name not in TEXTS:
+    for name in dict.fromkeys(name for item in items.values() for name in item if name not in ("title", "year")):
+        values = [item.get(name) for item in items.values()]
+        if kind_of(path) == ".csv" and name not in TEXTS:
             values = _as_numbers(values)
         if (problem := _mixed(values)) is None:
             columns[name] = pa.array(values)
         else:
-            place = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)
-            text = f"column {name} mixes types here (%s); write one type in every item"
-            damage.add_file(path, list(records)[place], BadLine(text, problem))
+            index = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)
+            told = f"column {name} mixes types here ({problem}); write one type in every item"
+            damage.add(path, list(items)[index], told, lost=0)
     return columns
 
 

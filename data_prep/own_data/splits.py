@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from convrec.data.damage import BadRecord, Damage, place_of
 from convrec.errors import UserError
-from data_prep.own_data.files import BadLine, Damage
 from data_prep.own_data.rows import read_time
+from data_prep.tables import split_by_hash
 
-WHOLE = 1 << 64  # of 64-bit names
 LARGE_SHARE, LARGE_COUNT = 0.05, 20  # of the rows: a conversation has fewer, a common opening more
 
 
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
     """What the first reading keeps of a row."""
 
     path: Path
-    line: int
+    row: int
     conversation: int  # its 64-bit name
     time: float | None
     split: str | None
@@ -76,14 +76,6 @@ def borders_at_shares(rows: Mapping[float, int], validation: float, test: float)
     )
 
 
-def split_by_name(name: int, validation: float, test: float) -> str:
-    """The split of a conversation without times, from its 64-bit name: the same whatever else is in the data."""
-    place = name / WHOLE
-    if place < test:
-        return "test"
-    return "validation" if place < test + validation else "train"
-
-
 def latest_times(rows: Iterable[tuple[int, float]]) -> dict[int, float]:
     """Conversation -> time of its latest row."""
     latest: dict[int, float] = {}
@@ -107,8 +99,8 @@ def check_rule(rule: SplitRule) -> Borders:
     for name, date in (("--validation-from", rule.validation_from), ("--test-from", rule.test_from)):
         try:
             times.append(read_time(date) if date else None)
-        except BadLine as problem:
-            raise UserError(f"{name}: {problem}") from None
+        except BadRecord as problem:
+            raise UserError(f"{name} {problem}") from None
     if None not in times and times[0] >= times[1]:  # type: ignore[operator]
         raise UserError(
             f"--validation-from {rule.validation_from} must be before --test-from {rule.test_from}: validation is what "
@@ -121,14 +113,14 @@ def complete(facts: Sequence[Facts], rule: SplitRule, damage: Damage) -> list[Fa
     """The rows that have what they are split by: a split where any has one, a time where the rule goes by time. The
     others go to `damage`."""
     if any(fact.split is not None for fact in facts):
-        field, problem = "split", BadLine("no split, but other rows have one; write it in every row")
+        field, problem = "split", "no split, but other rows have one; write it in every row"
     elif any(rule) and (rule.validation_from or rule.test_from or any(fact.time is not None for fact in facts)):
-        field, problem = "time", BadLine("no time, which splitting by time needs in every row; write it")
+        field, problem = "time", "no time, which splitting by time needs in every row; write it"
     else:
         return list(facts)
     for fact in facts:
         if getattr(fact, field) is None:
-            damage.add(fact.path, fact.line, problem)
+            damage.add(fact.path, fact.row, problem)
     return [fact for fact in facts if getattr(fact, field) is not None]
 
 
@@ -140,8 +132,8 @@ def common_opening(facts: Sequence[Facts]) -> str | None:
         return None
     first = next(fact for fact in facts if fact.conversation == conversation)
     return (
-        f"{count:,} of {len(facts):,} rows begin as {first.path}, line {first.line} does, so they are one conversation "
-        "and in one split; if they are not, give every row a conversation_id"
+        f"{count:,} of {len(facts):,} rows begin as {place_of(first.path, first.row)} does, so they are one "
+        "conversation and in one split; if they are not, give every row a conversation_id"
     )
 
 
@@ -152,14 +144,14 @@ def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[d
     by_rule = by_share or borders != Borders(None, None)
     if facts[0].split is not None:
         if by_rule:
-            raise UserError(f"{facts[0].path}, line {facts[0].line}: rows have a split; leave it out, or the options "
-                            "for splits")  # fmt: skip
+            first = place_of(facts[0].path, facts[0].row)
+            raise UserError(f"{first}: rows have a split; leave it out, or the options for splits")
         return {fact.conversation: fact.split or "" for fact in facts}, {"by": "the rows' own split"}
     if not by_rule:
         return {fact.conversation: "train" for fact in facts}, {"by": "nothing: all is train"}
     if facts[0].time is None:
         shares = (rule.validation_share, rule.test_share)
-        by_name = {fact.conversation: split_by_name(fact.conversation, *shares) for fact in facts}
+        by_name = {fact.conversation: split_by_hash(fact.conversation, *shares) for fact in facts}
         return by_name, {"by": "hash of the conversation: rows have no time"}
     latest = latest_times((fact.conversation, fact.time) for fact in facts)  # type: ignore[misc]
     if by_share:

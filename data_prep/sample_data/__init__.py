@@ -1,1 +1,1 @@
-"""The sample data: made-up conversations about real films."""
+"""The sample data: generated conversations about real films."""

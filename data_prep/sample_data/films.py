@@ -1,4 +1,4 @@
-"""The embedded films, their made-up popularity, and how well a film suits a taste.
+"""The embedded films, their generated popularity, and how well a film suits a taste.
 
 Titles, years and genres in films.csv are facts; popularity is drawn from a Zipf-like law with a fixed seed. How film f
 suits a taste with genre weights w and era e, and the utility that everything in the sample data follows, are

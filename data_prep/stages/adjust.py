@@ -22,7 +22,7 @@ from scipy import sparse
 
 from convrec.data.schema import TRUTH, truth_of
 from convrec.errors import UserError
-from convrec.files import scratch_folder
+from convrec.files import scratch_folder, write_table
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
 from data_prep.stages import reflect, remap
@@ -44,18 +44,20 @@ class Counts(NamedTuple):
 
     conversations: frozenset[int]  # checksums of the groups with one that is fitted
     ground_truths: int
-    fitted: int
-    not_candidates: int
+    candidates: int  # of them
     truth_M: np.ndarray  # how often each item is one that is fitted
 
     def __add__(self, other: "Counts") -> "Counts":  # type: ignore[override]
         return Counts(
             self.conversations | other.conversations,
             self.ground_truths + other.ground_truths,
-            self.fitted + other.fitted,
-            self.not_candidates + other.not_candidates,
+            self.candidates + other.candidates,
             self.truth_M + other.truth_M,
         )
+
+    @property
+    def fitted(self) -> int:
+        return int(self.truth_M.sum())
 
 
 def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Summary:
@@ -63,7 +65,7 @@ def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Sum
     ranges, softmax = ranges_of(count_rows(folder / ROWS)), settings["softmax"]
     matcher, writable_M = remap.writable_catalog(folder)
     with scratch_folder(folder / "adjust") as scratch, workers.open() as map_ranges:
-        counts = Counts(frozenset(), 0, 0, 0, np.zeros(len(writable_M), int))
+        counts = Counts(frozenset(), 0, 0, np.zeros(len(writable_M), int))
         prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
         for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
             counts += some
@@ -77,7 +79,7 @@ def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Sum
         "conversations": len(counts.conversations),
         "ground_truths": counts.ground_truths,
         "ground_truths_fitted": counts.fitted,
-        "ground_truths_not_candidates": counts.not_candidates,
+        "ground_truths_not_candidates": counts.ground_truths - counts.candidates,
         "epochs": len(fitted.history),
         "log_likelihood": [round(fitted.history[at] / counts.fitted, 4) for at in (0, -1) if fitted.history],
         "moved": moved(folder),
@@ -137,9 +139,8 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
     seen_BM, truth_BM = (
         _matrix([len(some) for some in lists], np.concatenate([[], *lists]), None, shape) for lists in (seen, truth)
     )
-    Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM).save(scratch / f"{start}.npz")
-    truth_M = np.bincount(truth_BM.indices, minlength=shape[1])
-    return Counts(frozenset(groups), total, truth_BM.nnz, total - hits, truth_M)
+    Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM).save(scratch / str(start))
+    return Counts(frozenset(groups), total, hits, np.bincount(truth_BM.indices, minlength=shape[1]))
 
 
 def _known(matcher: Matcher, pairs: Sequence[tuple[str, str]]) -> set[int]:
@@ -201,7 +202,7 @@ def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weight
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
-    return sums(Part.load(scratch / f"{start}.npz"), _vectors(folder, softmax), *weights, powers)
+    return sums(Part.load(scratch / str(start)), _vectors(folder, softmax), *weights, powers)
 
 
 # ---- the lists
@@ -237,7 +238,7 @@ def rewrite_range(
     rated = read_range(folder / reflect.FILE, start, stop, ["scores"])["scores"].to_pylist()
     kept: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
     scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(candidates)
-    part = Part.load(scratch / f"{start}.npz")
+    part = Part.load(scratch / str(start))
     for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), *weights):
         for b, final_M in zip(rows, final_BM, strict=True):
             kept[b] = remap.top_candidates(final_M, len(candidates[b]))
@@ -271,9 +272,7 @@ def _write_weights(
         "lists_before": before_M,
         "lists_after": after_M,
     }
-    table = pa.table(columns)
-    with parquet_writer(folder / ADJUST_WEIGHTS, table.schema) as writer:
-        writer.write_table(table)
+    write_table(folder / ADJUST_WEIGHTS, pa.table(columns))
 
 
 def moved(folder: Path) -> dict[str, list[str]]:

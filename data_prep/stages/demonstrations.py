@@ -10,14 +10,14 @@ from convrec.lists.metrics import evaluate_row, summarise
 from convrec.lists.ranks import Item, format_item
 from data_prep.stages.record import Summary, read_blocks
 from data_prep.stages.rows import ADJUSTED, ROWS, catalog_matcher
-from data_prep.tables import parquet_writer
+from data_prep.tables import message, parquet_writer
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
 BLOCK = 4096
 
 
 def run(folder: Path, settings: dict[str, Any]) -> Summary:
-    """settings: num_items, check (whether to score the lists). Rows with fewer candidates than a list are left out."""
+    """settings: num_items. Rows with fewer candidates than a list are left out."""
     matcher, n = catalog_matcher(folder), settings["num_items"]
     names = list(zip(matcher.catalog.titles, matcher.catalog.years, strict=True))
     written, short = dict.fromkeys(FILES, 0), 0
@@ -38,11 +38,10 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
                     short += 1
                     continue
                 text = "\n".join(format_item(title, year) for title, year in items)
-                rows_of[split].append(row | {"completion": [{"content": text, "role": "assistant"}]})
-                if settings["check"] and row[TRUTH]:
+                rows_of[split].append(row | {"completion": message("assistant", text)})
+                if row[TRUTH]:
                     answer = [Item(title, year) for title, year in items]
-                    truth = row[TRUTH]
-                    metrics = evaluate_row(answer, truth, row["seen_titles"], matcher, ks=_ks(n))
+                    metrics = evaluate_row(answer, row[TRUTH], row["seen_titles"], matcher, ks=_ks(n))
                     scored[split].append((row["prompt"][0]["content"], metrics))
             for split, rows_of_split in rows_of.items():
                 writers[split].write_table(pa.Table.from_pylist(rows_of_split, SFT_SCHEMA))

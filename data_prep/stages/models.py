@@ -10,6 +10,7 @@ from convrec.generation.local_model import LocalModel
 from convrec.generation.placement import Placement, add_placement
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
 from convrec.llm import LLM, endpoint
+from convrec.llm.client import MAX_RETRIES
 from data_prep.stages.asking import Asker, FailedQuestions
 from data_prep.stages.record import Summary
 
@@ -60,7 +61,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     cluster = "models here, remap, adjust: of a Ray cluster over which they are spread; --out on storage of all nodes"
     add_placement(parser, "models here: ", cluster)
     add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
-    add("--retries", type=int, default=8, help="models: of one request (%(default)s)")
+    add("--retries", type=int, default=MAX_RETRIES, help="models: of one request (%(default)s)")
     add("--timeout", type=float, default=600.0, help="models: seconds for one answer (%(default)s)")
     add("--skip-failed", type=float, default=0.05, help="models: share of a stage's questions that may stay without "
         "an answer; OUT/failed.jsonl names them (%(default)s)")  # fmt: skip

@@ -15,7 +15,7 @@ from vectors, a block at a time.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -35,28 +35,22 @@ class Part(NamedTuple):
     seen_BM: sparse.csr_matrix  # set for what the user has seen, which may not be in the list
     truth_BM: sparse.csr_matrix  # set for ground truths that are fitted
 
-    def save(self, path: Path) -> None:
-        arrays: dict[str, Any] = {"query": self.query_BD, "spaces": self.spaces_B}
-        for name, matrix in zip(MATRICES, self[2:], strict=True):
-            arrays |= {f"{name}_{key}": getattr(matrix, key) for key in ("data", "indices", "indptr")}
-        with path.open("wb") as file:
-            np.savez(file, num_items=self.added_BM.shape[1], **arrays)
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        np.savez(folder / "vectors.npz", query=self.query_BD, spaces=self.spaces_B)
+        for name in MATRICES:
+            sparse.save_npz(folder / f"{name}.npz", getattr(self, name), compressed=False)
 
     @classmethod
-    def load(cls, path: Path) -> "Part":
-        with np.load(path) as arrays:
-            shape = len(arrays["query"]), int(arrays["num_items"])
-            matrices = [
-                sparse.csr_matrix(tuple(arrays[f"{name}_{key}"] for key in ("data", "indices", "indptr")), shape)
-                for name in MATRICES
-            ]
-            return cls(arrays["query"], arrays["spaces"], *matrices)
+    def load(cls, folder: Path) -> "Part":
+        with np.load(folder / "vectors.npz") as arrays:
+            return cls(arrays["query"], arrays["spaces"], *(sparse.load_npz(folder / f"{n}.npz") for n in MATRICES))
 
     def rows(self, index: np.ndarray) -> "Part":
         return Part(*(value[index] for value in self))
 
 
-MATRICES = ("added", "seen", "truth")
+MATRICES = ("added_BM", "seen_BM", "truth_BM")
 
 
 def final_blocks(

@@ -1,15 +1,13 @@
 """Stages that leave parquet in one folder: each is run when its settings or what it reads changed, and not otherwise.
 
-OUT/NAME.json says how the stage's files came about: {"id", "settings", "inputs", "files", "summary"}. An id is the
-SHA-256 of the stage's files and `inputs` holds the ids of the stages it read, so that a change upstream shows. It is
-computed again whenever the files are relied on. While a stage runs its record is {"unfinished": true}: one that was
-interrupted is run again, and files without a record are somebody else's.
+OUT/NAME.json says how the stage's files came about: {"settings", "inputs", "files", "summary"}. "files" has the SHA-256
+of each, and "inputs" those of the stages it read, so that a change upstream shows; they are computed again whenever the
+files are relied on. While a stage runs its record is {"unfinished": true}: one that was interrupted is run again, and
+files without a record are somebody else's.
 """
 
-import hashlib
-import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +17,10 @@ import pyarrow.parquet as pq
 
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json, write_json
+from convrec.same_request import as_kept, differences
 
 Summary = dict[str, Any]
-KEYS = {"id", "settings", "inputs", "files", "summary"}
+KEYS = {"settings", "inputs", "files", "summary"}
 
 
 class Stage(NamedTuple):
@@ -39,40 +38,47 @@ def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) 
     Raises UserError when a stage before it is missing; when a file of it or of those before it is not what was written;
     and, unless `redo` is given, when it was run with other settings or inputs, or its files are another program's.
     """
-    settings = json.loads(json.dumps(settings))  # as the record will hold them
-    inputs = {}
-    for name in stage.reads:
-        record = read_record(folder, name)
-        if record is None:
-            raise UserError(f"{folder}: the stage `{name}` is not there yet; `{stage.name}` reads it: run it first")
-        if missing := _missing(folder, record["files"]):
-            raise UserError(f"{folder / missing[0]}: gone, and `{stage.name}` reads it; run the stage `{name}` again")
-        if _identity(folder, record["files"]) != record["id"]:
-            raise _changed(folder, name, record)
-        inputs[name] = record["id"]
+    settings = as_kept(settings)
+    inputs = {name: _files_of(folder, name, stage.name) for name in stage.reads}
     record = read_record(folder, stage.name)
     if record is None and not redo:
         refuse_foreign(folder, stage.name, stage.files)
     if record is not None:
-        same = (record["settings"], record["inputs"]) == (settings, inputs)
-        if not (same or redo):
+        others = [
+            f"the stage `{name}` has changed since" for name in inputs if inputs[name] != record["inputs"].get(name)
+        ]
+        others += differences(record["settings"], settings)
+        if others and not redo:
             raise UserError(
-                f"{folder}: the stage `{stage.name}` was run with something else: "
-                f"{_difference(record, settings, inputs)}. Give --redo to run it again, or another --out"
+                f"{folder}: the stage `{stage.name}` was run with something else: {'; '.join(others)}. Give --redo to "
+                "run it again, or another --out"
             )
         asks_again = redo and record["summary"].get("failed")  # questions without an answer
-        if same and not asks_again and not _missing(folder, stage.files):
-            if _identity(folder, stage.files) == record["id"]:
+        if not (others or asks_again) and all((folder / name).exists() for name in stage.files):
+            if _hashes(folder, stage.files) == record["files"]:
                 return record["summary"], False
             if not redo:
                 raise _changed(folder, stage.name, record)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, stage.name, {"unfinished": True})
+    path = folder / f"{stage.name}.json"
+    write_json(path, {"unfinished": True})
     summary = stage.run(folder, settings)
-    identity = _identity(folder, stage.files)
-    record = {"id": identity, "settings": settings, "inputs": inputs, "files": list(stage.files), "summary": summary}
-    _write(folder, stage.name, record)
+    files = _hashes(folder, stage.files)
+    write_json(path, {"settings": settings, "inputs": inputs, "files": files, "summary": summary})
     return summary, True
+
+
+def _files_of(folder: Path, name: str, reader: str) -> dict[str, str]:
+    """File -> hash of the stage `name`. Raises UserError where they are not what it wrote; reader: who needs them."""
+    record = read_record(folder, name)
+    if record is None:
+        raise UserError(f"{folder}: the stage `{name}` is not there yet; `{reader}` reads it: run it first")
+    for file in record["files"]:
+        if not (folder / file).exists():
+            raise UserError(f"{folder / file}: gone, and `{reader}` reads it; run the stage `{name}` again")
+    if _hashes(folder, record["files"]) != record["files"]:
+        raise _changed(folder, name, record)
+    return record["files"]
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any] | None:
@@ -100,12 +106,8 @@ def refuse_foreign(folder: Path, name: str, files: Sequence[str]) -> None:
         )
 
 
-def _missing(folder: Path, files: Sequence[str]) -> list[str]:
-    return [file for file in files if not (folder / file).exists()]
-
-
-def _identity(folder: Path, files: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(file_hash(folder / file) for file in files).encode()).hexdigest()
+def _hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    return {file: file_hash(folder / file) for file in files}
 
 
 def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
@@ -113,19 +115,6 @@ def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
     return UserError(
         f"{folder}: {files} is not what the stage `{name}` wrote; put the file back, or run `{name}` with --redo"
     )
-
-
-def _write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    write_json(folder / f"{name}.json", record)
-
-
-def _difference(record: Mapping[str, Any], settings: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    changes = [f"the stage `{name}` has changed since" for name in inputs if inputs[name] != record["inputs"].get(name)]
-    for name in sorted({*settings, *record["settings"]}):
-        old, new = record["settings"].get(name), settings.get(name)
-        if old != new:
-            changes.append(f"{name} was {old!r} and is {new!r}")
-    return "; ".join(changes)
 
 
 def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> Iterator[list[dict]]:

@@ -13,9 +13,10 @@ none           all ratings 0
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +62,7 @@ DATED_WORDS = {"form": "title (year)", "named": "title and year", "example": "He
 UNDATED_WORDS = {"form": "title", "named": "title", "example": "Heat"}
 CORRECTION = "There is no verdict. {form}"
 
+T = TypeVar("T")
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
 
 
@@ -103,7 +105,7 @@ def comparisons(count: int) -> list[tuple[int, int]]:
     """(shown first, shown second) of candidates 0 to count - 1: each with its neighbours and with those half the list
     away, once first and once second for each distance."""
     distances = sorted({1, count // 2}) if count > 1 else []
-    return [(place, (place + distance) % count) for distance in distances for place in range(count)]
+    return [(index, (index + distance) % count) for distance in distances for index in range(count)]
 
 
 def add_ratings(scores: Sequence[float], ratings: Sequence[float], gamma: float) -> list[float]:
@@ -143,68 +145,58 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
     return rate
 
 
+def _ask_for_verdicts(
+    matcher: Matcher,
+    asker: Asker,
+    mode: str,
+    criteria: Criteria | None,
+    questions: Sequence[tuple[dict, list[int]]],
+    verdict_of: Callable[[str], T | None],
+) -> list[T | None]:
+    """The verdict of a trained judge on each (row, the one or two items that are shown); None without one."""
+    names = [[_name(matcher, m) for m in items] for _, items in questions]
+    prompts = [
+        judge_prompt(mode, [{"role": "user", "content": conversation_text(row)}], shown, criteria)
+        for (row, _), shown in zip(questions, names, strict=True)
+    ]
+    answers = asker.ask(
+        prompts,
+        lambda _, text: verdict_of(text) is not None,
+        CORRECTION.format(form=form_of_answer(mode, criteria.scores if criteria else SCORES)),
+        "judge",
+        thinks=True,
+        names=[f"{row['sample_id']}: {' or '.join(shown)}" for (row, _), shown in zip(questions, names, strict=True)],
+    )
+    return [verdict_of(texts[-1]) for texts in answers]
+
+
 def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria | None = None) -> Judge:
     scores = criteria.scores if criteria else SCORES
-    correction = CORRECTION.format(form=form_of_answer("pointwise", scores))
-
-    def rating_of(text: str) -> float | None:
-        return pointwise_rating(text, scores)
 
     def rate(block: Block) -> list[list[float]]:
-        prompts = [
-            judge_prompt(
-                "pointwise", [{"role": "user", "content": conversation_text(row)}], [_name(matcher, m)], criteria
-            )
-            for row, candidates in block
-            for m in candidates[:judged]
-        ]
-        names = [f"{row['sample_id']}: {_name(matcher, m)}" for row, candidates in block for m in candidates[:judged]]
-        answers = iter(
-            asker.ask(
-                prompts,
-                lambda _, text: rating_of(text) is not None,
-                correction,
-                "judge",
-                thinks=True,
-                names=names,
-            )
+        questions = [(row, [m]) for row, candidates in block for m in candidates[:judged]]
+        verdicts = _ask_for_verdicts(
+            matcher, asker, "pointwise", criteria, questions, lambda text: pointwise_rating(text, scores)
         )
-        ratings = []
-        for _, candidates in block:
-            found = [rating_of(next(answers)[-1]) or 0.0 for _ in candidates[:judged]]
-            ratings.append(found + [0.0] * (len(candidates) - len(found)))
-        return ratings
+        ratings = iter(verdicts)
+        return [
+            [(next(ratings) or 0.0) if k < judged else 0.0 for k in range(len(candidates))] for _, candidates in block
+        ]
 
     return rate
 
 
 def pairwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria | None = None) -> Judge:
-    correction = CORRECTION.format(form=form_of_answer("pairwise", SCORES))
-
     def rate(block: Block) -> list[list[float]]:
-        compared = [(place, *pair) for place, (_, c) in enumerate(block) for pair in comparisons(len(c[:judged]))]
-        prompts, names = [], []
-        for place, first, second in compared:
-            row, candidates = block[place]
-            pair = [_name(matcher, candidates[first]), _name(matcher, candidates[second])]
-            query = [{"role": "user", "content": conversation_text(row)}]
-            prompts.append(judge_prompt("pairwise", query, pair, criteria))
-            names.append(f"{row['sample_id']}: {pair[0]} or {pair[1]}")
-        answers = asker.ask(
-            prompts,
-            lambda _, text: preference_verdict(text) is not None,
-            correction,
-            "judge",
-            thinks=True,
-            names=names,
-        )
+        compared = [(b, *pair) for b, (_, c) in enumerate(block) for pair in comparisons(len(c[:judged]))]
+        questions = [(block[b][0], [block[b][1][first], block[b][1][second]]) for b, first, second in compared]
+        verdicts = _ask_for_verdicts(matcher, asker, "pairwise", criteria, questions, preference_verdict)
         played = [np.zeros(len(candidates)) for _, candidates in block]
         won = [np.zeros(len(candidates)) for _, candidates in block]
-        for (place, first, second), texts in zip(compared, answers, strict=True):
-            verdict = preference_verdict(texts[-1])
+        for (b, first, second), verdict in zip(compared, verdicts, strict=True):
             if verdict is not None:
-                played[place][[first, second]] += 1
-                won[place][first if verdict == "A" else second] += 1
+                played[b][[first, second]] += 1
+                won[b][first if verdict == "A" else second] += 1
         return [
             np.where(games > 0, 4 * wins / np.maximum(games, 1) - 2, 0.0).tolist()
             for wins, games in zip(won, played, strict=True)
@@ -243,8 +235,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     `list`, `pointwise` and `pairwise`."""
     matcher = catalog_matcher(folder)
     judge = _make_judge(folder, settings, matcher, asker)
-    total = rated = 0
-    histogram: dict[float, int] = {}
+    counts: Counter[float] = Counter()  # rating -> how often
     questions = {"pointwise": settings["judged"], "pairwise": len(comparisons(settings["judged"]))}
     size = max(1, BLOCK // max(1, questions.get(settings["judge"], 1)))  # conversations, of about BLOCK questions
     with (
@@ -253,8 +244,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     ):
         for rows, kept in _blocks(folder, size):
             block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]
-            rated_rows = iter(judge([(row, candidates) for row, candidates in block if candidates]))
-            ratings = [next(rated_rows) if candidates else [] for _, candidates in block]
+            rated = iter(judge([(row, candidates) for row, candidates in block if candidates]))
+            ratings = [next(rated) if candidates else [] for _, candidates in block]
             scores = [
                 add_ratings(entry["scores"], given, settings["gamma"])
                 for entry, given in zip(kept, ratings, strict=True)
@@ -262,14 +253,12 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             columns = [row["sample_id"] for row in rows], ratings, scores
             writer.write_table(pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA))
             for given in ratings:
-                total += len(given)
-                for rating in given:
-                    histogram[rating] = histogram.get(rating, 0) + 1
-            rated = total - histogram.get(0.0, 0)
+                counts.update(given)
             bar.update(len(rows))
+    total = counts.total()
     summary = {
-        "not_zero": round(rated / max(total, 1), 4),
-        "ratings": {f"{rating:g}": count for rating, count in sorted(histogram.items())},
+        "not_zero": round((total - counts[0.0]) / max(total, 1), 4),
+        "ratings": {f"{rating:g}": count for rating, count in sorted(counts.items()) if count},
     }
     return summary | (asker.summary() if asker else {})
 

@@ -134,8 +134,8 @@ def run(
     is_chosen: bool = True,
     workers: Workers = ALONE,
 ) -> Summary:
-    """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), remap ("full" or "none"), and
-    trust_remote_code where it is given. is_chosen: whether `remap` was asked for; if not, raises UserError where most
+    """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), trust_remote_code, and remap
+    ("full" or "none"). is_chosen: whether `remap` was asked for; if not, raises UserError where most
     rows have fewer than `num_items` candidates without it."""
     total, kept, short, num_spaces = count_rows(folder / ROWS), 0, 0, 0
     num_catalog = len(writable_catalog(folder)[0].catalog)

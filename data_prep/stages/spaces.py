@@ -108,8 +108,7 @@ def conversations_of(scratch: Path, start: int, stop: int) -> np.ndarray:
 
 def _encode_here(folder: Path, scratch: Path, settings: dict[str, Any]) -> None:
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
-    trusted = settings.get("trust_remote_code", False)
-    embedder = make_embedder(settings["embedding"], [], trust_remote_code=trusted)
+    embedder = make_embedder(settings["embedding"], [], trust_remote_code=settings["trust_remote_code"])
     np.save(scratch / "items0.npy", embedder.encode(metadata))
     total = count_rows(folder / ROWS)
     with Progress(total=total, desc="encode", unit="row") as bar:

@@ -4,15 +4,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from convrec.data.damage import BadRecord, Damage
+from convrec.data.records import read_records
 from convrec.data.schema import CONVERSATION_MARKER, split_prompt
 from convrec.errors import UserError
 from convrec.lists.ranks import split_lines
 from convrec.serving.conversation import conversation_text
 from convrec.serving.items import Title
-from data_prep.own_data.files import BadLine, Damage, read_records
 
 # Of one meaning each; the second ones are the names in the parquet of training and evaluation.
 CONVERSATION, NAME, SEEN = ("conversation", "messages", "prompt"), ("id", "sample_id"), ("seen", "seen_titles")
@@ -36,43 +34,28 @@ def read_chats(path: Path, unread: set[str] | None = None) -> Iterator[Chat]:
     Raises UserError for the file, and at its end for all of its damaged rows, up to 20 of them named.
     """
     damage, sound = Damage(), 0
-    for row, (line, record) in enumerate(_records(path, damage)):
+    for row, (number, record) in enumerate(read_records(path, damage)):
         if unread is not None:
             unread.update(name for name in record if name not in KEYS)
         try:
             yield _read(row, record)
             sound += 1
-        except BadLine as problem:
-            damage.add(path, line, problem)
+        except BadRecord as problem:
+            damage.add(path, number, problem)
     damage.check([path], sound)
     if not sound:
         raise UserError(f"{path}: no conversations; check how the file was written")
 
 
-def _records(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line or row from 1, record)."""
-    if path.suffix != ".parquet":
-        yield from read_records(path, damage)
-        return
-    try:
-        file = pq.ParquetFile(path)
-        records = (record for batch in file.iter_batches(batch_size=4096) for record in batch.to_pylist())
-        yield from enumerate(records, start=1)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from None
-
-
 def _read(row: int, record: Mapping[str, Any]) -> Chat:
-    """Raises BadLine."""
+    """Raises BadRecord."""
     conversation = _one_of(record, CONVERSATION)
     if conversation is None:
-        raise BadLine("no conversation; write it under conversation or messages (docs/how-to/serving.md)")
+        raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/serving.md)")
     try:
         text = conversation_text(_without_instruction(conversation))
     except UserError as error:
-        raise BadLine(str(error)) from None
+        raise BadRecord(str(error)) from None
     name = next((record[key] for key in NAME if record.get(key) is not None), None)
     allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
     seen = _names(_one_of(record, SEEN), "seen")
@@ -100,7 +83,7 @@ def _without_instruction(conversation: Any) -> Any:
 def _one_of(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     given = [key for key in keys if record.get(key) is not None]
     if len(given) > 1:
-        raise BadLine(f"both {given[0]} and {given[1]}, which are the same; keep one")
+        raise BadRecord(f"both {given[0]} and {given[1]}, which are the same; keep one")
     return record[given[0]] if given else None
 
 
@@ -110,5 +93,5 @@ def _names(value: Any, key: str) -> list[str | int]:
         return []
     entries = split_lines(value, "|") if isinstance(value, str) else value
     if not isinstance(entries, list) or any(isinstance(e, bool) or not isinstance(e, str | int) for e in entries):
-        raise BadLine(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
+        raise BadRecord(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
     return list(entries)

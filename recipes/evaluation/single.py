@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from convrec.data.damage import REPORT, write_report
-from convrec.files import write_json
+from convrec.data.damage import REPORT
+from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, Asked, model_answers
 from convrec.generation.placement import Placement, Places
 from convrec.judges.verdict import outside_thinking
@@ -133,7 +133,7 @@ def evaluate(
     (out / REPORT).unlink(missing_ok=True)
     files = (setup.scored_by["data"], split.damaged), (setup.given["train"], of_train.damaged)
     if any(rows for _, rows in files):
-        write_report(
+        write_jsonl(
             out / REPORT,
             ({"file": path, "row": row, "reason": why} for path, rows in files for row, why in rows.items()),
         )

@@ -1,6 +1,5 @@
 """A split and its catalog as evaluation reads them: checked, with warnings for what looks like another data set's."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -9,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from convrec.data.damage import REPORT, check_share, counted
+from convrec.data.damage import REPORT, Damage, counted
 from convrec.data.schema import RL_SCHEMA, TRUTH, Pair, truth_of
-from convrec.data.validation import Findings, inspect_rl_table
+from convrec.data.validation import inspect_table
 from convrec.errors import UserError
 from convrec.generation.answers import prompt_id
 from convrec.lists.catalog import Catalog, load_catalog
@@ -94,44 +93,41 @@ class Rows(NamedTuple):
 
 def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, scored: bool = True) -> Rows:
     """scored: whether the rows need ids of their own and years that are numbers, which baselines do not."""
-    findings, report = inspect_rl_table(path, catalog.dated)
+    path, damage = Path(path), Damage(skip_damaged, named=None)
+    report = inspect_table(path, RL_SCHEMA, damage, dated=catalog.dated)
     table = pq.read_table(path, columns=RL_SCHEMA.names)
-    unsound = findings.reasons()
+    unsound = {row for _, row in damage.rows()}
     numbers = [row for row in range(report.rows) if row not in unsound]
     rows = dict(zip(numbers, table.take(numbers).to_pylist(), strict=True))
     if scored:
-        _find_repeated_ids(rows, findings)
-        _find_years(rows, catalog, findings)
-    if skip_damaged is None:
-        findings.raise_if_any(shown=None)
-        return Rows(list(rows.values()), {}, report.warnings)
-    damaged = findings.reasons()
-    counts = Counter(damaged.values())
-    check_share(str(path), counts, report.rows, skip_damaged)
-    lines = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(counts)]
+        _find_repeated_ids(path, rows, damage)
+        _find_years(path, rows, catalog, damage)
+    damaged = {row: str(finding.problem) for (_, row), finding in sorted(damage.rows().items())}
+    damage.check([path], report.rows - len(damaged))
+    lines = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(damage.counts())]
     warnings = report.warnings + (["\n".join(lines)] if damaged else [])
     return Rows([content for row, content in rows.items() if row not in damaged], damaged, warnings)
 
 
-def _find_repeated_ids(rows: Mapping[int, Mapping[str, Any]], findings: Findings) -> None:
+def _find_repeated_ids(path: Path, rows: Mapping[int, Mapping[str, Any]], damage: Damage) -> None:
     first: dict[str, int] = {}
     repeated = [row for row, content in rows.items() if first.setdefault(content["sample_id"], row) != row]
-    if repeated:
+    for row in repeated:
         name = rows[repeated[0]]["sample_id"]
-        problem = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r})"
-        findings.add(problem, repeated, "give each row its own")
+        told = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r}); give each row its own"
+        damage.add(path, row, told)
 
 
-def _find_years(rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, findings: Findings) -> None:
+def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, damage: Damage) -> None:
     wrong = {
         row: f"{title!r}, {year!r}"
         for row, content in rows.items()
         for title, year in content[TRUTH] or []
         if catalog.year_of(year) is None
     }
-    if wrong:
+    for row in wrong:
         problem = f"a ground-truth year that is no whole number such as 1999 ({next(iter(wrong.values()))})"
-        findings.add(problem, list(wrong), "write the year, or leave the title out")
+        damage.add(path, row, f"{problem}; write the year, or leave the title out")
 
 
 def _foreign_catalog(

@@ -165,7 +165,7 @@ def test_a_second_run_leaves_everything_and_a_changed_setting_is_refused(built, 
     message = refusal(capsys, ["reflect", "--out", str(built), "--candidates=10", "--gamma=0.7", *NO_MODEL])
     assert re.search(r"`reflect`.*gamma was 0.5 and is 0.7.*--redo", message)
     message = refusal(capsys, ["remap", "--out", str(built), "--candidates=10", "--trust-remote-code"])
-    assert "trust_remote_code was None and is True" in message
+    assert "trust_remote_code was False and is True" in message
     assert "share was 0.5 and is 1" in refusal(capsys, arguments(source, built, *NO_MODEL, "--share=1"))
 
 

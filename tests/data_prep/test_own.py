@@ -1,15 +1,11 @@
 """Data of one's own: what is read, what is written, and what is said about damage."""
 
-import contextlib
 import json
-import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from convrec.data.schema import prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
@@ -19,10 +15,8 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
 from data_prep.own import convert_own, format_summary, main
-from data_prep.own_data.files import BadLine, Damage, read_records
-from data_prep.own_data.rows import KEYS, read_conversation, read_row, read_time
 from data_prep.own_data.splits import SplitRule
-from data_prep.tables import beginning, conversation_of, group_of
+from data_prep.tables import conversation_of, group_of
 from reward.catalog_match import compute_score
 
 FILMS = [{"title": "Heat", "year": 1995, "plot": "cops"}, {"title": "M", "year": "1931"}, {"title": "Up", "year": 2009}]
@@ -221,14 +215,6 @@ def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(fil
     assert first["sample_id"] != second["sample_id"]
 
 
-def test_a_greeting_is_no_conversation_in_common():
-    start = "USER: Hi\nSYSTEM: Hello\nUSER: a western\n"
-    assert beginning(start + "SYSTEM: Up?\nUSER: no\n") == beginning(start) == start.strip()
-    assert beginning("SYSTEM: Hello there, who are you?\nUSER: me\nSYSTEM: ?\nUSER: x\n").endswith("USER: me")
-    assert beginning("USER: Hi\n") == "USER: Hi"
-    assert beginning("no speakers") == "no speakers"
-
-
 def test_shares_without_times_go_by_the_conversation(files):
     rows = [line(conversation_id=n // 2, id=n) for n in range(400)]
     given = files(rows)
@@ -248,7 +234,7 @@ def test_an_opening_that_many_conversations_share_is_told(files):
     summary = convert_own(**files(rows), rule=SplitRule(test_share=0.3))
     (warning,) = summary["warnings"]
     assert warning.startswith("40 of 100 rows begin as ")
-    assert "dialogues.jsonl, line 1 does, so they are one conversation and in one split; if they are not" in warning
+    assert "dialogues.jsonl: line 1 does, so they are one conversation and in one split; if they are not" in warning
     assert f"warning: {warning}" in format_summary(summary, "out")
     assert convert_own(**files(rows), overwrite=True)["warnings"] == []  # not divided
     named = [row | {"conversation_id": n // 40} for n, row in enumerate(rows)]
@@ -275,106 +261,6 @@ def told(given, **options) -> str:
     return str(error.value)
 
 
-USER = {"role": "user", "content": "hi"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"conversation": None}, "no conversation; write [{"),
-        ({"conversation": []}, "no conversation; write [{"),
-        ({"conversation": 7}, "conversation is a int; write [{"),
-        ({"conversation": "hello"}, "does not begin with `USER: ` or `SYSTEM: `; begin every turn with one"),
-        ({"conversation": [USER, {"role": "bot", "content": "?"}]}, "turn 1 has the role 'bot'; write user"),
-        ({"conversation": [{"role": "user", "content": " "}]}, "turn 0 has no text; leave it out"),
-        ({"conversation": [{"text": "hi"}]}, "turn 0 of the conversation is not {role, content}; write"),
-        ({"conversation": [USER, {"role": "assistant", "content": "Up?"}]}, "the last turn is not the user's"),
-        ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
-        ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
-        ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
-        ({"conversation": [{"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
-        ({"conversation": [USER, {"role": "developer", "content": "Be brief."}, USER]}, "turn 1 has the role 'devel"),
-        ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
-        ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
-        ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
-        ({"ground_truth": ["Heat"]}, "'Heat', which is not `Title (1999)`; add the year"),
-        ({"ground_truth": [["Heat", "soon"]]}, "'soon' is no year from 1870 to 2100; write it right"),
-        ({"ground_truth": [["Heat", 201]]}, "201 is no year from 1870 to 2100"),
-        ({"ground_truth": [["", 1995]]}, "which is no item; write \"Title (1999)\" or [title, year]"),
-        ({"ground_truth": [["Heat", 1995, 1]]}, "which is no item"),
-        ({"ground_truth": {"Heat": 1995}}, "ground_truth is a dict; write a list of items"),
-        ({"seen": [7]}, "seen holds 7, which is no item"),
-        ({"demonstration": ["M (1931)", "Up (2009)", ["M", 1931]]}, "demonstration holds 'M (1931)' twice; leave"),
-        ({"demonstration": ["M (1931)", "m (1931)"]}, "holds 'M (1931)' twice, once as 'm (1931)'; leave"),
-        ({"demonstration": ["M (1931)", "M (1932)"]}, "holds 'M (1931)' twice, once as 'M (1932)'"),
-        ({"demonstration": [["Blade (1982) Cut", 2007]]}, "a line that is read as 'Blade (1982)'; leave it out"),
-        ({"demonstration": [["-", 2007]]}, "holds '- (2007)', a line that is read as no item; leave it out"),
-        ({"ground_truth": ["Blade (1982) Cut (2007)"]}, "which has two years; write [title, year]"),
-        ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
-        ({"seen_titles": ["Heat"]}, "unknown key 'seen_titles'; did you mean seen? Keys: conversation,"),
-        ({"groundtruth": ["Heat"]}, "unknown key 'groundtruth'; did you mean ground_truth?"),
-        ({"labels": ["Heat"]}, "unknown key 'labels'; did you mean ground_truth?"),
-        ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
-        ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
-        ({"time": 1669852800000}, "a number is seconds since 1970 (milliseconds: divide by 1,000)"),
-        ({"time": 20221201}, "time is 20221201; a number is seconds since 1970"),
-        ({"time": 2022}, 'a date is a text: "2022-10-31"'),
-        ({"time": ["2022"]}, "time is a list; write"),
-        ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
-        ({"id": ""}, "id is ''; write a text or a number, or leave it out"),
-        ({"conversation_id": {}}, "conversation_id is {}; write a text or a number"),
-    ],
-)  # fmt: skip
-def test_a_damaged_line_is_named_with_its_mend(files, changes, problem):
-    given = files([line(), line(**changes), line()])
-    message = told(given)
-    assert message.startswith(f"{given['conversations'][0]}, line 2: ")
-    assert problem in message
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('{"conversation": \n', "line 2: no JSON ("),
-        ('["USER: hi"]\n', "line 2: a list, not an object; write {...}"),
-        ('{"conversation": "USER: \\ud83d"}\n', "line 2: half of a surrogate pair"),
-    ],
-)
-def test_lines_that_are_no_objects_are_named(files, text, problem):
-    assert problem in told(files(json.dumps(line()) + "\n" + text))
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("conversation,ground_truth\nUSER: hi,M (1931)\nUSER: a, b,M (1931)\n", "line 3: 3 cells for 2 columns; put"),
-        ('conversation,ground_truth\nUSER: hi,M (1931)\n"USER: a" b,M (1931)\n', "line 3: no CSV ("),
-        ("conversation;ground_truth\nUSER: hi;M (1931)\n", "line 1: columns are divided by ';'; divide them by commas"),
-        (
-            "conversation,seen,seen\nUSER: hi,,\n",
-            "line 1: the header ['conversation', 'seen', 'seen'] has a name twice",
-        ),
-        (
-            "conversation,ground_truth\n,M (1931)\n",
-            'no conversation; write [{"role": "user", "content": "..."}, ...], in CSV USER: ...',
-        ),
-        (
-            "conversation,ground_truth\nUSER: hi,M (1931)\n\nUSER: hi,M\n",
-            "line 4: ground_truth holds 'M', which is not",
-        ),
-    ],
-)
-def test_damaged_csv_is_named(files, text, problem):
-    assert problem in told(files(text, "title,year\nM,1931\n", ".csv"))
-
-
-def test_messages_are_a_conversation(files):
-    rows = [{"messages" if key == "conversation" else key: value for key, value in line().items()}]
-    given = files(rows)
-    convert_own(**given)
-    assert read(given["out"], "train")[0]["prompt"][0]["content"] == prompt_text(TEXT)
-
-
 SOUND = [line(conversation_id=n) for n in range(38)]
 
 
@@ -382,26 +268,22 @@ def test_damaged_rows_are_left_out_named_and_counted(files, tmp_path, capsys):
     given = files(SOUND)
     convert_own(**given)
     expected = {name: read(given["out"], name) for name in ("train", "catalog")}
-    rows = [json.dumps(row) for row in [*SOUND[:3], line(time="day 1"), *SOUND[3:], line(time="day 2")]]
+    rows = [*SOUND[:3], line(time="day 1"), *SOUND[3:], line(time="day 2")]
     catalog = [*FILMS, *({"title": f"Film {n}", "year": 2000} for n in range(17)), {"title": "No Year"}]
-    given = files("\n".join(rows), catalog, ".jsonl") | {"out": tmp_path / "skipped"}
-    argv = ["--conversations", str(given["conversations"][0]), "--catalog", str(given["catalog"])]
-    argv += ["--out", str(given["out"])]
+    given = files(rows, catalog) | {"out": tmp_path / "skipped"}
+    dialogues, items = str(given["conversations"][0]), str(given["catalog"])
+    argv = ["--conversations", dialogues, "--catalog", items, "--out", str(given["out"])]
     with pytest.raises(SystemExit):
         main(argv)
     assert not given["out"].exists()
+    assert f"{dialogues}: line 40: time is 'day 2'; write 2022" in capsys.readouterr().err
     main([*argv, "--skip-damaged"])  # 2 of 40 rows and 1 of 21 items
     assert read(given["out"], "train") == expected["train"]
     assert [row["title"] for row in read(given["out"], "catalog")] == [row["title"] for row in catalog[:-1]]
-    reasons = ["time is 'day 1'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"]
-    reasons += [reasons[0].replace("day 1", "day 2")]
-    told = [json.loads(text) for text in (given["out"] / "damaged.jsonl").read_text().splitlines()]
-    dialogues = str(given["conversations"][0])
-    assert told[1:] == [
-        {"file": dialogues, "line": 4, "reason": reasons[0]},
-        {"file": dialogues, "line": 40, "reason": reasons[1]},
-    ]
-    assert (told[0]["file"], told[0]["line"]) == (str(given["catalog"]), 21)
+    first, *others = map(json.loads, (given["out"] / "damaged.jsonl").read_text().splitlines())
+    assert (first["file"], first["line"]) == (items, 21)
+    reason = "time is 'day %s'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"
+    assert others == [{"file": dialogues, "line": n, "reason": reason % day} for n, day in ((4, 1), (40, 2))]
     printed = capsys.readouterr().out
     assert "3 damaged rows left out, named in damaged.jsonl:" in printed
     assert "       2: time is ...; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970" in printed
@@ -410,53 +292,25 @@ def test_damaged_rows_are_left_out_named_and_counted(files, tmp_path, capsys):
 
 def test_more_damage_than_may_be_left_out_stops(files):
     given = files([*SOUND, line(split="dev"), line(split="eval"), line(ground_truth=[])])
-    with pytest.raises(UserError) as told_of:
+    with pytest.raises(UserError) as error:
         convert_own(**given, skip_damaged=0.05)
-    message = str(told_of.value)
+    message = str(error.value)
     assert "dialogues.jsonl: 3 of 41 rows are damaged, more than the share of 0.05 that may be left out" in message
     assert "       2: split is ...; write train, validation or test\n       1: neither ground_truth nor" in message
     assert not given["out"].exists()
     assert convert_own(**given, skip_damaged=0.08)["rows"]["read"] == 38
-    catalog = [*FILMS, {"title": "Dune"}]
     with pytest.raises(UserError, match=r"catalog\.jsonl: 1 of 4 rows are damaged"):
-        convert_own(**files(SOUND, catalog), skip_damaged=0.05, overwrite=True)
+        convert_own(**files(SOUND, [*FILMS, {"title": "Dune"}]), skip_damaged=0.05, overwrite=True)
 
 
 def test_rows_without_a_time_or_split_are_damage_where_the_others_have_one(files):
-    rows = [line(time="2022-10-01", conversation_id=n) for n in range(20)]
-    given = files([*rows, line(conversation_id=99)])
-    convert_own(**given, rule=SplitRule("2022-11-01"), skip_damaged=0.05)
-    assert len(read(given["out"], "train")) == 20
-    rows = [line(split="test", conversation_id=n) for n in range(20)]
-    convert_own(**files([*rows, line(conversation_id=99)]), skip_damaged=0.05, overwrite=True)
-    assert len(read(given["out"], "test")) == 20
-    assert "line 21: no split" in (given["out"] / "damaged.jsonl").read_text().replace(
-        '"line": 21, "reason": "', "line 21: "
-    )
-
-
-def test_a_damaged_csv_record_takes_nothing_else_with_it(files):
-    rows = [f'"USER: number {n}\nSYSTEM: more?\nUSER: yes","M (1931)"\n' for n in range(40)]
-    head = "conversation,ground_truth\n"
-    texts = [
-        "".join(rows[:7]),
-        rows[7].replace("more", "m\udce9re"),
-        "".join(rows[8:20]),
-        "a,b,c\n",
-        "".join(rows[20:]),
-    ]
-    given = files("", "title,year\nM,1931\n", ".csv")
-    given["conversations"][0].write_bytes((head + "".join(texts)).encode("utf-8", "surrogateescape"))
-    assert "line 23: no UTF-8 (byte 9: invalid continuation byte)" in told(given)  # the record's first line
-    summary = convert_own(**given, skip_damaged=0.1)
-    assert sum(summary["damaged"].values()) == 4  # three lines and one
-    found = [row["prompt"][0]["content"].split("number ")[1].split("\n")[0] for row in read(given["out"], "train")]
-    assert found == [str(n) for n in range(40) if n != 7]
-    # a quote that is never closed takes in all that follows: as many rows as lines
-    plain = "USER: hi,M (1931)\n"
-    given["conversations"][0].write_text(head + plain * 20 + '"' + plain * 20)
-    with pytest.raises(UserError, match="20 of 40 rows are damaged"):
-        convert_own(**given, skip_damaged=0.4, overwrite=True)
+    for options, split in (({"time": "2022-10-01"}, "train"), ({"split": "test"}, "test")):
+        rows = [line(conversation_id=n, **options) for n in range(20)]
+        given = files([*rows, line(conversation_id=99)])
+        convert_own(**given, rule=SplitRule("time" in options and "2022-11-01"), skip_damaged=0.05, overwrite=True)
+        assert len(read(given["out"], split)) == 20
+        (entry,) = map(json.loads, (given["out"] / "damaged.jsonl").read_text().splitlines())
+        assert (entry["line"], entry["reason"][:7]) == (21, "no time" if "time" in options else "no spli")
 
 
 def test_what_spoils_a_whole_file_is_never_left_out(files):
@@ -466,39 +320,6 @@ def test_what_spoils_a_whole_file_is_never_left_out(files):
     given = files(SOUND, [*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}])
     with pytest.raises(UserError, match="line 4: column plot mixes types here"):
         convert_own(**given, skip_damaged=0.9)
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_a_line_that_is_too_long_is_never_read_whole(tmp_path, suffix):
-    start, end = ('{"conversation": "USER: ', '"}\n') if suffix == ".jsonl" else ('"USER: ', '"\n')
-    path = tmp_path / f"long{suffix}"
-    head = "conversation\n" if suffix == ".csv" else ""
-    path.write_text(f"{head}{start}{'x' * (50 << 20)}{end}{start}short{end}")
-    damage = Damage()
-    tracemalloc.start()
-    records = list(read_records(path, damage, longest_line=1))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert [record["conversation"] for _, record in records] == ["USER: short"]
-    (entry,) = damage.entries
-    assert entry.line == (2 if head else 1)
-    assert "longer than 1 MiB; shorten it, or give --longest-line" in str(entry.problem)
-    assert peak < 8 << 20
-    damage = Damage()
-    path.write_text(f"{head}{start}{'x' * (1 << 20)}{end}")
-    assert not list(read_records(path, damage, longest_line=1))
-    assert list(read_records(path, Damage(), longest_line=1.1))
-
-
-def test_a_long_value_is_quoted_in_part(files):
-    assert len(told(files([line(split="dev" * 10**5)]))) < 1000
-
-
-def test_bytes_that_are_no_utf8_are_named(files):
-    given = files([line()])
-    content = given["conversations"][0].read_bytes()
-    given["conversations"][0].write_bytes(content + content.replace(b"else", b"\xe9lse"))
-    assert "line 2: no UTF-8 (byte" in told(given)
 
 
 @pytest.mark.parametrize(
@@ -523,13 +344,6 @@ def test_bytes_that_are_no_utf8_are_named(files):
 )
 def test_a_damaged_catalog_is_named(files, catalog, problem):
     assert problem in told(files([line()], catalog))
-
-
-def test_years_in_conversations_but_not_in_the_catalog(files):
-    message = told(files([line()], [{"title": "M"}]))
-    assert (
-        "ground_truth holds ['M', 1931] with a year, but the catalog has no years; leave years out of both" in message
-    )
 
 
 def test_a_catalog_in_parquet(files, tmp_path):
@@ -560,7 +374,7 @@ def test_rows_that_contradict_each_other_are_named(files):
     ("rule", "problem"),
     [
         (SplitRule("2022-12-01", "2022-11-01"), "--validation-from 2022-12-01 must be before --test-from 2022-11-01"),
-        (SplitRule("in May"), "--validation-from: time is 'in May'"),
+        (SplitRule("in May"), "--validation-from is 'in May'"),
         (SplitRule("2022-12-01", test_share=0.1), "give one pair"),
         (SplitRule(test_share=1.0), "--test-share 1.0: give a share from 0 to below 1"),
         (SplitRule(validation_share=0.6, test_share=0.4), "leave something for train"),
@@ -571,20 +385,11 @@ def test_rules_that_cannot_be_followed(files, rule, problem):
     assert problem in told(files([line(time="2022-10-01")]), rule=rule)
 
 
-def test_many_errors_are_told_at_once_and_equal_ones_counted(files):
-    rows = [line(time=f"day {n}") for n in range(25)] + [line(split="dev")] * 30
-    message = told(files(rows)).split("\n")
-    assert len(message) == 22  # 20 of 26, how many more, and that nothing was written
-    assert message[-2] == "and 6 more such messages"
-    message = told(files([line(split="dev")] * 30))
-    assert "line 1: split is 'dev'; write train, validation or test (and on 29 more lines)" in message
-
-
 def test_files_and_folders_that_do_not_fit(files, tmp_path, monkeypatch):
     given = files([line()])
-    assert "dialogues.xlsx: unknown format '.xlsx'" in _told_of(given, tmp_path / "dialogues.xlsx", b"")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "empty.jsonl: no conversations" in told(given | {"conversations": [tmp_path / "empty.jsonl"]})
     assert "absent.jsonl: no such file" in told(given | {"conversations": [tmp_path / "absent.jsonl"]})
-    assert "no conversations" in _told_of(given, tmp_path / "empty.jsonl", b"\n")
     assert "--num-items 0: give 1 to 100" in told(given, num_items=0)
     convert_own(**given)
     with pytest.raises(UserError, match="out: already there; give --overwrite"):
@@ -610,11 +415,6 @@ def test_files_and_folders_that_do_not_fit(files, tmp_path, monkeypatch):
         convert_own(**given | {"out": Path()}, overwrite=True)
 
 
-def _told_of(given, path, content) -> str:
-    path.write_bytes(content)
-    return told(given | {"conversations": [path]})
-
-
 def test_the_command(files, tmp_path, capsys):
     given = files([line(time="2022-10-01"), line(time="2022-12-01", conversation_id=2, ground_truth=["Alien (1979)"])])
     argv = ["--conversations", str(given["conversations"][0]), "--catalog", str(given["catalog"])]
@@ -631,38 +431,3 @@ def test_the_command(files, tmp_path, capsys):
         main(argv)
     assert left.value.code == 2
     assert "already there" in capsys.readouterr().err
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**400),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["title", "year", "role", "content"]), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.sampled_from(KEYS), json_values), st.booleans())
-def test_no_json_makes_the_reader_fail(changes, dated):
-    sound = {"conversation": TURNS, "ground_truth": ["M (1931)"]}
-    with contextlib.suppress(BadLine):
-        row = read_row(sound | changes, dated)
-        assert row.conversation.endswith("\n")
-        assert all(title.strip() and (year != "") == dated for title, year in row.truth)
-
-
-contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
-def test_turns_are_written_in_order_with_their_speaker(turns, last):
-    turns = [*turns, ("user", last)]
-    speakers = {"user": "USER", "assistant": "SYSTEM"}
-    text = read_conversation([{"role": role, "content": content} for role, content in turns])
-    assert text == "".join(f"{speakers[role]}: {content.strip()}\n" for role, content in turns)
-
-
-def test_times_of_every_form_are_the_same_moment():
-    forms = ["2022-12-01", "20221201", "2022-12-01T00:00:00Z", "2022-12-01T01:00:00+01:00", 1669852800, "1669852800.0"]
-    assert [read_time(form) for form in forms] == [1669852800.0] * 6

@@ -106,7 +106,7 @@ ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
 def test_what_is_wrong_with_a_row(row: dict[str, Any], mode: str, said: str) -> None:
     problem = row_problem(row, mode)
     assert problem is not None
-    assert said in problem[0]
+    assert said in problem
 
 
 def test_labels_that_disagree_are_no_preference() -> None:

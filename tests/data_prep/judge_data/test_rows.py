@@ -12,7 +12,6 @@ from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
 from data_prep import judge
 from data_prep.judge import convert
-from data_prep.judge_data.rows import Placed
 from data_prep.judge_data.splits import BEGINNING, SPLITS, large_group, split_rows
 
 TEST_ALONE = {"test_share": 1.0}
@@ -95,8 +94,8 @@ def test_nothing_left_says_what_was_left_out(tmp_path: Path, capsys: pytest.Capt
 
 
 def split_of(query: str, seed: int = 1) -> str:
-    placed = Placed(make_row([{"role": "user", "content": query}], ["x", "y"], "A", ""), "")
-    parts, _ = split_rows([placed], {"validation": 0.3, "test": 0.3}, seed)
+    row = make_row([{"role": "user", "content": query}], ["x", "y"], "A", "")
+    parts, _ = split_rows([row], "pairwise", {"validation": 0.3, "test": 0.3}, seed)
     return next(name for name in SPLITS if parts[name])
 
 
@@ -124,7 +123,5 @@ def test_a_template_that_all_queries_begin_with_is_warned_about(
     path.write_text("".join(json.dumps(pair(f"{LONG} {n}")) + "\n" for n in range(30)))
     assert judge.main(["--mode", "pairwise", "--input", str(path), "--out", str(tmp_path / "out")]) == 0
     assert "warning: 30 of 30 rows have a query that begins alike" in capsys.readouterr().err
-    assert (
-        large_group([Placed(make_row([{"role": "user", "content": str(n)}], ["x"], 1, ""), "") for n in range(30)])
-        is None
-    )
+    rows = [make_row([{"role": "user", "content": str(n)}], ["x"], 1, "") for n in range(30)]
+    assert large_group(rows) is None

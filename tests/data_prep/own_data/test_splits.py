@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from data_prep.own_data.splits import Borders, Facts, SplitRule, assign, borders_at_shares, check_rule, split_by_name
+from data_prep.own_data.splits import Borders, Facts, SplitRule, assign, borders_at_shares, check_rule
+from data_prep.tables import split_by_hash
 
 rows = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=40)  # conversation, time
 
@@ -61,7 +62,7 @@ def test_shares_by_hand():
 
 def test_a_name_decides_alone_and_shares_are_met():
     names = [(n * 0x9E3779B97F4A7C15) % 2**64 for n in range(20_000)]  # Weyl's sequence: evenly spread
-    sizes = Counter(split_by_name(name, 0.1, 0.2) for name in names)
+    sizes = Counter(split_by_hash(name, 0.1, 0.2) for name in names)
     assert [round(sizes[split] / 20_000, 2) for split in ("train", "validation", "test")] == [0.7, 0.1, 0.2]
 
 

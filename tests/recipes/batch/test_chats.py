@@ -72,7 +72,7 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
 def test_a_damaged_row_is_named(tmp_path: Path, record: dict, problem: str) -> None:
     with pytest.raises(UserError) as error:
         chats(tmp_path / "chats.jsonl", {"conversation": "hi"}, record)
-    assert f"{tmp_path / 'chats.jsonl'}, line 2: " in str(error.value)
+    assert f"{tmp_path / 'chats.jsonl'}: line 2: " in str(error.value)
     assert problem in str(error.value)
 
 

@@ -1,0 +1,195 @@
+"""Records of JSONL, CSV, JSON and parquet files, one by one; what is damaged goes to a report (convrec.data.damage)."""
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.damage import BadRecord, Damage, kind_of
+from convrec.data.utf8 import rows_without_utf8
+from convrec.errors import UserError
+
+LONGEST_LINE = 8.0  # MiB, unless told otherwise; reading takes up to 32 times as much memory (notes/data.md)
+LONGEST_POSSIBLE = 1024  # MiB
+MEBIBYTE = 1 << 20
+BATCH_ROWS = 8192  # of parquet
+CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
+_HALF_PAIR = re.compile(r"\\u[dD][89abcdefABCDEF]")
+_QUOTING = "put cells with commas, quotes or line breaks in double quotes"
+
+Records: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
+
+
+def read_records(path: Path, damage: Damage, longest_line: float = LONGEST_LINE) -> Records:
+    """(row, record) of each sound row, counted as damage.unit_of says; text files also compressed (.gz). Damaged rows,
+    and lines of more than `longest_line` MiB, go to `damage`.
+
+    Raises UserError for a file that is not there, is of another format, or cannot be read at all.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        match kind_of(path):
+            case ".jsonl" | ".ndjson":
+                yield from _read_jsonl(path, damage, longest_line)
+            case ".csv":
+                yield from _read_csv(path, damage, longest_line)
+            case ".json":
+                yield from _read_json(path, damage)
+            case ".parquet":
+                yield from _read_parquet(path, damage)
+            case other:
+                formats = ".jsonl (an object a line), .json (a list of objects), .csv or .parquet"
+                raise UserError(f"{path}: unknown format {other!r}; write {formats}")
+    except CUT_OFF as error:
+        raise UserError(f"{path}: not readable as gzip ({error}); fetch it again") from None
+
+
+def _read_jsonl(path: Path, damage: Damage, longest_line: float) -> Records:
+    for line, text in _lines(path, longest_line):
+        try:
+            if isinstance(text, BadRecord):
+                raise text
+            if text.strip():
+                yield line, _checked(_parsed(text, "write one object a line, line breaks in texts as \\n"))
+        except BadRecord as problem:
+            damage.add(path, line, problem)
+
+
+def _read_json(path: Path, damage: Damage) -> Records:
+    with _opened(path) as file:
+        content = file.read()
+    try:
+        entries = _parsed(content.decode("utf-8-sig"), "is it one record a line? Name it .jsonl then")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: no UTF-8 ({error}); save the file as UTF-8") from None
+    except BadRecord as problem:
+        raise UserError(f"{path}: {problem}") from None
+    if not isinstance(entries, list):
+        raise UserError(f"{path}: its JSON is no list of records; write [{{...}}, ...], or a record a line")
+    for number, entry in enumerate(entries):
+        try:
+            yield number, _checked(entry)
+        except BadRecord as problem:
+            damage.add(path, number, problem)
+
+
+def _parsed(text: str, fix: str) -> Any:
+    try:
+        value = json.loads(text)
+        if _HALF_PAIR.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRecord("half of a surrogate pair (\\ud800 to \\udfff), which is no character; take it out") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRecord("no JSON (%s); " + fix, error) from None
+    return value
+
+
+def _checked(record: Any) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise BadRecord("a %s, not an object; write {...}", type(record).__name__)
+    return record
+
+
+def _read_parquet(path: Path, damage: Damage) -> Records:
+    for batch, numbers in parquet_batches(path, damage):
+        yield from zip(numbers.to_pylist(), batch.to_pylist(), strict=True)
+
+
+def parquet_batches(
+    path: Path, damage: Damage, columns: Sequence[str] | None = None
+) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """(rows whose text is UTF-8, their numbers) of a parquet file, batch by batch."""
+    start = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                damaged = rows_without_utf8(batch)
+                for row in damaged:
+                    damage.add(path, start + row, "text that is no UTF-8; write the row again")
+                keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
+                numbers = pa.array(np.arange(start, start + len(batch)))
+                start += len(batch)
+                yield batch.filter(keep), numbers.filter(keep)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
+
+
+def _read_csv(path: Path, damage: Damage, longest_line: float) -> Records:
+    """A record can have several lines. One that cannot be read loses as many rows as it has lines: a quote too many
+    takes in what follows it."""
+    csv.field_size_limit(int(longest_line * MEBIBYTE))  # characters of a cell; the default of 131,072 is a long thread
+    unreadable: list[BadRecord] = []  # in the lines of the record
+
+    def texts() -> Iterator[str]:
+        for _, text in _lines(path, longest_line):
+            if isinstance(text, BadRecord):
+                unreadable.append(text)
+            yield "\n" if isinstance(text, BadRecord) else text
+
+    lines = csv.reader(texts(), strict=True)
+    header: list[str] = []
+    while True:
+        line = lines.line_num + 1
+        try:
+            cells = next(lines)
+            if unreadable:
+                raise unreadable[0]
+            if not header:
+                header = _header(cells)
+            elif cells:
+                if len(cells) != len(header):
+                    raise BadRecord("%s cells for %s columns; " + _QUOTING, len(cells), len(header))
+                yield line, {name: cell for name, cell in zip(header, cells, strict=True) if cell.strip()}
+        except StopIteration:
+            return
+        except (csv.Error, BadRecord) as error:
+            problem = error if isinstance(error, BadRecord) else BadRecord("no CSV (%s); " + _QUOTING, error)
+            unreadable.clear()
+            damage.add(path, line, problem, lost=max(1, lines.line_num - line + 1) if header else 0)
+            if not header:
+                return
+
+
+def _header(cells: Sequence[str]) -> list[str]:
+    """The columns' names. Raises BadRecord where they cannot be."""
+    header = [name.strip() for name in cells]
+    if len(header) == 1 and (separator := next((mark for mark in ";\t" if mark in header[0]), None)):
+        raise BadRecord("columns are divided by %r; divide them by commas", separator)
+    if len(set(header)) < len(header) or "" in header:
+        raise BadRecord("the header %s has a name twice or an empty one; name columns once", header)
+    return header
+
+
+def _lines(path: Path, longest_line: float) -> Iterator[tuple[int, str | BadRecord]]:
+    """(1-based line, its text or why it has none). A line that is too long is passed over piece by piece."""
+    limit = int(longest_line * MEBIBYTE)
+    with _opened(path) as file:
+        line = 0
+        while raw := file.readline(limit + 1):
+            line += 1
+            if len(raw) > limit:
+                while not raw.endswith(b"\n") and (raw := file.readline(limit)):
+                    pass
+                yield line, BadRecord(
+                    "longer than %s MiB; shorten it, or give --longest-line (reading takes up to 32 times as much "
+                    "memory)", f"{longest_line:g}"
+                )  # fmt: skip
+                continue
+            try:
+                yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                yield line, BadRecord("no UTF-8 (byte %s: %s); save the file as UTF-8", error.start, error.reason)
+
+
+def _opened(path: Path) -> Any:
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")

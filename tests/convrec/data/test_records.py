@@ -1,0 +1,170 @@
+"""Records of every kind of file; what is damaged is told with its place, or left out and reported."""
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.data.damage import BadRecord, Damage, check_share, column, counted
+from convrec.data.records import read_records
+from convrec.errors import UserError
+
+RECORDS = [{"title": "Heat", "note": "cops"}, {"title": "M"}]
+TEXTS = {".jsonl": "".join(json.dumps(record) + "\n" for record in RECORDS), ".json": json.dumps(RECORDS)}
+TEXTS[".csv"] = 'title,note\n"Heat",cops\n\nM, \n'
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def told(path: Path) -> str:
+    """What reading all of it says."""
+
+    def read() -> None:
+        list(read_records(path, damage))
+        damage.check()
+
+    damage = Damage()
+    with pytest.raises(UserError) as error:
+        read()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("suffix", "rows"), [(".jsonl", (1, 2)), (".JSON", (0, 1)), (".csv", (2, 4))])
+def test_every_kind_of_text(tmp_path: Path, suffix: str, rows: tuple[int, int], packed: bool) -> None:
+    content = b"\xef\xbb\xbf" + TEXTS[suffix.lower()].encode()
+    path = write(tmp_path / f"in{suffix}{'.gz' * packed}", gzip.compress(content) if packed else content)
+    assert list(read_records(path, Damage())) == list(zip(rows, RECORDS, strict=True))
+
+
+def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
+    titles = pa.array([b"Heat", b"\xff", b"M"]).view(pa.binary()).cast(pa.string(), safe=False)
+    pq.write_table(pa.table({"title": titles}), tmp_path / "in.parquet")
+    damage = Damage()
+    assert list(read_records(tmp_path / "in.parquet", damage)) == [(0, {"title": "Heat"}), (2, {"title": "M"})]
+    with pytest.raises(UserError, match=r"in\.parquet: row 1: text that is no UTF-8; write the row again"):
+        damage.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl: line 2: no JSON ("),
+        ("a.jsonl", '\n["a"]\n', "a.jsonl: line 2: a list, not an object; write {...}"),
+        ("a.jsonl", '{"a": "\\ud83d"}\n', "a.jsonl: line 1: half of a surrogate pair"),
+        ("a.jsonl", '{"a": ' + "[" * 100_000, "a.jsonl: line 1: no JSON ("),
+        ("a.jsonl", b'{"a": 1}\n{"a": "\xe9lse"}\n', "a.jsonl: line 2: no UTF-8 (byte 7: "),
+        ("a.json", '[{"a": 1}, 2]', "a.json: record 1: a int, not an object"),
+        ("a.json", "{}", "a.json: its JSON is no list of records"),
+        ("a.json", '{"a": 1}\n{"a": 2}', "is it one record a line? Name it .jsonl then"),
+        ("a.json", b'["\xe9"]', "a.json: no UTF-8 ("),
+        ("a.csv", "a,b\nx,y\nx, y,z\n", "a.csv: line 3: 3 cells for 2 columns; put"),
+        ("a.csv", 'a,b\nx,y\n"x" y,z\n', "a.csv: line 3: no CSV ("),
+        ("a.csv", "a;b\nx;y\n", "a.csv: line 1: columns are divided by ';'; divide them by commas"),
+        ("a.csv", "a,b,b\nx,,\n", "a.csv: line 1: the header ['a', 'b', 'b'] has a name twice"),
+        ("a.parquet", "none", "a.parquet: not readable as parquet ("),
+        ("a.jsonl.gz", "plain", "a.jsonl.gz: not readable as gzip ("),
+        ("a.json.gz", gzip.compress(b"[1, 2, 3]" * 99)[:-12], "a.json.gz: not readable as gzip ("),
+        ("a.xlsx", "", "a.xlsx: unknown format '.xlsx'; write .jsonl (an object a line), .json"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: Any, said: str) -> None:
+    assert said in told(write(tmp_path / name, content))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "absent.jsonl: no such file" in told(tmp_path / "absent.jsonl")
+
+
+def test_a_damaged_csv_record_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    rows = [f'"USER: number {n}\nSYSTEM: more?\nUSER: yes","M (1931)"\n' for n in range(40)]
+    rows[7] = rows[7].replace("more", "m\udce9re")
+    rows[20] = "a,b,c\n" + rows[20]
+    content = ("conversation,truth\n" + "".join(rows)).encode("utf-8", "surrogateescape")
+    damage = Damage(0.1)
+    found = [record["conversation"] for _, record in read_records(write(tmp_path / "in.csv", content), damage)]
+    assert [text.split("number ")[1].split("\n")[0] for text in found] == [str(n) for n in range(40) if n != 7]
+    assert [(finding.row, finding.lost) for finding in damage.findings] == [(23, 3), (62, 1)]  # first line, lines
+    # a quote that is never closed takes in all that follows: as many rows as lines
+    plain = "USER: hi,M (1931)\n"
+    path, damage = write(tmp_path / "in.csv", "conversation,truth\n" + plain * 20 + '"' + plain * 20), Damage(0.4)
+    sound = len(list(read_records(path, damage)))
+    with pytest.raises(UserError, match="20 of 40 rows are damaged"):
+        damage.check([path], sound)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_line_that_is_too_long_is_never_read_whole(tmp_path: Path, suffix: str) -> None:
+    start, end = ('{"a": "', '"}\n') if suffix == ".jsonl" else ('"', '"\n')
+    head = "a\n" if suffix == ".csv" else ""
+    path = write(tmp_path / f"long{suffix}", f"{head}{start}{'x' * (50 << 20)}{end}{start}short{end}")
+    damage = Damage()
+    tracemalloc.start()
+    records = list(read_records(path, damage, longest_line=1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [record["a"] for _, record in records] == ["short"]
+    (finding,) = damage.findings
+    assert finding.row == (2 if head else 1)
+    assert "longer than 1 MiB; shorten it, or give --longest-line" in str(finding.problem)
+    assert peak < 8 << 20
+    write(path, f"{head}{start}{'x' * (1 << 20)}{end}")
+    assert not list(read_records(path, Damage(), longest_line=1))
+    assert list(read_records(path, Damage(), longest_line=1.1))
+
+
+# ---- the report
+
+
+def test_equal_problems_are_told_once_and_what_spoils_a_file_always() -> None:
+    damage = Damage(end="Nothing was written.")
+    for row in range(1, 31):
+        damage.add("a.jsonl", row, BadRecord("split is %r; write train", "dev"))
+    for row in range(25):
+        damage.add("b.json", row, BadRecord("time is %r; write a date", f"day {row}"))
+    with pytest.raises(UserError) as error:
+        damage.check()
+    first, *others, more, end = str(error.value).split("\n")
+    assert first == "a.jsonl: lines 1, 2, 3, 4, 5 and 25 more: split is 'dev'; write train"
+    assert (others[0], len(others)) == ("b.json: record 0: time is 'day 0'; write a date", 19)
+    assert (more, end) == ("and 6 more such messages", "Nothing was written.")
+    skipping = Damage(0.9)
+    skipping.findings = damage.findings
+    skipping.check(["a.jsonl", "b.json"], 10)
+    skipping.add("c.csv", 1, "columns are divided by ';'", lost=0)
+    with pytest.raises(UserError, match=r"^c\.csv: line 1: columns are divided by ';'$"):
+        skipping.check(["a.jsonl", "b.json"], 10)
+
+
+def test_rows_are_counted_once_and_by_problems_without_their_values(tmp_path: Path) -> None:
+    damage = Damage(0.5)
+    for row, value in ((0, "a"), (1, "b"), (1, "c")):
+        with pytest.raises(BadRecord) as error, column("time"):
+            raise BadRecord("is %r; write a date", value)
+        damage.add("in.parquet", row, error.value)
+    assert damage.counts() == {"time is ...; write a date": 2}
+    damage.check(["in.parquet"], 2)
+    with pytest.raises(
+        UserError, match=r"2 of 3 rows are damaged, more than the share of 0\.5 .*\n +2: time is \.\.\.;"
+    ):
+        damage.check(["in.parquet"], 1)
+    damage.write_report(tmp_path / "damaged.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "damaged.jsonl").read_text().splitlines()] == [
+        {"file": "in.parquet", "row": row, "reason": f"time is {value!r}; write a date"}
+        for row, value in ((0, "a"), (1, "b"))
+    ]
+
+
+def test_a_long_value_is_quoted_in_part_and_many_reasons_are_cut() -> None:
+    assert len(str(BadRecord("is %r", "dev" * 10**5))) < 400
+    lines = counted({f"reason {n}": n + 1 for n in range(25)})
+    assert (lines[0], lines[-1]) == ("      25: reason 24", "          and 5 more reasons")
+    check_share("in", {"a": 1}, 20, 0.05)

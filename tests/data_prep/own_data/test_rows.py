@@ -1,0 +1,133 @@
+"""A record of one's own conversations: what is read, and what is said of a damaged one."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.data.damage import BadRecord
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from data_prep.own_data.rows import KEYS, Row, check_demonstration, read_conversation, read_row, read_time
+from data_prep.tables import beginning
+
+USER = {"role": "user", "content": "hi"}
+SOUND = {"conversation": [USER], "ground_truth": [["M", 1931]]}
+MATCHER = Matcher(Catalog.from_items([("Heat", 1995), ("M", 1931), ("Up", 2009)]))
+
+
+def read(**changes: Any) -> Row:
+    row = read_row(SOUND | changes, dated=True)
+    check_demonstration(row.demonstration, 20, MATCHER)
+    return row
+
+
+def test_a_row_in_all_its_forms() -> None:
+    truth = ["M (1931)", {"title": "Up", "year": "2009"}, ["M", "1931"]]
+    row = read(ground_truth=truth, seen="Heat (1995) | Nine", demonstration=[["Up", 2009]], id=7, split="test")
+    assert (row.truth, row.repeated_truths) == ([("M", "1931"), ("Up", "2009")], 1)
+    assert (row.seen, row.demonstration, row.id, row.split) == (["Heat", "Nine"], [("Up", 2009)], "7", "test")
+    del (other := SOUND | {"messages": [USER]})["conversation"]
+    assert read_row(other, dated=True).conversation == row.conversation == "USER: hi\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"conversation": None}, "no conversation; write [{"),
+        ({"conversation": []}, "no conversation; write [{"),
+        ({"conversation": 7}, "conversation is a int; write [{"),
+        ({"conversation": "hello"}, "does not begin with `USER: ` or `SYSTEM: `; begin every turn with one"),
+        ({"conversation": [USER, {"role": "bot", "content": "?"}]}, "turn 1 has the role 'bot'; write user"),
+        ({"conversation": [{"role": "user", "content": " "}]}, "turn 0 has no text; leave it out"),
+        ({"conversation": [{"text": "hi"}]}, "turn 0 of the conversation is not {role, content}; write"),
+        ({"conversation": [USER, {"role": "assistant", "content": "Up?"}]}, "the last turn is not the user's"),
+        ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
+        ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
+        ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
+        ({"conversation": [{"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
+        ({"conversation": [USER, {"role": "developer", "content": "Be brief."}, USER]}, "turn 1 has the role 'devel"),
+        ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
+        ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
+        ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
+        ({"ground_truth": ["Heat"]}, "'Heat', which is not `Title (1999)`; add the year"),
+        ({"ground_truth": [["Heat", "soon"]]}, "'soon' is no year from 1870 to 2100; write it right"),
+        ({"ground_truth": [["Heat", 201]]}, "201 is no year from 1870 to 2100"),
+        ({"ground_truth": [["", 1995]]}, "which is no item; write \"Title (1999)\" or [title, year]"),
+        ({"ground_truth": [["Heat", 1995, 1]]}, "which is no item"),
+        ({"ground_truth": {"Heat": 1995}}, "ground_truth is a dict; write a list of items"),
+        ({"seen": [7]}, "seen holds 7, which is no item"),
+        ({"demonstration": ["M (1931)", "Up (2009)", ["M", 1931]]}, "demonstration holds 'M (1931)' twice; leave"),
+        ({"demonstration": ["M (1931)", "m (1931)"]}, "holds 'M (1931)' twice, once as 'm (1931)'; leave"),
+        ({"demonstration": ["M (1931)", "M (1932)"]}, "holds 'M (1931)' twice, once as 'M (1932)'"),
+        ({"demonstration": [["Blade (1982) Cut", 2007]]}, "a line that is read as 'Blade (1982)'; leave it out"),
+        ({"demonstration": [["-", 2007]]}, "holds '- (2007)', a line that is read as no item; leave it out"),
+        ({"ground_truth": ["Blade (1982) Cut (2007)"]}, "which has two years; write [title, year]"),
+        ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
+        ({"seen_titles": ["Heat"]}, "unknown key 'seen_titles'; did you mean seen? Keys: conversation,"),
+        ({"groundtruth": ["Heat"]}, "unknown key 'groundtruth'; did you mean ground_truth?"),
+        ({"labels": ["Heat"]}, "unknown key 'labels'; did you mean ground_truth?"),
+        ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
+        ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
+        ({"time": 1669852800000}, "a number is seconds since 1970 (milliseconds: divide by 1,000)"),
+        ({"time": 20221201}, "time is 20221201; a number is seconds since 1970"),
+        ({"time": 2022}, 'a date is a text: "2022-10-31"'),
+        ({"time": ["2022"]}, "time is a list; write"),
+        ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
+        ({"id": ""}, "id is ''; write a text or a number, or leave it out"),
+        ({"conversation_id": {}}, "conversation_id is {}; write a text or a number"),
+    ],
+)  # fmt: skip
+def test_a_damaged_row_is_named_with_its_fix(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadRecord) as error:
+        read(**changes)
+    assert problem in str(error.value)
+
+
+def test_a_row_of_a_catalog_without_years() -> None:
+    with pytest.raises(BadRecord, match="ground_truth holds \\['M', 1931\\] with a year, but the catalog has no years"):
+        read_row(SOUND, dated=False)
+
+
+def test_a_greeting_is_no_conversation_in_common():
+    start = "USER: Hi\nSYSTEM: Hello\nUSER: a western\n"
+    assert beginning(start + "SYSTEM: Up?\nUSER: no\n") == beginning(start) == start.strip()
+    assert beginning("SYSTEM: Hello there, who are you?\nUSER: me\nSYSTEM: ?\nUSER: x\n").endswith("USER: me")
+    assert beginning("USER: Hi\n") == "USER: Hi"
+    assert beginning("no speakers") == "no speakers"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["title", "year", "role", "content"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_values), st.booleans())
+def test_no_json_makes_the_reader_fail(changes, dated):
+    with contextlib.suppress(BadRecord):
+        row = read_row(SOUND | changes, dated)
+        assert row.conversation.endswith("\n")
+        assert all(title.strip() and (year != "") == dated for title, year in row.truth)
+
+
+contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
+def test_turns_are_written_in_order_with_their_speaker(turns, last):
+    turns = [*turns, ("user", last)]
+    speakers = {"user": "USER", "assistant": "SYSTEM"}
+    text = read_conversation([{"role": role, "content": content} for role, content in turns])
+    assert text == "".join(f"{speakers[role]}: {content.strip()}\n" for role, content in turns)
+
+
+def test_times_of_every_form_are_the_same_moment():
+    forms = ["2022-12-01", "20221201", "2022-12-01T00:00:00Z", "2022-12-01T01:00:00+01:00", 1669852800, "1669852800.0"]
+    assert [read_time(form) for form in forms] == [1669852800.0] * 6
