@@ -54,6 +54,7 @@ from data_prep.tables import (
     table_writer,
 )
 
+FORMATS = ".jsonl, .json, .csv (also .gz) or .parquet"
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
 BY_OWN_WORD = SplitRule()
 ID = pa.field("id", pa.string())  # a row's own; null where it has none
@@ -246,8 +247,8 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m data_prep.own", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=".jsonl or .csv")
-    parser.add_argument("--catalog", required=True, metavar="FILE", help=".jsonl, .csv or .parquet")
+    parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=FORMATS)
+    parser.add_argument("--catalog", required=True, metavar="FILE", help=FORMATS)
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
     parser.add_argument(
