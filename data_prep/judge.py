@@ -45,8 +45,7 @@ from convrec.files import folder_written_whole, write_json, write_jsonl, write_t
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
 from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import judge_schema, label_of, prompt_of
-from data_prep.judge_data.files import load
-from data_prep.judge_data.formats import FORMATS
+from data_prep.judge_data.formats import FORMATS, load
 from data_prep.judge_data.rows import (
     LeftOut,
     Row,
@@ -197,7 +196,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--mode", required=True, choices=MODES, help="what the judge is to give: a score, or the better one"
     )
-    parser.add_argument("--input", dest="inputs", required=True, nargs="+", help="JSONL, JSON or parquet files")
+    parser.add_argument(
+        "--input", dest="inputs", metavar="FILE", required=True, nargs="+", help="JSONL, JSON or parquet files"
+    )
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--format", dest="form", choices=FORMATS, help="of the records (shown by their columns)")
     parser.add_argument("--criteria", help="YAML file with task, principles and scores (the defaults)")

@@ -32,7 +32,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,12 +45,7 @@ from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.same_request import digest
 from data_prep.released import NO_PROMPT, Split, Target, Unreadable, clean_row, find_split, read_split
-from data_prep.tables import (
-    SampleIds,
-    TableNumbers,
-    describe,
-    table_writer,
-)
+from data_prep.tables import SampleIds, TableNumbers, describe, table_writer
 
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
 FORM = 2  # raise when the conversion writes something else for the same source
@@ -165,59 +160,51 @@ def _convert_split(
 ) -> dict[str, Any]:
     columns = ("prompt", "seen_titles", TRUTH) + (("completion",) if target.completion else ())
     numbers, ids = TableNumbers(), SampleIds()
-    counts: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    damaged: Counter[str] = Counter()
+    repaired = 0
+    reasons: Counter[str] = Counter()  # of rows that are set aside
+    damaged: Counter[str] = Counter()  # of them
     with (
         table_writer(out / f"{target.name}.parquet", target.schema) as table,
         # in its place before the table, whose presence says that both are whole
         written_whole(out / f"{target.name}.changes.jsonl") as partial,
         partial.open("w", encoding="utf-8") as changes,
     ):
-        number = 0
-        for rows in read_split(split, columns, target.name if progress else None):
-            for row in rows:
-                if not isinstance(row, Unreadable):
-                    cleaned, notes = clean_row(row, target)
-                elif skip_damaged is None:
-                    fix = "fetch this folder again, or set such rows aside with --skip-damaged"
-                    raise UserError(f"{split.name}, row {number}: {row.reason}; {fix}")
-                else:
-                    cleaned, notes = None, [row.reason]
-                if cleaned is None:
-                    if isinstance(row, Unreadable) or notes[0] == NO_PROMPT:
-                        damaged[notes[0]] += 1
-                    counts["set_aside"] += 1
-                    reasons[notes[0]] += 1
-                    _note(changes, split, number, "set aside", notes)
-                else:
-                    prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
-                    cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
-                    numbers.add(prompt, truth)
-                    table.add(cleaned)
-                    if notes:
-                        counts["repaired"] += 1
-                        _note(changes, split, number, "repaired", notes)
-                number += 1
+        batches = read_split(split, columns, target.name if progress else None)
+        for number, row in enumerate(row for rows in batches for row in rows):
+            if not isinstance(row, Unreadable):
+                cleaned, notes = clean_row(row, target)
+            elif skip_damaged is None:
+                fix = "fetch this folder again, or set such rows aside with --skip-damaged"
+                raise UserError(f"{split.name}, row {number}: {row.reason}; {fix}")
+            else:
+                cleaned, notes = None, [row.reason]
+            if notes:
+                note = {"source": split.name, "row": number, "action": "repaired" if cleaned else "set aside"}
+                changes.write(json.dumps(note | {"why": notes}, ensure_ascii=False) + "\n")
+            if cleaned is None:
+                reasons[notes[0]] += 1
+                damaged[notes[0]] += isinstance(row, Unreadable) or notes[0] == NO_PROMPT
+                continue
+            prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
+            cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
+            numbers.add(prompt, truth)
+            table.add(cleaned)
+            repaired += bool(notes)
+        rows_read = numbers.rows + reasons.total()
         if skip_damaged is not None:
-            check_share(split.name, damaged, number, skip_damaged)
-        if number and not numbers.rows:
+            check_share(split.name, +damaged, rows_read, skip_damaged)
+        if rows_read and not numbers.rows:
             why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
             raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
         summary = {
             "source": split.name,
-            "rows_read": number,
-            "repaired": counts["repaired"],
-            "set_aside": counts["set_aside"],
+            "rows_read": rows_read,
+            "repaired": repaired,
+            "set_aside": reasons.total(),
             "set_aside_why": dict(reasons),
         } | numbers.summary(matcher)
         table.metadata = {KEY.decode(): json.dumps({"made_from": made_from, "summary": summary})}
     return summary
-
-
-def _note(file: TextIO, split: Split, row: int, action: str, notes: list[str]) -> None:
-    entry = {"source": split.name, "row": row, "action": action, "why": notes}
-    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def _write_catalog(path: Path, catalog: Catalog, made_from: str) -> dict[str, Any]:
@@ -258,13 +245,7 @@ def main(argv: list[str] | None = None) -> None:
     add_skip_damaged(parser, "set rows that cannot be read aside too, damaged ones in all")
     given = parser.parse_args(argv)
     try:
-        summary = convert(
-            given.source,
-            given.out,
-            overwrite=given.overwrite,
-            skip_damaged=given.skip_damaged,
-            progress=True,
-        )
+        summary = convert(**vars(given), progress=True)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(format_summary(summary))

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from convrec.data.records import rows_without_utf8
 from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair, is_like
-from convrec.data.utf8 import rows_without_utf8
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.lists.catalog import parse_year

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data_prep.sample_data": LIBRARY,
     "data_prep.own_data": LIBRARY | {"data_prep.commands"},
     "data_prep.stages": LIBRARY | {"data_prep.commands"},
-    "data_prep.judge_data": LIBRARY,
+    "data_prep.judge_data": LIBRARY | {"data_prep.commands"},
     "data_prep.commands": LIBRARY
     | {"data_prep.sample_data", "data_prep.own_data", "data_prep.stages", "data_prep.judge_data"},
     "recipes.planning": LIBRARY,
@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.evaluation": LIBRARY,
     "recipes.experiments": LIBRARY
     | {"recipes.planning", "recipes.preflight", "recipes.launch", "recipes.cluster", "recipes.evaluation"},
-    "recipes.batch": LIBRARY | {"data_prep.own_data"},
+    "recipes.batch": LIBRARY,
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
     "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.damage import BadRecord, Damage, kind_of
-from convrec.data.utf8 import rows_without_utf8
 from convrec.errors import UserError
 
 LONGEST_LINE = 8.0  # MiB, unless told otherwise; reading takes up to 32 times as much memory (notes/data.md)
@@ -122,6 +121,40 @@ def parquet_batches(
                 yield batch.filter(keep), numbers.filter(keep)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
+
+
+def rows_without_utf8(batch: pa.RecordBatch) -> list[int]:
+    """Rows of which some text is no UTF-8: Arrow reads it unseen, and Python fails where it is used. Raises
+    pa.ArrowInvalid where more than text is damaged: then no row of the batch can be trusted."""
+    try:
+        batch.validate(full=True)
+        return []
+    except pa.ArrowInvalid:
+        for column in batch.columns:
+            column.cast(_as_bytes(column.type)).validate(full=True)
+    return [row for row in range(len(batch)) if not _is_readable(batch.slice(row, 1))]
+
+
+def _is_readable(batch: pa.RecordBatch) -> bool:
+    try:
+        batch.to_pylist()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_bytes(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_as_bytes(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _as_bytes(field.type)) for field in kind])
+    return kind
 
 
 def _read_csv(path: Path, damage: Damage, longest_line: float) -> Records:

@@ -1,4 +1,4 @@
-"""The forms of records that are known, one reader a function, and the table that `python -m data_prep.judge` goes by.
+"""The forms of records that are known, one reader a function, and the table by which files are read.
 
 To add one: a reader (record -> what it says, BadRecord where it cannot be read) and a line of FORMATS. A record has the
 first form of the table whose columns it has, all of them.
@@ -6,12 +6,15 @@ first form of the table whose columns it has, all of them.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from convrec.data.chat import Message
-from convrec.data.damage import BadRecord
+from convrec.data.damage import BadRecord, Damage, place_of
+from convrec.data.records import read_records
 from convrec.judges.criteria import SCORES, Scores
+from convrec.judges.schema import row_problem
 from data_prep.judge_data.records import (
     DROP,
     Comparison,
@@ -190,3 +193,32 @@ def source_of(record: Record, default: str) -> str:
         if isinstance(value := record.get(name), str) and value.strip():
             return value
     return default
+
+
+class Loaded(NamedTuple):
+    """A record. place: like `ratings.jsonl: line 3`."""
+
+    items: list[Item]
+    source: str
+    place: str
+
+
+def load(paths: Sequence[str | Path], mode: str, scores: Scores, form: str | None = None) -> list[Loaded]:
+    """The records of files. form: a key of FORMATS; None: each record's columns tell.
+
+    Raises UserError that names the broken records and the fix.
+    """
+    loaded, damage = [], Damage()
+    for path in map(Path, paths):
+        for row, record in read_records(path, damage):
+            try:
+                items = items_of(record, form, scores)
+                for item in items:
+                    if isinstance(item, dict) and (problem := row_problem(item, mode, scores, ties=True)):
+                        raise BadRecord(problem)
+                source = source_of(record, path.name.partition(".")[0])
+                loaded.append(Loaded(items, source, place_of(path.name, row)))
+            except BadRecord as error:
+                damage.add(path, row, error)
+    damage.check()
+    return loaded

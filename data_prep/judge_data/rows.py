@@ -9,7 +9,7 @@ from convrec.data.chat import Message
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, make_row, responses_of, swapped_row
 from convrec.judges.verdict import TIE
-from data_prep.judge_data.files import Loaded
+from data_prep.judge_data.formats import Loaded
 from data_prep.judge_data.records import Comparison, Rating
 
 Row: TypeAlias = dict[str, Any]  # of the judges' schema, and `place`: the record that it is from

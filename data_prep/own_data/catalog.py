@@ -48,9 +48,9 @@ def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE)
     undated = [row for row, item in items.items() if item["year"] is None]
     if 0 < len(undated) < len(items):
         num_dated = len(items) - len(undated)
-        problem = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+        told = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
         for row in undated:
-            damage.add(path, row, problem)
+            damage.add(path, row, told)
             del items[row]
         undated = []
     _tell_apart(items)

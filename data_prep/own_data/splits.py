@@ -5,7 +5,7 @@ what validation and test begin with.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,14 +74,6 @@ def borders_at_shares(rows: Mapping[float, int], validation: float, test: float)
         f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have {len(rows)} "
         "different times; lower the shares"
     )
-
-
-def latest_times(rows: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Conversation -> time of its latest row."""
-    latest: dict[int, float] = {}
-    for conversation, time in rows:
-        latest[conversation] = max(time, latest.get(conversation, time))
-    return latest
 
 
 def check_rule(rule: SplitRule) -> Borders:
@@ -153,7 +145,10 @@ def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[d
         shares = (rule.validation_share, rule.test_share)
         by_name = {fact.conversation: split_by_hash(fact.conversation, *shares) for fact in facts}
         return by_name, {"by": "hash of the conversation: rows have no time"}
-    latest = latest_times((fact.conversation, fact.time) for fact in facts)  # type: ignore[misc]
+    latest: dict[int, float] = {}  # of each conversation
+    for fact in facts:
+        assert fact.time is not None  # they are complete
+        latest[fact.conversation] = max(fact.time, latest.get(fact.conversation, fact.time))
     if by_share:
         rows = Counter(latest[fact.conversation] for fact in facts)
         borders = borders_at_shares(rows, rule.validation_share, rule.test_share)

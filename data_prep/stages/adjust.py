@@ -9,7 +9,7 @@ candidates   a conversation's candidates alone, which come in another order; gro
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from scipy import sparse
 
 from convrec.data.schema import TRUTH, truth_of
@@ -74,7 +73,8 @@ def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Sum
             raise UserError(f"{folder}: no training conversation has a ground truth {where}")
         fitted = _fit(folder, scratch, settings, writable_M, ranges, map_ranges)
         top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
-    _write_weights(folder, matcher, fitted, counts.truth_M, *top)
+    weights = _weights_table(matcher, fitted, counts.truth_M, *top)
+    write_table(folder / ADJUST_WEIGHTS, weights)
     return {
         "conversations": len(counts.conversations),
         "ground_truths": counts.ground_truths,
@@ -82,7 +82,7 @@ def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Sum
         "ground_truths_not_candidates": counts.ground_truths - counts.candidates,
         "epochs": len(fitted.history),
         "log_likelihood": [round(fitted.history[at] / counts.fitted, 4) for at in (0, -1) if fitted.history],
-        "moved": moved(folder),
+        "moved": moved(weights.to_pylist()),
         "warnings": _warnings(counts, settings),
     }
 
@@ -255,29 +255,24 @@ def rewrite_range(
     return table, np.concatenate(before), np.concatenate([some[:num_items] for some in kept]).astype(int)
 
 
-def _write_weights(
-    folder: Path,
-    matcher: Matcher,
-    fitted: Fit,
-    truth_M: np.ndarray,
-    before_M: np.ndarray,
-    after_M: np.ndarray,
-) -> None:
-    columns = {
-        "title": pa.array(matcher.catalog.titles, pa.string()),
-        "year": year_column(matcher.catalog),
-        "w": fitted.w_M.astype(np.float32),
-        "b": fitted.b_M.astype(np.float32),
-        "ground_truths": truth_M,
-        "lists_before": before_M,
-        "lists_after": after_M,
-    }
-    write_table(folder / ADJUST_WEIGHTS, pa.table(columns))
+def _weights_table(
+    matcher: Matcher, fitted: Fit, truth_M: np.ndarray, before_M: np.ndarray, after_M: np.ndarray
+) -> pa.Table:
+    return pa.table(
+        {
+            "title": pa.array(matcher.catalog.titles, pa.string()),
+            "year": year_column(matcher.catalog),
+            "w": fitted.w_M.astype(np.float32),
+            "b": fitted.b_M.astype(np.float32),
+            "ground_truths": truth_M,
+            "lists_before": before_M,
+            "lists_after": after_M,
+        }
+    )
 
 
-def moved(folder: Path) -> dict[str, list[str]]:
+def moved(table: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The items that gained and lost most places in the lists: `title (year) before -> after, w, b`."""
-    table = pq.read_table(folder / ADJUST_WEIGHTS).to_pylist()
     change = [row["lists_after"] - row["lists_before"] for row in table]
     order = sorted(range(len(table)), key=lambda m: (-change[m], m))
 

@@ -7,7 +7,6 @@ sentence-transformers:MODEL   a sentence-transformers model by name or folder; n
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -18,12 +17,6 @@ SENTENCE_TRANSFORMERS = "sentence-transformers:"
 MAX_FEATURES = 50_000
 _WORD = re.compile(r"[^\W\d_][^\W\d_'’]+")
 _YEAR = re.compile(r" \(\d{4}\)")
-
-
-class Embedder(Protocol):
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """(n, D) float32; every row has norm 1, or 0 where the text has nothing that is known."""
-        ...
 
 
 def check_embedding(name: str) -> None:
@@ -43,9 +36,12 @@ def make_embedder(
     dimensions: int = 256,
     seed: int = 0,
     trust_remote_code: bool = False,
-) -> Embedder:
+) -> "Embedder":
     """For tfidf-svd the texts it is fitted on, the items' names, and how; for sentence-transformers whether the code
-    that comes with the model may run."""
+    that comes with the model may run.
+
+    Its `encode` gives (n, D) float32; every row has norm 1, or 0 where the text has nothing that is known.
+    """
     check_embedding(name)
     if name == TFIDF_SVD:
         return TfidfSvd(texts, names, dimensions, seed)
@@ -101,6 +97,9 @@ class SentenceTransformerEmbedder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         return unit_rows(self.model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True))
+
+
+Embedder = TfidfSvd | SentenceTransformerEmbedder
 
 
 def _sentence_transformer_class() -> type:
