@@ -136,6 +136,13 @@ def chat_server() -> Iterator[Callable[..., ChatServer]]:
         server.server_close()
 
 
+@pytest.fixture
+def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of such a server asks again at once."""
+    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+
+
 @pytest.fixture(scope="session")
 def sound_model() -> Callable[..., Path]:
     """Writes what passes for a whole checkpoint: a config, a tokenizer that fits it, one number of weights."""

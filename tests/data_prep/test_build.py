@@ -1,84 +1,23 @@
-"""The whole of Remap-Reflect-Adjust: without a model, with a scripted one, killed. With vLLM: e2e/test_judges.py."""
+"""The whole of Remap-Reflect-Adjust without a model; with one: test_build_models.py."""
 
 import json
-import os
 import pickle
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, conversation_text
+from convrec.data.schema import RL_SCHEMA
 from convrec.data.validation import validate_sft_table
-from convrec.files import has_ended
 from convrec.lists.catalog import load_catalog
-from convrec.lists.ranks import format_item, parse_items
-from data_prep.build import main, parse
+from convrec.lists.ranks import parse_items
+from data_prep.build import main
 from data_prep.stages.metadata import catalog_text, has_only_titles
-from data_prep.stages.models import asker_of
 
-from .conftest import make_rows
-
-ROOT = Path(__file__).resolve().parents[2]
-HORROR = [(f"Ghost {word}", 1980 + n) for n, word in enumerate(("House", "Ship", "Story", "Town", "Hotel", "Train"))]
-COMEDY = [(f"Laughing {word}", 1990 + n) for n, word in enumerate(("Dog", "Boy", "Aunt", "Cook", "King", "Cow"))]
-# Without years; one title has something like a year of its own.
-BOOKS = [(f"Ghost {word}", "") for word in ("House", "Ship", "Story", "Town", "Hotel", "Summer (1999)")]
-JOKES = [(title, "") for title, _ in COMEDY]
-NUM_ITEMS = 4
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return write_source(tmp_path_factory.mktemp("source"), HORROR, COMEDY)
-
-
-@pytest.fixture(scope="module")
-def undated(tmp_path_factory):
-    return write_source(tmp_path_factory.mktemp("undated"), BOOKS, JOKES)
-
-
-def write_source(folder, *kinds):
-    for split, count, seed in (("train", 60, 1), ("validation", 8, 2)):
-        rows = make_rows(split, count, seed, kinds=kinds, num_items=NUM_ITEMS, outside=())
-        pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), folder / f"{split}.parquet")
-    films = [film for kind in kinds for film in kind]
-    catalog = {
-        "title": [title for title, _ in films],
-        "year": pa.array([year or None for _, year in films], pa.int32()),
-        "genres": ["horror"] * len(HORROR) + ["comedy"] * len(COMEDY),
-        "pages": pa.array(range(100, 100 + len(films)), pa.int32()),
-        "mentions": pa.array(range(len(films)), pa.int32()),
-    }
-    pq.write_table(pa.table(catalog), folder / "catalog.parquet")
-    return folder
-
-
-def arguments(source, out, *more, stage="all"):
-    files = [f"--{name}={source / name}.parquet" for name in ("train", "validation", "catalog")]
-    return [stage, "--out", str(out), *files, f"--num-items={NUM_ITEMS}", "--candidates=10", "--share=0.5", *more]
-
-
-def read(path):
-    return pq.read_table(path).to_pylist()
-
-
-def refusal(capsys, given):
-    """What the command says when it ends with status 2."""
-    with pytest.raises(SystemExit) as caught:
-        main(given)
-    assert caught.value.code == 2
-    return capsys.readouterr().err
-
+from .conftest import BOOKS, JOKES, NUM_ITEMS, arguments, read, refusal, summary_of
 
 NO_MODEL = ("--teacher=retrieval", "--judge=cooccurrence", "--max-epochs=20")
 
@@ -88,10 +27,6 @@ def built(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("built") / "out"
     main(arguments(source, out, *NO_MODEL))
     return out
-
-
-def summary_of(out, stage):
-    return json.loads((out / f"{stage}.json").read_text())["summary"]
 
 
 def test_every_stage_leaves_rows_in_one_order_and_valid_demonstrations(built):
@@ -267,12 +202,8 @@ def test_a_catalog_of_titles_is_not_remapped_unless_told_to(titles_only, source,
     assert "nothing but titles" not in capsys.readouterr().err
 
 
-def test_lists_that_the_teacher_does_not_fill_are_no_silent_loss(
-    titles_only, tmp_path, chat_server, monkeypatch, capsys
-):
-    set_model(
-        monkeypatch, chat_server(lambda body, count: "Ghost House (1980)\nLaughing Dog (1990)\nUp (2009)\nM (1931)")
-    )
+def test_lists_that_the_teacher_does_not_fill_are_no_silent_loss(titles_only, tmp_path, model, capsys):
+    model(lambda body, count: "Ghost House (1980)\nLaughing Dog (1990)\nUp (2009)\nM (1931)")
     given = arguments(titles_only, tmp_path / "out", "--teacher=llm", "--judge=none", "--max-epochs=0", "--share=0.1")
     message = refusal(capsys, given)
     assert "so --remap is none, and 28 of 28 lists of the teacher name fewer than 4 of its items" in message
@@ -300,273 +231,3 @@ def test_what_tells_items_apart_besides_their_titles(tmp_path, texts, only_title
     rows = [{"title": t, "year": y, "text": "\n".join(filter(None, (f"{t} ({y})", text)))} for t, y, text in items]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "metadata.parquet")
     assert has_only_titles(tmp_path) == only_titles
-
-
-# ---- a scripted model
-
-
-def script(body, count):
-    """A teacher that sometimes chats, a describer, and a judge that likes ghosts and sometimes forgets the form."""
-    text = body["messages"][0]["content"]
-    again = len(body["messages"]) > 1
-    if text.startswith("Describe"):
-        return "A film." if "King" in text else "Keywords: one, two\nPlot: something happens"
-    if text.startswith("Below are"):
-        names = text.split("Candidates:\n")[1].split("\n")
-        if "Seen that" in text and not again:
-            return "They are all fine."
-        return "\n".join(f"{name}####{2 if name.startswith('Ghost') else -1}" for name in names)
-    if "I liked Laughing Dog" in text:
-        return "Sure! What do you like?"  # again and again
-    films = HORROR if "scary" in text else COMEDY
-    return "\n".join(format_item(*film) for film in [*films[:3], ("Unknown Film", 1999)])
-
-
-WITH_MODEL = ("--teacher=llm", "--metadata=llm", "--judge=list", "--max-epochs=2", "--concurrency=4")
-
-
-def set_model(monkeypatch, server):
-    monkeypatch.setenv("LLM_BASE_URL", server.url)
-    monkeypatch.setenv("LLM_MODEL", "scripted")
-
-
-def test_a_model_as_teacher_describer_and_judge(source, tmp_path, chat_server, monkeypatch):
-    server = chat_server(script)
-    set_model(monkeypatch, server)
-    out = tmp_path / "out"
-    main(arguments(source, out, *WITH_MODEL, "--price", "1", "2"))
-    lost = sum("I liked Laughing Dog" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
-    teacher = summary_of(out, "teacher")
-    assert (teacher["malformed"], teacher["malformed_again"]) == (lost, lost)
-    assert lost > 0
-    items = read(out / "items.parquet")
-    assert [item["title"] for item in items if not item["in_catalog"]] == ["Unknown Film"]
-    described = summary_of(out, "metadata")
-    assert (described["items"], described["malformed"], described["kept_catalog_text"]) == (13, 1, 1)
-    texts = [row["text"] for row in read(out / "metadata.parquet")]
-    assert texts[0] == "Ghost House (1980)\ngenres: horror\npages: 100\nKeywords: one, two\nPlot: something happens"
-    assert texts[-1] == "Unknown Film (1999)\nKeywords: one, two\nPlot: something happens"
-    asked = [text for body in server.bodies if (text := body["messages"][0]["content"]).startswith("Describe")]
-    assert sum(text.endswith("\nWhat the catalog says about it:\ngenres: horror\npages: 100") for text in asked) == 1
-    assert texts[len(HORROR) + 4] == "Laughing King (1994)\ngenres: comedy\npages: 110"
-    judged = summary_of(out, "reflect")
-    later = sum("Seen that" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
-    assert (judged["malformed"], judged["malformed_again"]) == (later, 0)
-    assert set(judged["ratings"]) == {"-1", "2"}  # all candidates of all rows
-    assert "paid" in judged["usage"]
-    for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
-        assert rated["ratings"] == [2.0 if m < len(HORROR) else -1.0 for m in row["candidates"]]
-
-
-def test_no_model_is_asked_for_years_where_items_have_none(undated, tmp_path, chat_server, monkeypatch):
-    server = chat_server(script)
-    set_model(monkeypatch, server)
-    out = tmp_path / "out"
-    main(arguments(undated, out, *WITH_MODEL))
-    assert not [body for body in server.bodies if "year" in json.dumps(body) or "(0)" in json.dumps(body)]
-    assert summary_of(out, "teacher")["malformed_again"] > 0  # the corrections were asked too
-    assert summary_of(out, "reflect")["malformed"] > 0
-    assert summary_of(out, "teacher")["in_catalog"] > 0.7  # three of four; a year written all the same is taken off
-    for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
-        assert rated["ratings"] == [2.0 if m < len(BOOKS) else -1.0 for m in row["candidates"]]
-    moved = summary_of(out, "adjust")["moved"]["up"]
-    assert moved
-    assert not [line for line in moved if "(0)" in line or "(None)" in line]
-    validate_sft_table(out / "sft_train.parquet")
-
-
-def test_each_model_has_its_price_and_all_have_the_timeout(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLM_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setenv("LLM_MODEL", "scripted")
-
-    def clients(*more):
-        given = parse(["all", "--out", str(tmp_path), *more])
-        return [asker_of(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
-
-    assert [llm.price for llm in clients("--price", "1", "2", "--judge-price", "3", "4")] == [[1, 2], [3, 4]]
-    assert [llm.price for llm in clients("--price", "1", "2")] == [[1, 2], [1, 2]]
-    assert [llm.timeout for llm in (*clients("--timeout", "30"), *clients())] == [30, 30, 600, 600]
-
-
-def test_sampling_adds_replaces_and_takes_away(source, tmp_path, chat_server, monkeypatch, capsys):
-    server = chat_server(script)
-    set_model(monkeypatch, server)
-    main(arguments(source, tmp_path, "--share=0.02", stage="rows"))
-    sampling = '{"max_tokens": null, "max_completion_tokens": 2048, "temperature": 1, "top_k": 20}'
-    main(arguments(source, tmp_path, "--teacher=llm", "--sampling", sampling, stage="teacher"))
-    expected = {"max_completion_tokens": 2048, "temperature": 1, "top_k": 20}
-    assert {key: value for key, value in server.bodies[0].items() if key not in ("model", "messages")} == expected
-    assert json.loads((tmp_path / "teacher.json").read_text())["settings"]["sampling"] == expected
-    for wrong in ('{"model": "another"}', "[1]", "{"):
-        assert "argument --sampling" in refusal(capsys, ["teacher", "--out", str(tmp_path), "--sampling", wrong])
-
-
-def test_a_pointwise_judge_rates_the_best_candidates(built, source, tmp_path, chat_server, monkeypatch):
-    def judge(body, count):
-        text = body["messages"][0]["content"]
-        assert "<score>0-4</score>" in text  # the words of its training
-        score = 4 if "Response:\n```\nGhost" in text else 1
-        assert body["max_tokens"] == 2048  # as many as in its training
-        return f"<think>hm</think>\n<score>{score}</score>"
-
-    set_model(monkeypatch, chat_server(judge))
-    out = tmp_path / "out"
-    main(arguments(source, out, "--share=0.1", stage="rows"))
-    for stage in ("teacher", "metadata", "remap"):
-        main(arguments(source, out, "--teacher=retrieval", stage=stage))
-    main(arguments(source, out, "--judge=pointwise", "--judged=3", stage="reflect"))
-    for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
-        expected = [2.0 if m < len(HORROR) else -1.0 for m in row["candidates"][:3]]
-        assert rated["ratings"] == expected + [0.0] * (len(row["candidates"]) - 3)
-
-
-@pytest.fixture
-def remapped(source, tmp_path):
-    """A folder in which the stages before reflect are done."""
-    main(arguments(source, tmp_path / "out", "--share=0.1", stage="rows"))
-    for stage in ("teacher", "metadata", "remap"):
-        main(arguments(source, tmp_path / "out", "--teacher=retrieval", stage=stage))
-    return tmp_path / "out"
-
-
-def pairwise_verdict(body, count):
-    """Ghosts are better; of two of a kind always A."""
-    text = body["messages"][0]["content"]
-    first, second = (f"Response {letter}:\n```\nGhost" in text for letter in "AB")
-    return f"<think>hm</think>\n<better>{'B' if second and not first else 'A'}</better>"
-
-
-def test_a_pairwise_judge_rates_candidates_by_the_comparisons_they_win(remapped, source, chat_server, monkeypatch):
-    server = chat_server(pairwise_verdict)
-    set_model(monkeypatch, server)
-    main(arguments(source, remapped, "--judge=pairwise", "--judged=6", stage="reflect"))
-    assert {body["max_tokens"] for body in server.bodies} == {2048}
-    assert "<better>A or B</better>" in server.bodies[0]["messages"][0]["content"]
-    some_of_both = 0
-    for row, rated in zip(read(remapped / "remap.parquet"), read(remapped / "reflect.parquet"), strict=True):
-        is_ghost = [m < len(HORROR) for m in row["candidates"][:6]]
-        ghosts, others = ([r for r, g in zip(rated["ratings"], is_ghost, strict=False) if g == kind] for kind in (1, 0))
-        assert rated["ratings"][6:] == [0.0] * (len(row["candidates"]) - 6)
-        if ghosts and others:
-            some_of_both += 1
-            assert min(ghosts) >= 0 >= max(others)
-            assert max(ghosts) > min(others)
-        else:  # A each time: everybody is shown first as often as second
-            assert rated["ratings"][:6] == [0.0] * 6
-    assert some_of_both
-
-
-def test_a_judge_of_other_criteria_is_asked_by_them(remapped, source, tmp_path, chat_server, monkeypatch):
-    own = tmp_path / "own.yaml"
-    own.write_text("task: Rate how scary it is.\nprinciples: [Ghosts are scary.]\nscores: [1, 5]\n")
-    server = chat_server(lambda body, count: "<think>hm</think><score>2</score>")
-    set_model(monkeypatch, server)
-    main(arguments(source, remapped, "--judge=pointwise", "--judged=1", f"--criteria={own}", stage="reflect"))
-    assert all(body["messages"][0]["content"].startswith("Rate how scary it is.") for body in server.bodies)
-    rated = read(remapped / "reflect.parquet")
-    assert {row["ratings"][0] for row in rated} == {-1.0}  # the second lowest of five
-
-
-def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_path, chat_server, monkeypatch):
-    enough, finished = threading.Event(), threading.Event()
-
-    def behave(body, count):
-        if count >= 100 and not finished.is_set():  # the teacher's 76 are there, metadata or the judge is under way
-            enough.set()
-            time.sleep(20)
-        if count % 10 == 9:
-            return 429, {"Retry-After": "0.01"}, "{}"
-        return script(body, count)
-
-    server = chat_server(behave)
-    set_model(monkeypatch, server)
-    given = arguments(source, tmp_path / "out", *WITH_MODEL)
-    command = [sys.executable, "-m", "data_prep.build", *given]
-    with (tmp_path / "log").open("wb") as log:
-        child = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=log, stderr=log)
-        try:
-            assert enough.wait(120), (tmp_path / "log").read_text()
-        finally:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-    finished.set()
-    assert not (tmp_path / "out" / "demonstrations.json").exists()
-    left = list((tmp_path / "out").glob(".*.partial-*"))
-    assert left
-    ended_by = time.monotonic() + 60  # the kernel ends the fork that did the work, a moment after its parent
-    while not all(has_ended(file.name.rpartition("-")[2]) for file in left):
-        assert time.monotonic() < ended_by
-        time.sleep(0.05)
-    before = len(server.bodies)
-    main(given)
-    asked = [json.dumps(body, sort_keys=True) for body in server.bodies]
-    refused = sum(count % 10 == 9 for count in range(len(asked)))
-    # every question once, and again only what was told to wait or was under way (four at most) when it was killed
-    assert len(asked) - len(set(asked)) <= refused + 4
-    assert before < len(asked)
-    validate_sft_table(tmp_path / "out" / "sft_train.parquet")
-    assert not list((tmp_path / "out").glob(".*partial*"))
-
-
-def test_questions_that_keep_failing_are_named_and_the_rest_is_built(
-    source, tmp_path, chat_server, monkeypatch, capsys
-):
-    """A conversation, an item and a judgement that the server cannot answer, each again and again."""
-    out, poisoned = tmp_path / "out", []
-
-    def behave(body, count):
-        if any(part in body["messages"][0]["content"] for part in poisoned):
-            return 500, {}, json.dumps({"error": {"message": "out of memory"}})
-        return script(body, count)
-
-    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
-    set_model(monkeypatch, chat_server(behave))
-    given = arguments(source, out, *WITH_MODEL, "--retries=1", "--skip-failed=0.1")
-    main(["rows", *given[1:]])
-    rows = read(out / "rows.parquet")
-    lost, unrated = rows[5], rows[-1]
-    poisoned += [lost["prompt"][0]["content"], "Describe Ghost House (1980)"]
-    poisoned.append(f"Conversation:\n{conversation_text(unrated)}")
-    main(given)
-    failed = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
-    same = [row["sample_id"] for row in rows if row["prompt"] == lost["prompt"]]
-    assert [entry["row"] for entry in failed if entry["stage"] == "teacher"] == same
-    assert [entry["row"] for entry in failed if entry["stage"] == "metadata"] == ["Ghost House (1980)"]
-    assert unrated["sample_id"] in [entry["row"] for entry in failed if entry["stage"] == "reflect"]
-    assert failed[0]["prompt"] == lost["prompt"]
-    assert failed[0]["status"] == 500
-    assert "out of memory" in failed[0]["error"]
-    told = capsys.readouterr().err
-    assert f"failed.jsonl names the questions that got no answer ({len(same)} of teacher, 1 of metadata, " in told
-    demonstrated = [row["sample_id"] for part in ("train", "validation") for row in read(out / f"sft_{part}.parquet")]
-    assert demonstrated == [row["sample_id"] for row in rows if row["sample_id"] not in same]
-    ratings = {row["sample_id"]: row["ratings"] for row in read(out / "reflect.parquet")}
-    assert set(ratings[unrated["sample_id"]]) == {0.0}
-
-    main(given)  # nothing is asked without being told
-    assert capsys.readouterr().out.count("as it was") == 7
-    poisoned.clear()
-    main([*given, "--redo"])
-    assert not (out / "failed.jsonl").exists()
-    assert len(read(out / "sft_train.parquet")) + len(read(out / "sft_validation.parquet")) == len(rows)
-    assert "got no answer" not in capsys.readouterr().err
-
-
-def test_too_many_failed_questions_stop_a_build_and_are_named(source, tmp_path, chat_server, monkeypatch, capsys):
-    def behave(body, count):
-        text = body["messages"][0]["content"]
-        return (503, {}, "{}") if "funny" in text else script(body, count)
-
-    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
-    set_model(monkeypatch, chat_server(behave))
-    given = arguments(source, tmp_path, "--teacher=llm", "--concurrency=1", "--retries=0")
-    message = refusal(capsys, given)
-    assert "4 of 76 questions have no answer, more than the share of 0.05 that may fail: http://127.0.0.1" in message
-    assert "what was answered is kept, run again to go on" in message
-    failed = (tmp_path / "failed.jsonl").read_text().splitlines()
-    assert f"failed.jsonl names the questions that got no answer ({len(failed)} of teacher)" in message
-    assert len({str(json.loads(entry)["prompt"]) for entry in failed}) == 4  # rows can have a prompt in common
-    assert "--skip-failed 1.0: give at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])
-
-
-# ---- the real thing

@@ -33,9 +33,18 @@ def jsonl(path: Path, records: list[Any]) -> Path:
     return path
 
 
+def converted(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> dict[str, Any]:
+    """The summary of these records in OUT."""
+    return convert(mode, [jsonl(tmp_path / "in.jsonl", records)], tmp_path / "out", **options)
+
+
 def train_rows(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> list[dict[str, Any]]:
-    convert(mode, [jsonl(tmp_path / "in.jsonl", records)], tmp_path / "out", **ALL, **options)
+    converted(tmp_path, mode, records, **ALL, **options)
     return read_judge_table(tmp_path / "out" / "train.parquet", mode)
+
+
+def numbered(record: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    return [record | {"prompt": f"Why {n}?"} for n in range(count)]
 
 
 FORMS = {
@@ -74,12 +83,6 @@ def test_ratings_and_the_schema_are_pointwise_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([{"chosen": [*USER, GOOD], "rejected": [*USER, BAD]}]), tmp_path / "p.parquet")
-    summary = convert("pairwise", [tmp_path / "p.parquet"], tmp_path / "out", **ALL)
-    assert summary["rows"] == {"train": 1, "validation": 0, "test": 0}
-
-
 @pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
 def test_ties_are_left_out_and_counted(mode: str, tmp_path: Path) -> None:
     ties = [
@@ -89,7 +92,7 @@ def test_ties_are_left_out_and_counted(mode: str, tmp_path: Path) -> None:
     if mode == "pairwise":
         ties.append(make_row(USER, ["x", "y"], "tie", "mine"))
     records = [*ties, FORMS["texts"]]
-    summary = convert(mode, [jsonl(tmp_path / "in.jsonl", records)], tmp_path / "out", **ALL)
+    summary = converted(tmp_path, mode, records, **ALL)
     assert summary["ties_left_out"] == len(ties)
     assert summary["rows"]["train"] == (1 if mode == "pairwise" else 2)
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
@@ -97,11 +100,8 @@ def test_ties_are_left_out_and_counted(mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["A", "B"])
 def test_each_side_wins_half_whatever_the_files_order(order: str, tmp_path: Path) -> None:
-    texts = ("good", "bad") if order == "A" else ("bad", "good")
-    records = [
-        {"prompt": f"Why {n}?", "response_a": texts[0], "response_b": texts[1], "preferred": order} for n in range(101)
-    ]
-    rows = train_rows(tmp_path, "pairwise", records, seed=7)
+    form = FORMS["A and B" if order == "A" else "B and A"]
+    rows = train_rows(tmp_path, "pairwise", numbered(form, 101), seed=7)
     labels = [label_of(row, "pairwise") for row in rows]
     assert (labels.count("A"), labels.count("B")) == (51, 50)
     assert labels != sorted(labels)
@@ -122,12 +122,8 @@ def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path
     for count in (120, 180):
         folder = tmp_path / f"out{count}"
         convert("pairwise", [jsonl(tmp_path / "in.jsonl", records[:count])], folder, test_share=0.2)
-        parts.append(
-            {
-                name: {query_text(row["input"]) for row in read_judge_table(folder / f"{name}.parquet", "pairwise")}
-                for name in SPLITS
-            }
-        )
+        tables = {name: read_judge_table(folder / f"{name}.parquet", "pairwise") for name in SPLITS}
+        parts.append({name: {query_text(row["input"]) for row in rows} for name, rows in tables.items()})
     assert parts[0] == parts[1]
     train, validation, test = parts[0].values()
     assert not train & validation
@@ -149,25 +145,12 @@ def test_prompts_are_measured_as_the_model_sees_them(tokenizer_folder: Path, tmp
     records = [{"prompt": "Why?", "chosen": "good" * n, "rejected": "bad"} for n in (1, 30)]
     short = make_row(USER, ["good", "bad"], "A", "")
     length = len(encode(tokenizer, render_prompt(tokenizer, prompt_of(short, "pairwise"))))
+    given = {"inputs": [jsonl(tmp_path / "in.jsonl", records)], "model": str(tokenizer_folder)}
     for limit, rows, left_out in ((length, 1, 1), (length + 500, 2, 0)):
-        out = tmp_path / f"out{limit}"
-        summary = convert(
-            "pairwise",
-            [jsonl(tmp_path / "in.jsonl", records)],
-            out,
-            model=str(tokenizer_folder),
-            max_prompt_length=limit,
-            **ALL,
-        )
+        summary = convert("pairwise", out=tmp_path / f"out{limit}", max_prompt_length=limit, **ALL, **given)
         assert (summary["rows"]["train"], summary["too_long_left_out"]) == (rows, left_out)
     with pytest.raises(UserError, match="no row is left"):
-        convert(
-            "pairwise",
-            [tmp_path / "in.jsonl"],
-            tmp_path / "none",
-            model=str(tokenizer_folder),
-            max_prompt_length=length - 1,
-        )
+        convert("pairwise", out=tmp_path / "none", max_prompt_length=length - 1, **given)
 
 
 @pytest.mark.parametrize(
@@ -175,21 +158,12 @@ def test_prompts_are_measured_as_the_model_sees_them(tokenizer_folder: Path, tmp
     [
         ([1], "pairwise", "a list, not an object; write"),
         ({"prompt": "Why?"}, "pairwise", "it has prompt: none of the known forms; give prompt with chosen"),
-        (
-            {"prompt": "Why?", "response": "x", "helpfulness": 4.5},
-            "pointwise",
-            "`helpfulness` is no whole number from 0 to 4",
-        ),
         ({"prompt": "Why?", "response": " ", "helpfulness": 4}, "pointwise", "`response` has no text"),
         ({"prompt": "Why?", "chosen": None, "rejected": "x"}, "pairwise", "`chosen` has no text"),
         ({"prompt": "Why?", "chosen": "x", "rejected": ""}, "pairwise", "`rejected` has no text"),
         ({"chosen": "x", "rejected": "y"}, "pairwise", "`prompt` is neither a text nor messages"),
         ({"prompt": "Why?", "chosen": [*USER], "rejected": [BAD]}, "pairwise", "does not end in the assistant's"),
-        (
-            {"chosen": [*USER, GOOD], "rejected": [{"role": "user", "content": "How?"}, BAD]},
-            "pairwise",
-            "differ before the response",
-        ),
+        ({"chosen": [*USER, GOOD], "rejected": [*USER, *USER, BAD]}, "pairwise", "differ before the response"),
         ({"prompt": [GOOD], "chosen": "x", "rejected": "y"}, "pairwise", "does not end in the user's message"),
         ({**FORMS["A and B"], "preferred": "C"}, "pairwise", "`preferred` is none of 'A', 'B', 'tie'"),
         (make_row(USER, ["x"], 9, ""), "pointwise", "whole number from 0 to 4"),
@@ -225,7 +199,7 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_benchmark_is_all_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = jsonl(tmp_path / "in.jsonl", [{**FORMS["texts"], "prompt": f"Why {n}?"} for n in range(30)])
+    path = jsonl(tmp_path / "in.jsonl", numbered(FORMS["texts"], 30))
     arguments = ["--mode", "pairwise", "--input", str(path), "--out", str(tmp_path / "out"), "--test-share", "1"]
     assert judge.main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == {"train": 0, "validation": 0, "test": 30}
@@ -234,10 +208,9 @@ def test_a_benchmark_is_all_test(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_ties_are_labelled_rows_of_test_alone(tmp_path: Path) -> None:
-    records = [{**FORMS["A and B"], "prompt": f"Why {n}?", "preferred": "tie"} for n in range(40)]
-    records += [{**FORMS["texts"], "prompt": f"How {n}?"} for n in range(40)]
-    out = tmp_path / "out"
-    summary = convert("pairwise", [jsonl(tmp_path / "in.jsonl", records)], out, test_share=0.5)
+    records = numbered({**FORMS["A and B"], "preferred": "tie"}, 40)
+    records += [record | {"prompt": f"How{record['prompt']}"} for record in numbered(FORMS["texts"], 40)]
+    summary, out = converted(tmp_path, "pairwise", records, test_share=0.5), tmp_path / "out"
     tied = summary["labels"]["test"]["tie"]
     assert 10 < tied < 30
     assert summary["ties_left_out"] == 40 - tied
@@ -249,10 +222,8 @@ def test_ties_are_labelled_rows_of_test_alone(tmp_path: Path) -> None:
 
 
 def test_both_orders_of_a_pair_are_neighbours_in_train_alone(tmp_path: Path) -> None:
-    records = [{**FORMS["texts"], "prompt": f"Why {n}?"} for n in range(60)]
-    out = tmp_path / "out"
-    summary = convert("pairwise", [jsonl(tmp_path / "in.jsonl", records)], out, both_orders_in_train=True)
-    rows = read_judge_table(out / "train.parquet", "pairwise")
+    summary = converted(tmp_path, "pairwise", numbered(FORMS["texts"], 60), both_orders_in_train=True)
+    rows = read_judge_table(tmp_path / "out" / "train.parquet", "pairwise")
     assert len(rows) == summary["rows"]["train"] == 2 * (60 - summary["rows"]["test"] - summary["rows"]["validation"])
     assert [swapped_row(row) for row in rows[::2]] == rows[1::2]
     assert summary["labels"]["train"] == {"A": len(rows) // 2, "B": len(rows) // 2}
@@ -279,8 +250,7 @@ def test_criteria_are_shipped_with_the_data_and_shown_to_the_judge(tmp_path: Pat
 @pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
 def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: str, tmp_path: Path) -> None:
     record = FORMS["texts"] if mode == "pairwise" else {"prompt": "Why?", "response": "x", "helpfulness": 3}
-    records = [record | {"prompt": f"Why {n}?", "reason": "because"} for n in range(3)]
-    rows = train_rows(tmp_path, mode, records)
+    rows = train_rows(tmp_path, mode, numbered(record | {"reason": "because"}, 3))
     data, out = tmp_path / "out" / "train.parquet", tmp_path / "sft.parquet"
     assert judge_demonstrations.main(["--mode", mode, "--data", str(data), "--out", str(out)]) == 0
     assert validate_sft_table(out) == (3, [])
@@ -294,7 +264,7 @@ def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: st
 
 
 def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = train_rows(tmp_path, "pairwise", [FORMS["texts"] | {"prompt": f"Why {n}?"} for n in range(4)])
+    rows = train_rows(tmp_path, "pairwise", numbered(FORMS["texts"], 4))
     data, answers, out = tmp_path / "out" / "train.parquet", tmp_path / "rows.parquet", tmp_path / "sft.parquet"
     right = [f"<think>{n}</think><better>{label_of(row, 'pairwise')}</better>" for n, row in enumerate(rows)]
     texts = [right[0], "no verdict", "<think><better>A</better>", right[3]]

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import struct
 from collections import OrderedDict
@@ -60,6 +61,13 @@ def whole_tree(tmp_path_factory):
     return tree
 
 
+@pytest.fixture(scope="module")
+def whole(whole_tree, tmp_path_factory):
+    """(the folder that all of it becomes, the summary)"""
+    out = tmp_path_factory.mktemp("converted")
+    return out, convert(whole_tree, out)
+
+
 @pytest.fixture
 def tree(whole_tree, tmp_path):
     """A copy to damage, with the small splits only."""
@@ -73,45 +81,55 @@ def read(out, name):
     return pq.read_table(out / f"{name}.parquet").to_pylist()
 
 
+def converted(tmp_path, rows, part="sft_dataset/train", **options):
+    """The numbers of the one file that a tree with this part alone becomes."""
+    save(tmp_path / "tree" / part, rows)
+    ((_, numbers),) = convert(tmp_path / "tree", tmp_path / "out", **options)["files"].items()
+    return numbers
+
+
 def changes(out, name):
     return [json.loads(line) for line in (out / f"{name}.changes.jsonl").read_text().splitlines()]
 
 
-def test_every_part_becomes_the_table_that_the_recipes_read(whole_tree, tmp_path):
-    summary = convert(whole_tree, tmp_path)
-    assert validate_rl_table(tmp_path / "train.parquet") == (2500, [])
-    assert validate_sft_table(tmp_path / "sft_train.parquet") == (50, [])
-    assert validate_sft_table(tmp_path / "sft_validation.parquet") == (10, [])
-    assert validate_rl_table(tmp_path / "validation.parquet") == (9, [])
-    assert validate_rl_table(tmp_path / "test.parquet", allow_empty_ground_truth=True) == (6, [])
+def test_every_part_becomes_the_table_that_the_recipes_read(whole):
+    out, summary = whole
+    assert validate_rl_table(out / "train.parquet") == (2500, [])
+    assert validate_sft_table(out / "sft_train.parquet") == (50, [])
+    assert validate_sft_table(out / "sft_validation.parquet") == (10, [])
+    assert validate_rl_table(out / "validation.parquet") == (9, [])
+    assert validate_rl_table(out / "test.parquet", allow_empty_ground_truth=True) == (6, [])
     assert summary["missing"] == []
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert json.loads((out / "summary.json").read_text()) == summary
     # 1,250 even numbers with one ground truth (0 twice), 1,249 odd ones with two: (1,251 + 2,498) / 2,500
     train = summary["files"]["train"]
     assert train["ground_truths"] == {"mean": round(3749 / 2500, 4), "most": 2, "rows_without": 0, "titles": 2}
     assert (train["rows"], train["contexts"], train["rows_read"]) == (2500, 2499, 2500)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    catalog = load_catalog(out / "catalog.parquet")
+    assert list(catalog.titles) == [title for title, _ in CATALOG]
+    assert list(catalog.years) == [1995, 1955, None, 1931]
+    assert "'The Wall' has the year 201" in summary["catalog"]["problems"][0]
+    assert "'The Wall'" in catalog.problems[0]
 
 
-def test_rows_keep_order_text_and_number(whole_tree, tmp_path):
-    convert(whole_tree, tmp_path)
-    converted = read(tmp_path, "sft_train")
-    assert [{name: value for name, value in row.items() if name != "sample_id"} for row in converted] == [
+def test_rows_keep_order_text_and_number(whole):
+    out, _ = whole
+    sft = read(out, "sft_train")
+    assert [{name: value for name, value in row.items() if name != "sample_id"} for row in sft] == [
         row(number) for number in range(50)
     ]
-    train = read(tmp_path, "train")
+    train = read(out, "train")
     assert train[0] | {"sample_id": ""} == train[-1] | {"sample_id": ""}  # two users gave the same reply: two rows
     assert len({row["sample_id"] for row in train}) == 2500
-    assert [row["sample_id"] for row in converted] == [row["sample_id"] for row in train[:50]]
+    assert [row["sample_id"] for row in sft] == [row["sample_id"] for row in train[:50]]
 
 
-def test_ids_do_not_depend_on_order_and_shards(whole_tree, tmp_path):
-    convert(whole_tree, tmp_path / "a")
+def test_ids_do_not_depend_on_order_and_shards(whole, tmp_path):
     rows = [row(number) for number in (7, 3, 3, 12)]
-    save(tmp_path / "tree/grpo_dataset/train", without_completion(rows))
-    convert(tmp_path / "tree", tmp_path / "b")
-    first = {row["prompt"][0]["content"]: row["sample_id"] for row in read(tmp_path / "a", "train")[:2499]}
-    ids = [row["sample_id"] for row in read(tmp_path / "b", "train")]
+    converted(tmp_path, without_completion(rows), "grpo_dataset/train")
+    first = {row["prompt"][0]["content"]: row["sample_id"] for row in read(whole[0], "train")[:2499]}
+    ids = [row["sample_id"] for row in read(tmp_path / "out", "train")]
     expected = [first[row["prompt"][0]["content"]] for row in rows]
     assert expected[2].endswith("1")
     assert ids == [*expected[:2], expected[2][:-1] + "2", expected[3]]
@@ -140,34 +158,20 @@ def test_ids_name_the_conversation_that_contexts_extend(tmp_path):
     seen = [row(0, prompt=prompts[0], seen_titles=titles) for titles in (["Up"], ["M"])]
     ids = []
     for name, order in (("a", [*rows, *seen]), ("b", [*rows, *seen[::-1]])):
-        save(tmp_path / name / "grpo_dataset/train", without_completion(order))
-        convert(tmp_path / name, tmp_path / f"out_{name}")
-        ids.append([row["sample_id"] for row in read(tmp_path / f"out_{name}", "train")])
+        converted(tmp_path / name, without_completion(order), "grpo_dataset/train")
+        ids.append([row["sample_id"] for row in read(tmp_path / name / "out", "train")])
     assert [conversation_of(name) == conversation_of(ids[0][0]) for name in ids[0]] == [True, True, False, True, True]
     assert ids[1] == [*ids[0][:3], *ids[0][:2:-1]]  # rows that differ in seen titles alone keep theirs
     assert len(set(ids[0])) == 5
 
 
-def test_the_catalog_is_parquet_and_says_again_what_is_broken(whole_tree, tmp_path):
-    summary = convert(whole_tree, tmp_path)
-    catalog = load_catalog(tmp_path / "catalog.parquet")
-    assert list(zip(catalog.titles, catalog.years, strict=True)) == [
-        ("Heat", 1995),
-        ("Rififi", 1955),
-        ("The Wall", None),
-        ("M", 1931),
-    ]
-    assert "'The Wall' has the year 201" in summary["catalog"]["problems"][0]
-    assert "'The Wall'" in catalog.problems[0]
-
-
 def test_titles_outside_the_catalog_are_counted(tmp_path):
     truths = [[["Heat", "1995"], ["Up", "2009"]], [["Up", "2009"], ["Alien", "1979"]], [["Heat", "2009"]]]
-    save(tmp_path / "tree/sft_dataset/train", [row(n, **{TRUTH: truth}) for n, truth in enumerate(truths)])
+    (tmp_path / "tree").mkdir()
     (tmp_path / "tree/gt_catalog.pkl").write_bytes(pickle.dumps({("Heat", "1995"), ("M", 1931)}))
-    summary = convert(tmp_path / "tree", tmp_path / "out")
+    numbers = converted(tmp_path, [row(n, **{TRUTH: truth}) for n, truth in enumerate(truths)])
     outside = {"mentions": 4, "share": 0.8, "titles": 3, "most_frequent": ["Up (2009)", "Alien (1979)", "Heat (2009)"]}
-    assert summary["files"]["sft_train"]["outside_catalog"] == outside
+    assert numbers["outside_catalog"] == outside
 
 
 @pytest.mark.parametrize(
@@ -216,8 +220,7 @@ def test_what_can_be_mended_is_and_is_noted(damage, fixed, note):
 
 def test_changes_are_written_with_row_and_reason(tmp_path):
     rows = [row(0), row(1, prompt=[]), row(2), row(3, **{TRUTH: [["M", "1931.0"]]}), row(4, completion=[])]
-    save(tmp_path / "tree/sft_dataset/train", rows)
-    summary = convert(tmp_path / "tree", tmp_path / "out")["files"]["sft_train"]
+    summary = converted(tmp_path, rows)
     assert (summary["rows_read"], summary["rows"], summary["repaired"], summary["set_aside"]) == (5, 3, 1, 2)
     assert sum(summary["set_aside_why"].values()) == 2
     found = changes(tmp_path / "out", "sft_train")
@@ -238,8 +241,7 @@ def test_parts_may_be_missing_and_are_named(tree, tmp_path):
 
 @pytest.mark.parametrize("folder", ["grpo/grpo_dataset/train", "grpo_dataset/train", "grpo_dataset"])
 def test_the_rl_split_is_found_where_releases_have_it(tmp_path, folder):
-    save(tmp_path / "tree" / folder, without_completion([row(0)]))
-    assert convert(tmp_path / "tree", tmp_path / "out")["files"]["train"]["source"] == folder
+    assert converted(tmp_path, without_completion([row(0)]), folder)["source"] == folder
 
 
 def test_a_folder_without_any_part_is_refused(tmp_path):
@@ -362,23 +364,23 @@ def test_a_damaged_tree_is_named(tree, tmp_path):
     state = (folder / "state.json").read_text()
     (folder / "state.json").write_text(state.replace("00000-of", "00007-of"))
     assert "data-00007-of-00001.arrow not there, which state.json names; the download looks incomplete" in refusal()
+    indices = {"_indices_data_files": [{"filename": "i.arrow"}]}
+    (folder / "state.json").write_text(json.dumps(json.loads(state) | indices))
+    assert re.search(r"a selection of rows .*_indices_data_files.*flatten", refusal())
     (folder / "state.json").write_text("{}")
     assert "state.json: not the state of a dataset" in refusal()
     (folder / "state.json").unlink()
     assert "no state.json" in refusal()
     assert not (tmp_path / "out").exists()
-    save_anew = [{name: value for name, value in row(0).items() if name != "seen_titles"}]
     shutil.rmtree(folder)
-    save(folder, save_anew)
+    save(folder, [{name: value for name, value in row(0).items() if name != "seen_titles"}])
     assert "no column seen_titles; it has prompt," in refusal()
-    shutil.rmtree(folder)
-    save(folder, [row(0) | {"prompt": "USER: hi"}])
-    assert "column prompt is string, not a list" in refusal()
 
 
 @pytest.mark.parametrize(
     ("column", "value", "problem"),
     [
+        ("prompt", "USER: hi", "column prompt is string, not a list"),
         ("prompt", ["USER: hi"], "column prompt is list<item: string>, not a list of {content, role} messages"),
         ("prompt", [{"content": 7, "role": "user"}], "column prompt is list<item: struct<content: int64"),
         ("completion", [{"text": "M (1931)"}], "column completion is list<item: struct<text: string>>, not"),
@@ -388,26 +390,19 @@ def test_a_damaged_tree_is_named(tree, tmp_path):
     ],
 )
 def test_columns_of_another_type_are_named_with_their_shard(tmp_path, column, value, problem):
-    save(tmp_path / "tree/sft_dataset/train", [row(0, **{column: value})])
-    with pytest.raises(UserError) as told:
-        convert(tmp_path / "tree", tmp_path / "out")
-    assert f"data-00000-of-00001.arrow: {problem}" in str(told.value)
+    with pytest.raises(UserError, match=re.escape(f"data-00000-of-00001.arrow: {problem}")):
+        converted(tmp_path, [row(0, **{column: value})])
 
 
-@pytest.mark.parametrize("how", ["absolute", "..", "link", "link to a folder"])
+@pytest.mark.parametrize("how", ["absolute", "..", "link.arrow", "inside/mine.arrow"])
 def test_a_state_that_names_a_file_outside_of_its_folder_is_refused(tree, tmp_path, how):
     folder = tree / "sft_dataset/train"
     (shard,) = folder.glob("*.arrow")
     elsewhere = tmp_path / "private"
     elsewhere.mkdir()
     shard.rename(elsewhere / "mine.arrow")
-    name = {
-        "absolute": str(elsewhere / "mine.arrow"),
-        "..": "../../../private/mine.arrow",
-        "link": "data.arrow",
-        "link to a folder": "inside/mine.arrow",
-    }[how]
-    (folder / "data.arrow").symlink_to(elsewhere / "mine.arrow")
+    name = {"absolute": str(elsewhere / "mine.arrow"), "..": "../../../private/mine.arrow"}.get(how, how)
+    (folder / "link.arrow").symlink_to(elsewhere / "mine.arrow")
     (folder / "inside").symlink_to(elsewhere)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     with pytest.raises(UserError, match=r"state\.json names .*, a file outside of its folder, .* cp -rL"):
@@ -438,14 +433,9 @@ def test_a_row_whose_text_is_no_utf8_stops_or_is_set_aside(tree, tmp_path):
         convert(tree, tmp_path / "out")
     summary = convert(tree, tmp_path / "out", skip_damaged=0.05)["files"]["sft_train"]
     assert (summary["rows_read"], summary["rows"], summary["set_aside"]) == (50, 49, 1)
-    assert changes(tmp_path / "out", "sft_train") == [
-        {
-            "source": "sft_dataset/train",
-            "row": 7,
-            "action": "set aside",
-            "why": ["text in data-00000-of-00001.arrow that is no UTF-8"],
-        }
-    ]
+    (change,) = changes(tmp_path / "out", "sft_train")
+    assert (change["source"], change["row"], change["action"]) == ("sft_dataset/train", 7, "set aside")
+    assert change["why"] == ["text in data-00000-of-00001.arrow that is no UTF-8"]
     prompts = [row["prompt"][0]["content"] for row in read(tmp_path / "out", "sft_train")]
     assert prompts == [row(number)["prompt"][0]["content"] for number in range(50) if number != 7]
 
@@ -453,35 +443,24 @@ def test_a_row_whose_text_is_no_utf8_stops_or_is_set_aside(tree, tmp_path):
 def test_offsets_that_lead_out_of_a_batch_cost_its_rows(tree, tmp_path):
     offsets = struct.pack("<4i", *(len(row(0)["prompt"][0]["content"].encode()) * n for n in range(4)))
     spoil(tree, offsets, offsets[:4] + struct.pack("<i", -9) + offsets[8:])
-    with pytest.raises(
-        UserError, match=r"sft_dataset/train, row 0: in a damaged part of data-00000-of-00001\.arrow \("
-    ):
+    with pytest.raises(UserError, match=r"sft_dataset/train, row 0: in a damaged part of data-00000-of-00001\.arrow "):
         convert(tree, tmp_path / "out")
     with pytest.raises(UserError, match=r"sft_dataset/train: 50 of 50 rows are damaged, more than the share of 0\.5 "):
         convert(tree, tmp_path / "out", skip_damaged=0.5)
 
 
 def test_more_damaged_prompts_than_may_be_left_out_stop(tmp_path):
-    save(tmp_path / "tree/sft_dataset/train", [*map(row, range(18)), *(row(n, prompt=[]) for n in range(2))])
-    assert convert(tmp_path / "tree", tmp_path / "out", skip_damaged=0.1)["files"]["sft_train"]["set_aside"] == 2
-    with pytest.raises(
-        UserError, match=r"2 of 20 rows are damaged, .*\n +2: the prompt is not exactly one user message"
-    ):
+    rows = [*map(row, range(18)), *(row(n, prompt=[]) for n in range(2))]
+    assert converted(tmp_path, rows, skip_damaged=0.1)["set_aside"] == 2
+    with pytest.raises(UserError, match=r"2 of 20 rows are damaged, .*\n +2: the prompt is not exactly one user mess"):
         convert(tmp_path / "tree", tmp_path / "out", skip_damaged=0.05, overwrite=True)
 
 
 def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):
-    save(tmp_path / "tree/grpo_dataset/train", without_completion([row(n, **{TRUTH: [["M", "?"]]}) for n in range(3)]))
+    rows = [row(n, **{TRUTH: [["M", "?"]]}) for n in range(3)]
     with pytest.raises(UserError, match=r"grpo_dataset/train: every row was set aside \(3: no ground truth\)"):
-        convert(tmp_path / "tree", tmp_path / "out")
+        converted(tmp_path, without_completion(rows), "grpo_dataset/train")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_selection_of_rows_is_refused(tree, tmp_path):
-    path = tree / "sft_dataset/train/state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"_indices_data_files": [{"filename": "i.arrow"}]}))
-    with pytest.raises(UserError, match=r"a selection of rows .*_indices_data_files.*flatten"):
-        convert(tree, tmp_path / "out")
 
 
 def test_batches_are_small_whatever_the_shard_holds(tmp_path):

@@ -20,13 +20,6 @@ ROOT = Path(__file__).resolve().parents[3]
 KEY = "sk-very-secret"
 
 
-@pytest.fixture
-def no_back_off(monkeypatch):
-    """The library's too."""
-    monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
-
-
 def client(server, cache, **settings):
     return LLM(Endpoint(server.url, "tiny", KEY), cache, **settings)
 

@@ -22,91 +22,48 @@ def better(*pairs: tuple[str, str], tie: bool = False) -> list[Comparison]:
     return [Comparison(USER, one, other, tie) for one, other in pairs]
 
 
+RATED = [{"model": "x", "response": "good", "overall_score": 10.0, "fine-grained_score": 4.75}]
+RATED += [{"model": "y", "response": "so-so", "overall_score": "6", "fine-grained_score": 3.5}]
+MINE = make_row(USER, ["good", "bad"], "A", "mine")
 RECORDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "reward_bench_2": (
-        {
-            "id": "12",
-            "prompt": "Why?",
-            "chosen": ["good"],
-            "rejected": ["bad", "worse", "worst"],
-            "num_correct": 1,
-            "num_incorrect": 3,
-            "subset": "Factuality",
-        },
+        {"id": "12", "prompt": "Why?", "chosen": ["good"], "rejected": ["bad", "worse", "worst"], "num_correct": 1,
+         "num_incorrect": 3, "subset": "Factuality"},
         better(("good", "bad"), ("good", "worse"), ("good", "worst")),
     ),
     "chosen_rejected": (
-        {
-            "prompt": "Why?",
-            "chosen": "good",
-            "chosen_model": "x",
-            "rejected": "bad",
-            "rejected_model": "y",
-            "subset": "llmbar-natural",
-            "id": 30,
-        },
+        {"prompt": "Why?", "chosen": "good", "chosen_model": "x", "rejected": "bad", "rejected_model": "y",
+         "subset": "llmbar-natural", "id": 30},
         better(("good", "bad")),
     ),
     "judge_bench": (
-        {
-            "pair_id": "81ec57f2",
-            "original_id": "10646",
-            "source": "mmlu-pro-law",
-            "question": "Why?",
-            "response_model": "m",
-            "response_A": "bad",
-            "response_B": "good",
-            "label": "B>A",
-        },
+        {"pair_id": "81ec57f2", "original_id": "10646", "source": "mmlu-pro-law", "question": "Why?",
+         "response_model": "m", "response_A": "bad", "response_B": "good", "label": "B>A"},
         better(("good", "bad")),
     ),
     "llmbar": ({"input": "Why?", "output_1": "bad", "output_2": "good", "label": 2}, better(("good", "bad"))),
     "response_a_b": (
-        {"prompt": "Why?", "response_a": "good", "response_b": "bad", "preferred": "A"},
-        better(("good", "bad")),
+        {"prompt": "Why?", "response_a": "good", "response_b": "bad", "preferred": "A"}, better(("good", "bad")),
     ),
     "helpsteer2_preference": (
         {"split": "train", "prompt": "Why?", "response_1": "bad", "response_2": "good", "preference_strength": 2},
         better(("good", "bad")),
     ),
     "helpsteer3": (
-        {
-            "domain": "code",
-            "language": "python",
-            "context": TALK,
-            "response1": "good",
-            "response2": "bad",
-            "overall_preference": -1,
-        },
+        {"domain": "code", "language": "python", "context": TALK, "response1": "good", "response2": "bad",
+         "overall_preference": -1},
         [Comparison(TALK, "good", "bad")],
     ),
     "ratings": (
-        {
-            "prompt": "Why?",
-            "response": "so-so",
-            "helpfulness": 3,
-            "correctness": 4,
-            "coherence": 4,
-            "complexity": 2,
-            "verbosity": 1,
-        },
+        {"prompt": "Why?", "response": "so-so", "helpfulness": 3, "correctness": 4, "coherence": 4, "complexity": 2},
         [Rating(USER, "so-so", 3, 3)],
     ),
-    "ultra_feedback": (
-        {
-            "source": "sharegpt",
-            "instruction": "Why?",
-            "models": ["x", "y"],
-            "completions": [
-                {"model": "x", "response": "good", "overall_score": 10.0, "fine-grained_score": 4.75},
-                {"model": "y", "response": "so-so", "overall_score": "6", "fine-grained_score": 3.5},
-            ],
-        },
-        # (6 - 1) / 9 x 4 = 2.2
+    "ultra_feedback": (  # (6 - 1) / 9 x 4 = 2.2
+        {"source": "sharegpt", "instruction": "Why?", "models": ["x", "y"], "completions": RATED},
         [Rating(USER, "good", 4, 10.0), Rating(USER, "so-so", 2, 6.0)],
     ),
-    "rows": (make_row(USER, ["good", "bad"], "A", "mine"), [make_row(USER, ["good", "bad"], "A", "mine")]),
-}
+    "rows": (MINE, [MINE]),
+}  # fmt: skip
 
 
 def test_every_format_is_tested() -> None:
