@@ -26,7 +26,6 @@ if __name__ == "__main__":  # before imports that take seconds
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,6 +35,7 @@ from typing import Any
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
+from convrec.kinds import FRACTION, NON_NEGATIVE_INTEGER, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, Kind
 from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import FailedQuestions, failed_again
@@ -52,6 +52,14 @@ STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that ea
     "reflect": (["rows", "remap"], [reflect.FILE]),
     "adjust": (["rows", "teacher", "remap", "reflect"], [rows.ADJUSTED, rows.ADJUST_WEIGHTS]),
     "demonstrations": (["rows", "adjust"], list(demonstrations.FILES.values())),
+}
+NUMBERS = {
+    **dict.fromkeys(("gamma", "conversation_weight", "penalty"), NON_NEGATIVE_NUMBER),
+    **dict.fromkeys(("dimensions", "candidates", "judged", "workers"), POSITIVE_INTEGER),
+    "share": FRACTION,
+    "num_items": Kind("1 to 100", lambda value: 1 <= value <= 100),
+    "max_epochs": NON_NEGATIVE_INTEGER,
+    "skip_failed": Kind("a number of at least 0, below 1", lambda value: 0 <= value < 1),
 }
 REMAP_SETTINGS = ("embedding", "dimensions", "candidates", "conversation_weight", "seed", "trust_remote_code")
 
@@ -263,22 +271,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_numbers(given: argparse.Namespace) -> None:
-    rules = {
-        "gamma": (0 <= given.gamma < math.inf, "a number of at least 0"),
-        "conversation_weight": (0 <= given.conversation_weight < math.inf, "a number of at least 0"),
-        "share": (0 < given.share <= 1, "above 0, at most 1"),
-        "num_items": (1 <= given.num_items <= 100, "1 to 100"),
-        "dimensions": (given.dimensions >= 1, "at least 1"),
-        "candidates": (given.candidates >= 1, "at least 1"),
-        "judged": (given.judged is None or given.judged >= 1, "at least 1"),
-        "penalty": (given.penalty is None or given.penalty >= 0, "at least 0"),
-        "max_epochs": (given.max_epochs >= 0, "at least 0"),
-        "workers": (given.workers is None or given.workers >= 1, "at least 1"),
-        "skip_failed": (0 <= given.skip_failed < 1, "at least 0, below 1"),
-    }
-    for name, (holds, wanted) in rules.items():
-        if not holds:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(given, name)}: give {wanted}")
+    for name, kind in NUMBERS.items():
+        value = getattr(given, name)
+        if value is not None and not kind.fits(value):
+            raise UserError(f"--{name.replace('_', '-')} {value}: give {kind.wanted}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

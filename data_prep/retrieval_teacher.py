@@ -14,7 +14,7 @@ from convrec.data.schema import Pair, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.progress import Progress
-from data_prep.tables import group_of
+from data_prep.tables import group_of, message
 
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows
@@ -190,8 +190,7 @@ def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.
 def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
     """Rows of the SFT table."""
     return [
-        row | {"completion": [{"content": list_text(items), "role": "assistant"}]}
-        for row, items in zip(rows, lists, strict=True)
+        row | {"completion": message("assistant", list_text(items))} for row, items in zip(rows, lists, strict=True)
     ]
 
 

@@ -33,7 +33,7 @@ from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
 from data_prep.sample_data.conversations import read_taste, write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
-from data_prep.tables import check_out
+from data_prep.tables import check_out, message
 
 SPLITS = ("train", "validation", "test")
 GROUND_TRUTH_TEMPERATURE = 0.6
@@ -97,13 +97,11 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
         shown = [table.films[row] for row in teacher_list(table, taste, num_items, rng)]
         rows.append(
             {
-                "prompt": [{"content": prompt_text(conversation, num_items), "role": "user"}],
+                "prompt": message("user", prompt_text(conversation, num_items)),
                 "seen_titles": [table.films[row].title for row in taste.named],
                 TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
-                "completion": [
-                    {"content": "\n".join(format_item(film.title, film.year) for film in shown), "role": "assistant"}
-                ],
+                "completion": message("assistant", "\n".join(film.name for film in shown)),
             }
         )
     return rows
@@ -112,15 +110,7 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
 def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
     """The catalog with each film's mentions as ground truth of the training split, and its genres."""
     mentions = Counter(pair for row in train_rows for pair in truth_of(row))
-    return [
-        {
-            "title": film.title,
-            "year": film.year,
-            "mentions": mentions[film.title, str(film.year)],
-            "genres": film.genres,
-        }
-        for film in table.films
-    ]
+    return [film._asdict() | {"mentions": mentions[film.title, str(film.year)]} for film in table.films]
 
 
 def write_sample(

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from scipy import sparse
 
 from convrec.errors import UserError
-from convrec.files import scratch_folder, written_whole
+from convrec.files import scratch_folder
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD
@@ -35,7 +35,7 @@ from data_prep.stages.metadata import has_only_titles
 from data_prep.stages.ranges import ALONE, Workers, ranges_of
 from data_prep.stages.record import Summary, count_rows, read_range
 from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
-from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of
+from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of, write_array
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
@@ -218,11 +218,8 @@ def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
 def write_item_vectors(path: Path, scratch: Path, num_spaces: int, num_catalog: int) -> int:
     """(S, M, D) float32, the catalog's items in each space, for adjust; (0, M, 0) without remap. Returns D."""
     dimensions = items_of(scratch, 0).shape[1] if num_spaces else 0
-    with written_whole(path) as partial_path, partial_path.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (num_spaces, num_catalog, dimensions)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for space in range(num_spaces):
-            file.write(np.ascontiguousarray(items_of(scratch, space)[:num_catalog]).data)
+    of_spaces = (items_of(scratch, space)[:num_catalog] for space in range(num_spaces))
+    write_array(path, (num_spaces, num_catalog, dimensions), of_spaces)
     return dimensions
 
 

@@ -7,7 +7,7 @@ that is fitted is fitted 1 + FOLDS times: space 0 has read all training conversa
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from convrec.data.schema import conversation_text
-from convrec.files import read_json, write_json
+from convrec.files import read_json, write_json, written_whole
 from convrec.lists.ranks import format_item
 from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
@@ -50,9 +50,7 @@ def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_range
         pass
     _widen(scratch, len(fits))
     total = count_rows(folder / ROWS)
-    encoded = map_ranges(partial(encode_range, folder, scratch), ranges_of(total))
-    with Progress(total=total, desc="encode", unit="row") as bar:
-        _write_rows(scratch / CONVERSATIONS, total, encoded, bar)
+    _write_conversations(scratch, total, map_ranges(partial(encode_range, folder, scratch), ranges_of(total)))
     return len(fits)
 
 
@@ -110,22 +108,28 @@ def _encode_here(folder: Path, scratch: Path, settings: dict[str, Any]) -> None:
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
     embedder = make_embedder(settings["embedding"], [], trust_remote_code=settings["trust_remote_code"])
     np.save(scratch / "items0.npy", embedder.encode(metadata))
-    total = count_rows(folder / ROWS)
+    blocks = read_blocks(folder / ROWS, 512, ["prompt"])
+    encoded = (embedder.encode([conversation_text(row) for row in block]) for block in blocks)
+    _write_conversations(scratch, count_rows(folder / ROWS), encoded)
+
+
+def _write_conversations(scratch: Path, total: int, blocks: Iterator[np.ndarray]) -> None:
     with Progress(total=total, desc="encode", unit="row") as bar:
-        blocks = read_blocks(folder / ROWS, 512, ["prompt"])
-        encoded = (embedder.encode([conversation_text(row) for row in block]) for block in blocks)
-        _write_rows(scratch / CONVERSATIONS, total, encoded, bar)
+
+        def told() -> Iterator[np.ndarray]:
+            for block in blocks:
+                yield block
+                bar.update(len(block))
+
+        write_array(scratch / CONVERSATIONS, (total, items_of(scratch, 0).shape[1]), told())
 
 
-def _write_rows(path: Path, total: int, blocks: Iterator[np.ndarray], bar: Progress) -> None:
-    """Blocks of rows as they come, as one array of `total` rows."""
-    with path.open("wb") as file:
-        for number, block in enumerate(blocks):
-            if not number:
-                header = {"descr": "<f4", "fortran_order": False, "shape": (total, block.shape[1])}
-                np.lib.format.write_array_header_1_0(file, header)
+def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
+    """One float32 array, of blocks that are written as they come."""
+    with written_whole(path) as partial_path, partial_path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for block in blocks:
             file.write(np.ascontiguousarray(block, np.float32).data)
-            bar.update(len(block))
 
 
 def training_texts(folder: Path) -> tuple[list[int], list[str]]:

@@ -159,7 +159,7 @@ DATES = (
     "2022-11-01",
     1669852800,
     "2022-12-24T00:00:00+00:00",
-)  # 1669852800: 12-01
+)  # the number: 12-01
 
 
 def test_splits_by_dates_are_the_papers(files):

@@ -1,6 +1,5 @@
 """The embedded data: facts, format, determinism, and that it can be learned from the text alone."""
 
-import hashlib
 import itertools
 import re
 import subprocess
@@ -20,6 +19,7 @@ from data_prep.sample_data.conversations import GENRE_WORDS, read_taste, write_c
 from data_prep.sample_data.films import ERAS, Film, FilmTable, Taste, load_films
 
 COUNTS = {"train": 400, "validation": 200, "test": 20}
+FEW = {"train": 3, "validation": 1, "test": 1}
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +36,17 @@ def test_films_are_many_distinct_and_hard_to_parse():
     assert len(films) >= 620
     assert len({film.name for film in films}) == len(films)
     names = {film.name for film in films}
-    assert {
-        "(500) Days of Summer (2009)",
-        "1917 (2019)",
-        "2001: A Space Odyssey (1968)",
-        "Birdman or (The Unexpected Virtue of Ignorance) (2014)",
-        "The Thing (1982)",
-        "The Thing (2011)",
-        "Amélie (2001)",
-        "WALL·E (2008)",
-    } <= names
+    hard = {"(500) Days of Summer (2009)", "1917 (2019)", "2001: A Space Odyssey (1968)", "The Thing (1982)"}
+    hard |= {"Birdman or (The Unexpected Virtue of Ignorance) (2014)", "The Thing (2011)", "Amélie (2001)"}
+    assert hard | {"WALL·E (2008)"} <= names
     assert {genre for film in films for genre in film.genres} == set(GENRE_WORDS)
     assert all(1890 < film.year < 2030 for film in films)
     assert all(any(film.year in years for years in ERAS.values()) for film in films)
 
 
 def test_affinity_arithmetic():
-    table = FilmTable(
-        [Film("A", 1985, ("crime", "war")), Film("B", 1995, ("crime",)), Film("C", 1985, ("horror", "war"))]
-    )
+    films = [Film("A", 1985, ("crime", "war")), Film("B", 1995, ("crime",)), Film("C", 1985, ("horror", "war"))]
+    table = FilmTable(films)
     # genre weight 5, split over the genres asked for; era weight 2.5
     assert table.affinity(Taste(("crime",))).tolist() == [5, 5, 0]
     assert table.affinity(Taste(("crime", "war"), "80s")).tolist() == [7.5, 2.5, 5]
@@ -117,19 +109,12 @@ def test_the_reader_gets_back_every_stated_taste():
 
 def test_same_seed_same_bytes_and_another_seed_other_rows(sample, tmp_path):
     again = write_sample(tmp_path / "again", counts=COUNTS)
-    other = write_sample(tmp_path / "other", counts=COUNTS, seed=1)
-
-    def digests(folder):
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-
-    assert digests(sample) == digests(again)
-    assert len(digests(sample)) == 6
-    assert digests(sample)["train.parquet"] != digests(other)["train.parquet"]
-
-
-def test_rows_do_not_depend_on_how_many_are_asked_for(sample, tmp_path):
-    fewer = write_sample(tmp_path / "fewer", counts={"train": 5, "validation": 5, "test": 5})
-    assert rows_of(fewer, "sft_train") == rows_of(sample, "sft_train")[:5]
+    other = write_sample(tmp_path / "other", counts=FEW, seed=1)
+    contents, contents_again = ({path.name: path.read_bytes() for path in out.iterdir()} for out in (sample, again))
+    assert contents == contents_again
+    assert len(contents) == 6
+    few = write_sample(tmp_path / "few", counts=FEW)
+    assert rows_of(few, "sft_train") == rows_of(sample, "sft_train")[:3] != rows_of(other, "sft_train")
 
 
 def test_oracle_beats_teacher_beats_popularity(sample):
@@ -142,26 +127,19 @@ def test_oracle_beats_teacher_beats_popularity(sample):
 
 
 def test_an_existing_folder_is_kept_unless_told(tmp_path):
-    counts = {"train": 2, "validation": 2, "test": 2}
     out = tmp_path / "sample"
     out.mkdir()
-    (out / "mine").write_text("keep")
-    with pytest.raises(UserError, match="--overwrite"):
-        write_sample(out, counts=counts)
-    assert (out / "mine").read_text() == "keep"
-    with pytest.raises(UserError, match="holds mine, which this command did not write"):
-        write_sample(out, counts=counts, overwrite=True)
-    (out / "mine").unlink()
     (out / "train.parquet").write_text("before")
-    write_sample(out, counts=counts, overwrite=True)
-    assert len(rows_of(out, "train")) == 2
+    with pytest.raises(UserError, match="--overwrite"):
+        write_sample(out, counts=FEW)
+    assert (out / "train.parquet").read_text() == "before"
+    write_sample(out, counts=FEW, overwrite=True)
+    assert len(rows_of(out, "train")) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["sample"]
-    with pytest.raises(UserError, match=r"train\.parquet is a file"):
-        write_sample(out / "train.parquet" / "deeper", counts=counts)
 
 
 def test_num_items_reaches_prompt_and_list(tmp_path):
-    out = write_sample(tmp_path / "five", counts={"train": 3, "validation": 1, "test": 1}, num_items=5)
+    out = write_sample(tmp_path / "five", counts=FEW, num_items=5)
     for row in rows_of(out, "sft_train"):
         assert "reply with 5 recommendations" in row["prompt"][0]["content"]
         assert len(row["completion"][0]["content"].split("\n")) == 5

@@ -8,6 +8,14 @@ from convrec.llm import LLM, Endpoint
 from data_prep.stages.asking import Asker, FailedQuestions
 
 
+def asker(server, folder):
+    return Asker(LLM(Endpoint(server.url, "tiny"), folder), {}, FailedQuestions(folder, "test"))
+
+
+def prompts(names):
+    return [[{"role": "user", "content": name}] for name in names]
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [
@@ -21,8 +29,7 @@ from data_prep.stages.asking import Asker, FailedQuestions
 def test_thinking_is_kept_but_no_part_of_the_answer(chat_server, tmp_path, said, text):
     server = chat_server(lambda body, count: said)
     for _ in range(2):  # asked, then from the cache
-        asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {}, FailedQuestions(tmp_path, "test"))
-        assert asker.ask([[{"role": "user", "content": "a"}]], lambda _, text: True, "", "test") == [[text]]
+        assert asker(server, tmp_path).ask(prompts("a"), lambda _, text: True, "", "test") == [[text]]
     (path,) = tmp_path.rglob("*.json")
     assert json.loads(path.read_text())["answer"]["text"] == said
 
@@ -32,10 +39,8 @@ def test_an_answer_cut_off_in_a_judges_thinking_is_empty(chat_server, tmp_path, 
     """A server's template may have opened the thinking, and then no tag tells."""
     choice = {"message": {"content": "A 4? <score>4</score> But"}, "finish_reason": "length"}
     reply = {"choices": [choice], "usage": None}
-    server = chat_server(lambda body, count: (200, {}, json.dumps(reply)))
-    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {}, FailedQuestions(tmp_path, "test"))
-    prompts = [[{"role": "user", "content": "a"}]]
-    assert asker.ask(prompts, lambda _, text: True, "", "test", thinks=thinks) == [[text]]
+    asked = asker(chat_server(lambda body, count: (200, {}, json.dumps(reply))), tmp_path)
+    assert asked.ask(prompts("a"), lambda _, text: True, "", "test", thinks=thinks) == [[text]]
 
 
 def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
@@ -45,9 +50,9 @@ def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
         return "<think>good, but there is no end" if body["messages"][0]["content"] == "a" else "<think>good</think>bad"
 
     server = chat_server(behave)
-    asker = Asker(LLM(Endpoint(server.url, "tiny"), tmp_path), {}, FailedQuestions(tmp_path, "test"))
-    prompts = [[{"role": "user", "content": name}] for name in "ab"]
-    assert asker.ask(prompts, lambda _, text: text == "good", "Once more.", "test") == [["", "good"], ["bad", "good"]]
-    assert (asker.counts["malformed"], asker.counts["malformed_again"]) == (2, 0)
+    asked = asker(server, tmp_path)
+    answers = asked.ask(prompts("ab"), lambda _, text: text == "good", "Once more.", "test")
+    assert answers == [["", "good"], ["bad", "good"]]
+    assert (asked.counts["malformed"], asked.counts["malformed_again"]) == (2, 0)
     shown = {body["messages"][0]["content"]: body["messages"][1]["content"] for body in server.bodies[2:]}
     assert shown == {"a": "(no answer)", "b": "bad"}
