@@ -244,13 +244,13 @@ class LLM:
         await reply.aread()
         status, wanted = reply.status_code, wanted_pause(reply.headers) or 0.0
         self.usage.rate_limited += status == 429
-        if wanted > LONGEST_PAUSE:
+        if reply.is_success:
+            reply.status_code = status if read_reply(reply.content) else 502
+        elif wanted > LONGEST_PAUSE:
             reply.headers["x-should-retry"] = "false"  # OpenAI's own header
         elif status == 429 or (status == 503 and wanted):
             pause = max(wanted, back_off(int(reply.request.headers[RETRY_COUNT])))
             self._not_before = max(self._not_before, time.monotonic() + pause)
-        elif status == 200 and read_reply(reply.content) is None:
-            reply.status_code = 502
 
     def _say(self, what: str, error: Exception) -> str:
         text = f"{self.endpoint.base_url} ({self.endpoint.model}) {what}: {type(error).__name__}: {error}"
