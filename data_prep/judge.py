@@ -2,7 +2,7 @@
 
     python -m data_prep.judge --mode pairwise --input preferences.jsonl --out data/judge
 
-Input: JSONL, a JSON list (both also .gz) or parquet, in any of the forms of data_prep/judge_data/formats.py:
+Input: JSONL, a JSON list, CSV (these also .gz) or parquet, in any of the forms of data_prep/judge_data/formats.py:
 RewardBench, RewardBench-2, JudgeBench, LLMBar, UltraFeedback, HelpSteer, and for one's own data
     prompt, chosen, rejected              texts, or messages as preference sets have them
     prompt, response_a, response_b, preferred ("A" | "B" | "tie")
@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.chat import fits, render_prompt
+from convrec.data.records import READABLE
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
@@ -196,9 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--mode", required=True, choices=MODES, help="what the judge is to give: a score, or the better one"
     )
-    parser.add_argument(
-        "--input", dest="inputs", metavar="FILE", required=True, nargs="+", help="JSONL, JSON or parquet files"
-    )
+    parser.add_argument("--input", dest="inputs", metavar="FILE", required=True, nargs="+", help=READABLE)
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--format", dest="form", choices=FORMATS, help="of the records (shown by their columns)")
     parser.add_argument("--criteria", help="YAML file with task, principles and scores (the defaults)")

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, BadRecord, Damage, add_skip_damaged, counted, place_of
-from convrec.data.records import LONGEST_LINE, LONGEST_POSSIBLE, read_records
+from convrec.data.records import LONGEST_LINE, LONGEST_POSSIBLE, READABLE, read_records
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json
@@ -54,7 +54,6 @@ from data_prep.tables import (
     table_writer,
 )
 
-FORMATS = ".jsonl, .json, .csv (also .gz) or .parquet"
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
 BY_OWN_WORD = SplitRule()
 ID = pa.field("id", pa.string())  # a row's own; null where it has none
@@ -247,8 +246,8 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m data_prep.own", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=FORMATS)
-    parser.add_argument("--catalog", required=True, metavar="FILE", help=FORMATS)
+    parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
+    parser.add_argument("--catalog", required=True, metavar="FILE", help=READABLE)
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
     parser.add_argument(

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from convrec.data.damage import BadRecord, Damage, kind_of
 from convrec.errors import UserError
 
+READABLE = ".jsonl, .json, .csv (also .gz) or .parquet"
 LONGEST_LINE = 8.0  # MiB, unless told otherwise; reading takes up to 32 times as much memory (notes/data.md)
 LONGEST_POSSIBLE = 1024  # MiB
 MEBIBYTE = 1 << 20
@@ -46,8 +47,7 @@ def read_records(path: Path, damage: Damage, longest_line: float = LONGEST_LINE)
             case ".parquet":
                 yield from _read_parquet(path, damage)
             case other:
-                formats = ".jsonl (an object a line), .json (a list of objects), .csv or .parquet"
-                raise UserError(f"{path}: unknown format {other!r}; write {formats}")
+                raise UserError(f"{path}: unknown format {other!r}; write {READABLE}")
     except CUT_OFF as error:
         raise UserError(f"{path}: not readable as gzip ({error}); fetch it again") from None
 

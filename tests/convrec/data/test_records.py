@@ -73,7 +73,7 @@ def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
         ("a.parquet", "none", "a.parquet: not readable as parquet ("),
         ("a.jsonl.gz", "plain", "a.jsonl.gz: not readable as gzip ("),
         ("a.json.gz", gzip.compress(b"[1, 2, 3]" * 99)[:-12], "a.json.gz: not readable as gzip ("),
-        ("a.xlsx", "", "a.xlsx: unknown format '.xlsx'; write .jsonl (an object a line), .json"),
+        ("a.xlsx", "", "a.xlsx: unknown format '.xlsx'; write .jsonl, .json, .csv (also .gz) or .parquet"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: Any, said: str) -> None:
