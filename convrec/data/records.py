@@ -112,13 +112,14 @@ def parquet_batches(
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-                damaged = rows_without_utf8(batch)
-                for row in damaged:
-                    damage.add(path, start + row, "text that is no UTF-8; write the row again")
-                keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
                 numbers = pa.array(np.arange(start, start + len(batch)))
                 start += len(batch)
-                yield batch.filter(keep), numbers.filter(keep)
+                if damaged := rows_without_utf8(batch):
+                    for number in numbers.take(pa.array(damaged)).to_pylist():
+                        damage.add(path, number, "text that is no UTF-8; write the row again")
+                    keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
+                    batch, numbers = batch.filter(keep), numbers.filter(keep)
+                yield batch, numbers
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
 
