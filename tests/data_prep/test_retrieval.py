@@ -9,18 +9,12 @@ from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
-from data_prep.retrieval import (
-    cuts,
-    hold_out,
-    main,
-    most_mentioned,
-    reduce_rows,
-    title_prompts,
-    write_reduced,
-)
+from data_prep.retrieval import cuts, hold_out, main, most_mentioned, reduce_rows, title_prompts, write_reduced
 from data_prep.tables import conversation_of
 
 from .conftest import make_rows, row
+
+SIZES = {"titles": 13, "num_items": 4, "test_rows": 20, "lists_per_cut": 4, "noise": 0.1, "title_rows": 50}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +28,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "small"
-    return out, write_reduced(
-        source, out, titles=13, num_items=4, test_rows=20, lists_per_cut=4, noise=0.1, title_rows=50
-    )
+    return out, write_reduced(source, out, **SIZES)
 
 
 def read(out, name):
@@ -98,9 +90,7 @@ def test_teacher_beats_popularity_where_words_tell(written):
 
 def test_same_seed_same_rows(source, written, tmp_path):
     out, _ = written
-    write_reduced(
-        source, tmp_path / "again", titles=13, num_items=4, test_rows=20, lists_per_cut=4, noise=0.1, title_rows=50
-    )
+    write_reduced(source, tmp_path / "again", **SIZES)
     for file in out.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
@@ -117,26 +107,18 @@ def test_reduced_rows_keep_catalog_truths_only():
 
 
 def test_most_mentioned_counts_rows_and_breaks_ties_by_name():
-    rows = [
-        row(f"{i}_t1", "", [], truth)
-        for i, truth in enumerate([[("B", "1"), ("B", "1")], [("A", "1")], [("C", "1")] * 1])
-    ]
+    truths = [[("B", "1"), ("B", "1")], [("A", "1")], [("C", "1")]]
+    rows = [row(f"{i}_t1", "", [], truth) for i, truth in enumerate(truths)]
     assert list(most_mentioned(rows, 2).items()) == [(("A", "1"), 1), (("B", "1"), 1)]
 
 
 def test_cuts_end_with_a_users_turn_and_name_what_was_seen_so_far():
     early = row("c_t1", "USER: I liked Heat (1995)\n", ["Heat"], [])
-    late = row(
-        "c_t5",
-        "USER: I liked Heat (1995)\nand more\nSYSTEM: Up (2009)?\nSYSTEM: or so\nUSER: seen\n",
-        ["Heat", "Up"],
-        [("Alien", "1979")],
-    )
+    start = "USER: I liked Heat (1995)\nand more\n"
+    text = start + "SYSTEM: Up (2009)?\nSYSTEM: or so\nUSER: seen\n"
+    late = row("c_t5", text, ["Heat", "Up"], [("Alien", "1979")])
     found = cuts([early, late], 5)
-    assert [split_prompt(cut["prompt"][0]["content"])[1] for cut in found] == [
-        "USER: I liked Heat (1995)\nand more\n",
-        "USER: I liked Heat (1995)\nand more\nSYSTEM: Up (2009)?\nSYSTEM: or so\nUSER: seen\n",
-    ]
+    assert [split_prompt(cut["prompt"][0]["content"])[1] for cut in found] == [start, text]
     assert [(cut["sample_id"], cut["seen_titles"]) for cut in found] == [("c_t0", ["Heat"]), ("c_t1", ["Heat", "Up"])]
     assert all(cut["groundtruth_with_release_year"] == [] for cut in found)
 

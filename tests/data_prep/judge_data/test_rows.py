@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convrec.errors import UserError
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
 from data_prep import judge
@@ -83,11 +84,9 @@ def test_a_response_that_wins_and_loses_has_no_score(tmp_path: Path) -> None:
     assert summary["contradictory_left_out"] == 2
 
 
-def test_nothing_left_says_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in [pair("Why?"), pair("Why?", "bad", "good")]))
-    assert judge.main(["--mode", "pairwise", "--input", str(path), "--out", str(tmp_path / "out")]) == 2
-    assert "no row is left: 2 contradictory (in.jsonl: line 1; in.jsonl: line 2)" in capsys.readouterr().err
+def test_nothing_left_says_what_was_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no row is left: 2 contradictory \(in\.jsonl: line 1; in\.jsonl: line 2\)"):
+        written(tmp_path, "pairwise", [pair("Why?"), pair("Why?", "bad", "good")])
 
 
 # ---- splits

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.data.damage import BadRecord
+from convrec.data.schema import SPEAKERS
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from data_prep.own_data.rows import KEYS, Row, check_demonstration, read_conversation, read_row, read_time
@@ -48,11 +49,10 @@ def test_a_row_in_all_its_forms() -> None:
         ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
         ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
         ({"conversation": [{"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
-        ({"conversation": [USER, {"role": "developer", "content": "Be brief."}, USER]}, "turn 1 has the role 'devel"),
+        ({"conversation": [USER, {"role": "developer", "content": "x"}, USER]}, "turn 1 has the role 'developer'"),
         ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
         ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
         ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
-        ({"ground_truth": ["Heat"]}, "'Heat', which is not `Title (1999)`; add the year"),
         ({"ground_truth": [["Heat", "soon"]]}, "'soon' is no year from 1870 to 2100; write it right"),
         ({"ground_truth": [["Heat", 201]]}, "201 is no year from 1870 to 2100"),
         ({"ground_truth": [["", 1995]]}, "which is no item; write \"Title (1999)\" or [title, year]"),
@@ -72,7 +72,6 @@ def test_a_row_in_all_its_forms() -> None:
         ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
         ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
         ({"time": 1669852800000}, "a number is seconds since 1970 (milliseconds: divide by 1,000)"),
-        ({"time": 20221201}, "time is 20221201; a number is seconds since 1970"),
         ({"time": 2022}, 'a date is a text: "2022-10-31"'),
         ({"time": ["2022"]}, "time is a list; write"),
         ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
@@ -123,9 +122,8 @@ contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
 def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
-    speakers = {"user": "USER", "assistant": "SYSTEM"}
     text = read_conversation([{"role": role, "content": content} for role, content in turns])
-    assert text == "".join(f"{speakers[role]}: {content.strip()}\n" for role, content in turns)
+    assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
 
 
 def test_times_of_every_form_are_the_same_moment():
