@@ -48,20 +48,30 @@ def files(tmp_path):
     return write
 
 
+@pytest.fixture
+def converted(files):
+    """converted(rows, catalog, suffix, **options of convert_own) -> (OUT, its summary)."""
+
+    def convert(*contents, **options):
+        given = files(*contents)
+        return given["out"], convert_own(**given, **options)
+
+    return convert
+
+
 def read(out, name):
     return pq.read_table(out / f"{name}.parquet").to_pylist()
 
 
-def test_a_line_becomes_a_row_of_each_table_it_has_content_for(files):
+def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
     rows = [
         line(demonstration=["Up (2009)", {"title": "M", "year": "1931"}], split="train", conversation_id=7),
         line(ground_truth=[], demonstration=["Up (2009)"], split="train", id="only a demonstration"),
         line(ground_truth=["M (1931)", {"title": "Up", "year": "2009"}, ["M", "1931"]], split="validation", seen=None),
         line(conversation=TEXT, split="test", extra={"source": "x"}, conversation_id="another"),
     ]
-    given = files([row | {"conversation_id": f"c{n}"} | row for n, row in enumerate(rows)])
-    summary = convert_own(**given, num_items=2)
-    out = given["out"]
+    rows = [row | {"conversation_id": f"c{n}"} | row for n, row in enumerate(rows)]
+    out, summary = converted(rows, num_items=2)
     (train,) = read(out, "train")
     assert train == {
         "prompt": [{"content": prompt_text(TEXT, 2), "role": "user"}],
@@ -97,7 +107,7 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(files):
     }
 
 
-def test_csv_says_the_same(files):
+def test_csv_says_the_same(converted):
     dialogues = (
         "conversation_id,conversation,ground_truth,seen,demonstration,time\r\n"
         '7,"USER: I like Heat (1995).\r\nSYSTEM: What else?\r\nUSER: Old ones,\r\nplease.","M (1931)","Heat | Nine",'
@@ -105,25 +115,22 @@ def test_csv_says_the_same(files):
         "\r\n"
         "8,USER: hi,M (1931),,,2022-11-01T00:00:00+01:00\r\n"
     )
-    given = files("\ufeff" + dialogues, 'title,year,plot\n"Heat",1995,cops\nM,1931,\nUp,2009,\n', ".csv")
-    convert_own(**given)
-    first, second = read(given["out"], "train")
+    out, _ = converted("\ufeff" + dialogues, 'title,year,plot\n"Heat",1995,cops\nM,1931,\nUp,2009,\n', ".csv")
+    first, second = read(out, "train")
     assert first["prompt"][0]["content"] == prompt_text(TEXT)
     assert first["seen_titles"] == ["Heat", "Nine"]
     assert second["groundtruth_with_release_year"] == [["M", "1931"]]
-    assert read(given["out"], "sft_train")[0]["completion"][0]["content"] == "Up (2009)\nM (1931)"
-    assert pq.read_table(given["out"] / "catalog.parquet")["plot"].to_pylist() == ["cops", None, None]
+    assert read(out, "sft_train")[0]["completion"][0]["content"] == "Up (2009)\nM (1931)"
+    assert pq.read_table(out / "catalog.parquet")["plot"].to_pylist() == ["cops", None, None]
 
 
-def test_items_without_years_go_through_reward_and_evaluation(files):
+def test_items_without_years_go_through_reward_and_evaluation(converted):
     books = [{"title": "Dune"}, {"title": "Ubik", "year": None}, {"title": "Emma (annotated)", "year": ""}]
     rows = [
         line(ground_truth=["Dune", ["Emma (annotated)"]], seen=["Ubik"], demonstration=["Dune", {"title": "Ubik"}]),
         line(ground_truth=[{"title": "Ubik"}], seen=[]),
     ]
-    given = files(rows, books)
-    summary = convert_own(**given, item="book", num_items=3)
-    out = given["out"]
+    out, summary = converted(rows, books, item="book", num_items=3)
     assert summary["catalog"] == {"items": 3, "dated": False, "never_matched": []}
     assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
     assert validate_rl_table(out / "train.parquet", dated=False) == (2, [])
@@ -143,9 +150,9 @@ def test_items_without_years_go_through_reward_and_evaluation(files):
     assert (row["recall@2"], row["ndcg@2"]) == (1, 1)
 
 
-def test_titles_that_a_list_cannot_hold_are_told(files):
+def test_titles_that_a_list_cannot_hold_are_told(converted):
     books = [{"title": "1. FC Köln"}, {"title": "**"}, {"title": "1984"}, {"title": '"Dune"'}]
-    summary = convert_own(**files([line(ground_truth=["1984"])], books), item="book")
+    _, summary = converted([line(ground_truth=["1984"])], books, item="book")
     # quotes fold away, so "Dune" is found; the number in front is a list's number
     assert summary["catalog"]["never_matched"] == [
         "row 0: '1. FC Köln' is read as 'FC Köln'",
@@ -153,49 +160,34 @@ def test_titles_that_a_list_cannot_hold_are_told(files):
     ]
 
 
-DATES = (
-    "2022-10-01",
-    "2022-10-31T23:59:59",
-    "2022-11-01",
-    1669852800,
-    "2022-12-24T00:00:00+00:00",
-)  # the number: 12-01
+DECEMBER = 1669852800  # 2022-12-01
+DATES = ("2022-10-01", "2022-10-31T23:59:59", "2022-11-01", DECEMBER, "2022-12-24T00:00:00+00:00")
 
 
-def test_splits_by_dates_are_the_papers(files):
+def test_splits_by_dates_are_the_papers(converted):
     rows = [line(time=time, conversation_id=f"c{n}", id=n) for n, time in enumerate(DATES)]
     rows.append(line(time="2022-10-02", conversation_id="c3", id="earlier, of the December conversation"))
-    given = files(rows)
-    summary = convert_own(**given, rule=SplitRule("2022-11-01", "2022-12-01"))
-    names = {split: [row["id"] for row in read(given["out"], split)] for split in ("train", "validation", "test")}
-    assert names == {
-        "train": ["0", "1"],
-        "validation": ["2"],
-        "test": ["3", "4", "earlier, of the December conversation"],
-    }
-    assert summary["splits"] == {
-        "by": "time",
-        "validation_from": "2022-11-01T00:00:00+00:00",
-        "test_from": "2022-12-01T00:00:00+00:00",
-    }
+    out, summary = converted(rows, rule=SplitRule("2022-11-01", "2022-12-01"))
+    names = [[row["id"] for row in read(out, split)] for split in ("train", "validation", "test")]
+    assert names == [["0", "1"], ["2"], ["3", "4", "earlier, of the December conversation"]]
+    dates = {"validation_from": "2022-11-01T00:00:00+00:00", "test_from": "2022-12-01T00:00:00+00:00"}
+    assert summary["splits"] == {"by": "time"} | dates
 
 
-def test_titles_already_seen_are_counted_as_training_compares_them(files):
+def test_titles_already_seen_are_counted_as_training_compares_them(converted):
     rows = [line(seen=["the heat"], ground_truth=["Heat (1995)"]), line(seen=["M"], ground_truth=["Up (2009)"])]
-    assert convert_own(**files(rows))["rows"]["ground_truths_already_seen"] == 1
+    assert converted(rows)[1]["rows"]["ground_truths_already_seen"] == 1
 
 
-def test_the_same_text_and_reply_of_two_users_stays_two_rows(files):
-    given = files([line()] * 3)
-    convert_own(**given)
-    assert len({row["sample_id"] for row in read(given["out"], "train")}) == 3
+def test_the_same_text_and_reply_of_two_users_stays_two_rows(converted):
+    out, _ = converted([line()] * 3)
+    assert len({row["sample_id"] for row in read(out, "train")}) == 3
 
 
 @pytest.mark.parametrize(("given_id", "sample_id"), [("r1", None), ("c1", None), ("c1_t7", "c1_t7"), ("c2_t7", None)])
-def test_rows_of_a_conversation_share_its_name_whatever_their_ids(files, given_id, sample_id):
-    given = files([line(conversation_id="c1", id=given_id), line(conversation_id="c1", id="other"), line(id="r3")])
-    convert_own(**given)
-    rows = read(given["out"], "train")
+def test_rows_of_a_conversation_share_its_name_whatever_their_ids(converted, given_id, sample_id):
+    rows = [line(conversation_id="c1", id=given_id), line(conversation_id="c1", id="other"), line(id="r3")]
+    rows = read(converted(rows)[0], "train")
     assert [row["id"] for row in rows] == [given_id, "other", "r3"]
     assert rows[0]["sample_id"] == sample_id or sample_id is None
     assert rows[2]["sample_id"] == "r3"
@@ -203,54 +195,52 @@ def test_rows_of_a_conversation_share_its_name_whatever_their_ids(files, given_i
     assert len({row["sample_id"] for row in rows}) == 3
 
 
-def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(files):
+def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(converted):
     longer = [*TURNS, {"role": "assistant", "content": "M?"}, {"role": "user", "content": "Seen it."}]
     other = [{"role": "user", "content": "I like Heat (1995), too."}]
     rows = [line(time="2022-10-01"), line(conversation=longer, time="2022-12-01")]
-    given = files([*rows, line(conversation=other, time="2022-10-01")])
-    convert_own(**given, rule=SplitRule(test_from="2022-11-01"))
-    first, second = read(given["out"], "test")  # the whole conversation is where its latest row belongs
-    (third,) = read(given["out"], "train")
+    rows.append(line(conversation=other, time="2022-10-01"))
+    out, _ = converted(rows, rule=SplitRule(test_from="2022-11-01"))
+    first, second = read(out, "test")  # the whole conversation is where its latest row belongs
+    (third,) = read(out, "train")
     assert group_of(first) == group_of(second) != group_of(third)
     assert first["sample_id"] != second["sample_id"]
 
 
-def test_shares_without_times_go_by_the_conversation(files):
+def test_shares_without_times_go_by_the_conversation(converted):
     rows = [line(conversation_id=n // 2, id=n) for n in range(400)]
-    given = files(rows)
-    summary = convert_own(**given, rule=SplitRule(validation_share=0.1, test_share=0.2))
+    out, summary = converted(rows, rule=SplitRule(validation_share=0.1, test_share=0.2))
     sizes = {name: numbers["rows"] for name, numbers in summary["files"].items()}
     assert sizes["test"] == pytest.approx(80, abs=30)
     assert sizes["validation"] == pytest.approx(40, abs=25)
-    halves = [{int(row["id"]) // 2 for row in read(given["out"], name)} for name in sizes]
+    halves = [{int(row["id"]) // 2 for row in read(out, name)} for name in sizes]
     assert sum(map(len, halves)) == 200 == len(set.union(*halves))
     assert "hash" in summary["splits"]["by"]
 
 
-def test_an_opening_that_many_conversations_share_is_told(files):
+def test_an_opening_that_many_conversations_share_is_told(converted):
     """They would all be one conversation, in one split."""
     openings = ["USER: Can you recommend me a film?\n", *(f"USER: I like number {n} best of all.\n" for n in range(60))]
     rows = [line(conversation=f"{openings[max(n - 39, 0)]}SYSTEM: {n}?\nUSER: no\n") for n in range(100)]
-    summary = convert_own(**files(rows), rule=SplitRule(test_share=0.3))
+    _, summary = converted(rows, rule=SplitRule(test_share=0.3))
     (warning,) = summary["warnings"]
     assert warning.startswith("40 of 100 rows begin as ")
     assert "dialogues.jsonl: line 1 does, so they are one conversation and in one split; if they are not" in warning
     assert f"warning: {warning}" in format_summary(summary, "out")
-    assert convert_own(**files(rows), overwrite=True)["warnings"] == []  # not divided
+    assert converted(rows, overwrite=True)[1]["warnings"] == []  # not divided
     named = [row | {"conversation_id": n // 40} for n, row in enumerate(rows)]
-    assert convert_own(**files(named), rule=SplitRule(test_share=0.3), overwrite=True)["warnings"] == []
+    assert converted(named, rule=SplitRule(test_share=0.3), overwrite=True)[1]["warnings"] == []
 
 
-def test_numbers_of_a_csv_are_numbers(files):
+def test_numbers_of_a_csv_are_numbers(converted):
     catalog = "title,year,mentions,price,code,shelf\nHeat,1995,7,1.5,007,3\nM,1931,0,2,12,\nUp,2009,2,1e-3,13,A\n"
-    given = files([line()], catalog, suffix=".csv")
-    convert_own(**given)
-    table = pq.read_table(given["out"] / "catalog.parquet")
+    out, _ = converted([line()], catalog, ".csv")
+    table = pq.read_table(out / "catalog.parquet")
     assert table["mentions"].to_pylist() == [7, 0, 2]
     assert table["price"].to_pylist() == [1.5, 2.0, 0.001]
     assert table["code"].to_pylist() == ["007", "12", "13"]  # 7 would be another code
     assert table["shelf"].to_pylist() == ["3", None, "A"]
-    assert load_catalog(given["out"] / "catalog.parquet").mentions == [7, 0, 2]
+    assert load_catalog(out / "catalog.parquet").mentions == [7, 0, 2]
 
 
 def told(given, **options) -> str:
@@ -303,23 +293,21 @@ def test_more_damage_than_may_be_left_out_stops(files):
         convert_own(**files(SOUND, [*FILMS, {"title": "Dune"}]), skip_damaged=0.05, overwrite=True)
 
 
-def test_rows_without_a_time_or_split_are_damage_where_the_others_have_one(files):
+def test_rows_without_a_time_or_split_are_damage_where_the_others_have_one(converted):
     for options, split in (({"time": "2022-10-01"}, "train"), ({"split": "test"}, "test")):
-        rows = [line(conversation_id=n, **options) for n in range(20)]
-        given = files([*rows, line(conversation_id=99)])
-        convert_own(**given, rule=SplitRule("time" in options and "2022-11-01"), skip_damaged=0.05, overwrite=True)
-        assert len(read(given["out"], split)) == 20
-        (entry,) = map(json.loads, (given["out"] / "damaged.jsonl").read_text().splitlines())
+        rows = [*(line(conversation_id=n, **options) for n in range(20)), line(conversation_id=99)]
+        rule = SplitRule("time" in options and "2022-11-01")
+        out, _ = converted(rows, rule=rule, skip_damaged=0.05, overwrite=True)
+        assert len(read(out, split)) == 20
+        (entry,) = map(json.loads, (out / "damaged.jsonl").read_text().splitlines())
         assert (entry["line"], entry["reason"][:7]) == (21, "no time" if "time" in options else "no spli")
 
 
 def test_what_spoils_a_whole_file_is_never_left_out(files):
     given = files("conversation;ground_truth\nUSER: hi;M (1931)\n", "title,year\nM,1931\n", ".csv")
-    with pytest.raises(UserError, match="line 1: columns are divided by ';'"):
-        convert_own(**given, skip_damaged=0.9)
+    assert "line 1: columns are divided by ';'" in told(given, skip_damaged=0.9)
     given = files(SOUND, [*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}])
-    with pytest.raises(UserError, match="line 4: column plot mixes types here"):
-        convert_own(**given, skip_damaged=0.9)
+    assert "line 4: column plot mixes types here" in told(given, skip_damaged=0.9)
 
 
 @pytest.mark.parametrize(
@@ -327,16 +315,10 @@ def test_what_spoils_a_whole_file_is_never_left_out(files):
     [
         ([*FILMS, {"name": "Alien", "year": 1979}], "line 4: no title (the keys are name, year); every item needs one"),
         ([*FILMS, {"title": " ", "year": 1979}], "line 4: no title"),
-        (
-            [*FILMS, {"title": "The Wall", "year": 201}],
-            "line 4: 'The Wall' has the year 201; write one from 1870 to 2100",
-        ),
+        ([*FILMS, {"title": "The Wall", "year": 201}], "line 4: 'The Wall' has the year 201; write one from 1870"),
         ([*FILMS, {"title": "HEAT", "year": "1995"}], "line 4: 'HEAT' is on line 1 already; leave one out"),
         ([*FILMS, {"title": "A\nB", "year": 1995}], "line 4: 'A\\nB' has a line break, but a list has one item a line"),
-        (
-            [*FILMS, {"title": "Dune"}],
-            "line 4: no year, but 3 items have one; fill it in, or leave the year out of every",
-        ),
+        ([*FILMS, {"title": "Dune"}], "line 4: no year, but 3 items have one; fill it in, or leave the year out of"),
         ([{"title": "Heat", "year": "soon"}], "line 1: 'Heat' has the year 'soon'"),
         ([*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}], "line 4: column plot mixes types here ("),
         ([], "no items; check how the file was written"),
@@ -352,9 +334,8 @@ def test_a_catalog_in_parquet(files, tmp_path):
     convert_own(**given | {"catalog": tmp_path / "c.parquet"})
     assert read(given["out"], "catalog")[0] == {"title": "M", "year": 1931, "tags": ["a"]}
     (tmp_path / "c.parquet").write_text("none")
-    assert "c.parquet: not readable as parquet" in told(
-        given | {"catalog": tmp_path / "c.parquet", "out": tmp_path / "o"}
-    )
+    given |= {"catalog": tmp_path / "c.parquet", "out": tmp_path / "o"}
+    assert "c.parquet: not readable as parquet" in told(given)
 
 
 def test_rows_that_contradict_each_other_are_named(files):
@@ -422,9 +403,7 @@ def test_the_command(files, tmp_path, capsys):
     main(argv)
     printed = capsys.readouterr().out
     assert "train                 1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 0.0 % of mentions" in printed
-    assert (
-        "test                  1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 100.0 % of mention" in printed
-    )
+    assert "test                  1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 100.0 % of ment" in printed
     assert "split by time; test_from 2022-11-15T00:00:00+00:00" in printed
     assert "no rows for validation, which run_rank_grpo.sh needs" in printed
     with pytest.raises(SystemExit) as left:
