@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from convrec.checkpoints import plain_load
-from convrec.checkpoints.files import SHARDS, check_hugging_face, check_shards, fingerprint, has_weights
+from convrec.checkpoints.files import (
+    SHARDS,
+    check_hugging_face,
+    check_shards,
+    fingerprint,
+    has_weights,
+    read_if_whole,
+)
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
 from convrec.runs.folder import LATEST, latest_step, start_model, step_of
@@ -117,10 +124,7 @@ def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:
     """Whether `target` is the merger of these; of a source that is gone (None) it is all there is left."""
     if not has_weights(target):
         return False
-    try:
-        noted = read_json(target / MADE_FROM)
-    except (FileNotFoundError, UserError):
-        noted = {}
+    noted = read_if_whole(target / MADE_FROM)
     return all(now is None or noted.get(name) == now for name, now in sources.items())
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from convrec.checkpoints import manifest
-from convrec.checkpoints.files import check_shards, check_whole, world_size
+from convrec.checkpoints.files import check_shards, read_if_whole, world_size
 from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
@@ -29,7 +29,6 @@ STOP = "stop"
 # the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
 VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
-ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
 
 
 class StopRequested(Exception):
@@ -66,6 +65,8 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     was written of it is removed, and the last complete checkpoint and the tracker are as they were.
     """
     folder, last = step_folder(run_folder, step), latest_step(run_folder)
+    if last == step:  # of a run that was told to begin before it
+        last = max((earlier for earlier in complete_steps(run_folder) if earlier < step), default=0)
     kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
     needed = sum(manifest.sizes(step_folder(run_folder, last)).values()) if last else 0
     run_folder.mkdir(parents=True, exist_ok=True)
@@ -75,21 +76,16 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
             f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is "
             f"not saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
         )
-    aside = folder.with_name(folder.name + ASIDE)
-    if step == last and folder.is_dir():
-        folder.rename(aside)
-    else:  # cut off by an earlier end, or of a run that has gone back to an earlier step: trained anew
-        if best_step(run_folder) == step:
-            (run_folder / BEST).unlink()
-        _remove(folder)
+    # what is there was cut off by an earlier end, or is of a run that has gone back to an earlier step: trained anew
+    if best_step(run_folder) == step:
+        (run_folder / BEST).unlink()
+    _remove(folder)
     try:
         write()
         _forget_attention(folder)
         manifest.write(folder)
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if aside.is_dir():
-            aside.rename(folder)
         if last:
             write_tracker(run_folder, last)
         else:
@@ -98,7 +94,6 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         raise RuntimeError(
             f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is fixed"
         ) from error
-    _remove(aside)
     prune(run_folder, keep)
 
 
@@ -150,7 +145,7 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
     metric = next((name for name in VALIDATION_METRICS if name in metrics), None)
     if metric is None or not math.isfinite(metrics[metric]) or step not in complete_steps(run_folder):
         return
-    best = _read_json(run_folder / BEST)
+    best = read_if_whole(run_folder / BEST)
     # a best of another metric (the run was another recipe's) cannot be compared with
     gain = VALIDATION_METRICS[metric] * (metrics[metric] - best.get(metric, math.nan))
     if best_step(run_folder) is None or metric not in best or gain > 0:
@@ -159,7 +154,7 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
 
 
 def best_step(run_folder: Path) -> int | None:
-    best = _read_json(run_folder / BEST)
+    best = read_if_whole(run_folder / BEST)
     return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
 
 
@@ -169,15 +164,7 @@ def complete_steps(run_folder: Path) -> list[int]:
 
 
 def choose_resume_step(run_folder: Path) -> list[str]:
-    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
-
-    Up to the step that the tracker names a checkpoint without a manifest counts too when its shards are whole: early
-    versions wrote none.
-    """
-    if not run_folder.is_dir():
-        return []
-    for aside in run_folder.glob(f"global_step_*{ASIDE}"):
-        _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE)))
+    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot."""
     named = latest_step(run_folder)
     folders = _step_folders(run_folder)
     complete = complete_steps(run_folder)
@@ -200,10 +187,9 @@ def choose_resume_step(run_folder: Path) -> list[str]:
             (run_folder / BEST).unlink()
         if not folders[step].is_symlink():
             (folders[step] / manifest.MANIFEST).rename(folders[step] / DAMAGED)  # it counts as one no more
-    if named in complete or (named in folders and _has_whole_shards(folders[named])):
+    if named in complete:
         return warnings
-    older = [step for step, folder in folders.items() if step < named and _has_whole_shards(folder)]
-    usable = max(complete or older, default=0)
+    usable = max(complete, default=0)
     then = f"resuming from step {usable}" if usable else "no other is complete: starting anew"
     what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
     warnings.append(f"{what}: {then}")
@@ -224,7 +210,7 @@ def check_world_size(run_folder: Path, processes: int) -> list[str]:
     saved = world_size(folder) if done else None
     if saved in (None, processes):
         return []
-    if _read_json(folder / "fsdp_config.json").get("FSDP_version") == 1:
+    if read_if_whole(folder / "fsdp_config.json").get("FSDP_version") == 1:
         raise UserError(
             f"{folder} was saved by {saved} processes with FSDP1, N_NODES x N_GPUS_PER_NODE are {processes} now: "
             f"resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and another SAVE_PATH"
@@ -242,29 +228,9 @@ def _step_folders(run_folder: Path) -> dict[int, Path]:
     return dict(sorted(folders.items()))
 
 
-def _put_back(aside: Path, folder: Path) -> None:
-    """Killed while a checkpoint was written once more: keep the new one if it is complete, else the former."""
-    if manifest.is_complete(folder):
-        _remove(aside)
-    else:
-        _remove(folder)
-        aside.rename(folder)
-
-
 def _shards(folder: Path) -> Path:
     """Where verl's shards are: RL's in a folder for the actor."""
     return folder / "actor" if (folder / "actor").is_dir() else folder
-
-
-def _has_whole_shards(folder: Path) -> bool:
-    if (folder / manifest.MANIFEST).exists() or (folder / DAMAGED).exists():
-        return False  # it is not as the manifest says
-    try:
-        check_shards(_shards(folder))
-        check_whole(_shards(folder).glob("*.pt"))  # optimizer and random state too
-    except UserError:
-        return False
-    return True
 
 
 def _remove(folder: Path) -> None:
@@ -273,10 +239,3 @@ def _remove(folder: Path) -> None:
         folder.unlink()
     else:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return read_json(path)
-    except (FileNotFoundError, UserError):
-        return {}

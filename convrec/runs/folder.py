@@ -199,16 +199,8 @@ def setting(config: dict[str, Any], key: str) -> Any:
 
 
 def recipe_of(config: dict[str, Any]) -> str:
-    """The name of the recipe that wrote this config.
-
-    Version 0.1 did not note it. SFT is then known by having no rollout, a judge by its reward function.
-    """
-    if name := setting(config, "run.recipe"):
-        return name
-    if "actor_rollout_ref" not in config:
-        return "sft"
-    reward = str(setting(config, "reward.custom_reward_function.path")).rpartition(".")[2]
-    return reward if reward in ("judge_pointwise", "judge_pairwise") else "rank_grpo"
+    """The name of the recipe that wrote this config; "" where it names none."""
+    return setting(config, "run.recipe") or ""
 
 
 def start_model(run_folder: Path) -> str | None:
