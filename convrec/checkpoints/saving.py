@@ -2,7 +2,6 @@
 
 RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
 RUN/global_step_N/damaged.json           what complete.json was, where the checksums of a resume found other content
-RUN/global_step_N/metrics.json           RL: the step's metrics, should it end before they are logged (step_metrics)
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
 RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
 RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop

@@ -7,6 +7,8 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from numbers import Real
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,11 +26,11 @@ from convrec.checkpoints import saving
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
+from convrec.runs.folder import lacks_validation
 from convrec.runs.phases import Phases
 from convrec.statistics import error_of_mean
 from convrec.training import registration
 from convrec.training.registration import register_rollout
-from convrec.training.unlogged import KeepsUnlogged
 from convrec.training.watch import liveness
 from convrec.training.worker import ConvRecWorker, report_new_rate
 
@@ -44,14 +46,16 @@ PHASES = {  # method -> the name that verl's `timing_s/` has for it
     "on_step_end": "update_weights",
     "_validate": "testing",
 }
+KNOWN_AT_THE_END = ("timing_s/", "timing_per_token_ms/", "perf/")
 POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
 
 
-class ConvRecMixin(KeepsUnlogged):
+class ConvRecMixin:
     """Over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
 
     config: DictConfig
     worker: type = ConvRecWorker
+    _rollout_moe_lb_metrics_accumulator: Any
 
     # ---- wiring into verl's set-up ----
 
@@ -107,7 +111,9 @@ class ConvRecMixin(KeepsUnlogged):
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
-        self._make_up_validation()
+        trainer = self.config.trainer
+        if lacks_validation(self.run_folder, self.global_steps, trainer.test_freq, self.total_training_steps):
+            trainer.val_before_train = True
         gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
         with liveness.watched(self.watch):
             super().fit(agent_loop_manager)
@@ -145,13 +151,34 @@ class ConvRecMixin(KeepsUnlogged):
         self.saved_step = self.global_steps
 
     def _write_checkpoint(self) -> None:
-        self._write_step_metrics()  # first: with verl's last file the checkpoint can be resumed
+        self._log_step()  # first: with verl's last file the checkpoint can be resumed
         super()._save_checkpoint()
         if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
             saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")
         exported = saving.step_folder(self.run_folder, self.global_steps) / "actor" / "huggingface"
         if exported.is_dir():
             card.write_card(exported, self.run_folder, self.global_steps)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self.trained = batch, metrics
+        return batch
+
+    def _log_step(self) -> None:
+        """Into RUN/metrics, what is known of the step. verl logs it, as far as it is the same, when the step has ended:
+        after the update of the rollout's weights and the validation, which a run that is killed does not reach."""
+        batch, metrics = self.trained
+        metrics, verls = dict(metrics), self._rollout_moe_lb_metrics_accumulator
+        self._rollout_moe_lb_metrics_accumulator = deepcopy(verls)  # else the batch would be counted twice
+        epoch = (self.global_steps - 1) // self.steps_per_epoch
+        self._compute_metrics(batch, metrics, {"step": 1.0}, self.global_steps, epoch)
+        self._rollout_moe_lb_metrics_accumulator = verls
+        known = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, Real) and not name.startswith(KNOWN_AT_THE_END)
+        }
+        self.logger.log(data=known, step=self.global_steps, backend=["file"])
 
     def on_step_end(self) -> None:
         """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""

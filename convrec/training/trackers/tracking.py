@@ -7,7 +7,7 @@ before training goes on: the newest one has the whole curve. TensorBoard is told
 checkpoint, or after step 0 where there is none yet. Console and file need nothing.
 
 The validation with which a start begins repeats that of the checkpoint: SwanLab and TensorBoard keep the first one.
-What earlier starts have not logged of the checkpoint's step goes to all trackers (convrec.runs.step_metrics).
+Where the run ended before the checkpoint's step did, TensorBoard and others get what RUN/metrics has of it.
 
 A tracker that cannot be opened, or fails later, is left out with a line in the log; the run goes on. Not so the file of
 the metrics: what reports and resumed runs read is part of the run.
@@ -27,8 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from convrec.runs import step_metrics
-from convrec.runs.folder import METRICS, latest_step, read_metrics
+from convrec.runs.folder import METRICS, cut_off_step, latest_step, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -101,20 +100,16 @@ def resumable(
     done = latest_step(run_folder)
     starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
     name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
-    unlogged = step_metrics.unlogged(run_folder, done)
-    earlier = [
-        {key: value for key, value in row.items() if row["step"] != done or key not in unlogged}
-        for row in read_metrics(run_folder)
-    ]
+    earlier, cut_off = read_metrics(run_folder), cut_off_step(run_folder, done)
     kept: dict[str, Any] = {}
     # starts, not done: one that was killed before its first checkpoint has written events too
     if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
         try:
-            _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
+            _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done - bool(cut_off))
         except Exception:
             logger.warning("tensorboard cannot be opened: left out", exc_info=True)
             backends.remove("tensorboard")
-        kept = next((row for row in earlier if row["step"] == done), {})
+        kept = {} if cut_off else next((row for row in earlier if row["step"] == done), {})
     tracking = Tracking(project_name, name, [backend for backend in backends if backend in OURS], config)
     for backend in backends:
         if backend not in OURS:
@@ -128,8 +123,8 @@ def resumable(
             if row["step"] <= done:
                 data = {key: value for key, value in row.items() if key != "step"}
                 tracking.log(data=data, step=row["step"], backend=refill)
-    if unlogged:
-        tracking.log(data=unlogged, step=done)
+    if cut_off:
+        tracking.log(data=cut_off, step=done, backend=[name for name in backends if name not in (*OURS, *refill)])
     return tracking
 
 

@@ -13,8 +13,7 @@ from unittest import mock
 
 import pytest
 
-from convrec.runs import step_metrics
-from convrec.runs.folder import next_metrics_file, read_metrics
+from convrec.runs.folder import TRAINED, next_metrics_file, read_metrics
 from convrec.training.trackers import tracking
 from convrec.training.trackers.tracking import tracker_environment
 
@@ -196,7 +195,7 @@ def test_tensorboard_of_a_run_killed_before_its_first_checkpoint_and_resumed_twi
     assert [(e.step, e.value) for e in events.Scalars("val")] == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
 
 
-def test_what_was_saved_of_a_step_and_not_logged_goes_to_every_tracker(
+def test_what_was_logged_of_a_step_before_its_checkpoint_alone_goes_to_every_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the checkpoint of 2, which an earlier start had trained with another return."""
@@ -209,12 +208,10 @@ def test_what_was_saved_of_a_step_and_not_logged_goes_to_every_tracker(
         if start == 0:
             trackers.log({"return": 1.0, "kl": 0.1}, step=1)
             trackers.log({"return": 5.0}, step=2)
-            step_metrics.write(tmp_path / "global_step_2", {"return": 2.0, "kl": 0.2})
+            trackers.log({TRAINED: 2, "return": 2.0, "kl": 0.2}, step=2, backend=["file"])  # before the checkpoint
             (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
         trackers.finish()
-    assert read_metrics(tmp_path) == [{"step": 1, "return": 1.0, "kl": 0.1}, {"step": 2, "return": 2.0, "kl": 0.2}]
-    files = sorted((tmp_path / "metrics").iterdir())
-    assert [len(file.read_text().splitlines()) for file in files] == [2, 1, 0]  # once
+    assert read_metrics(tmp_path)[1] == {"step": 2, TRAINED: 2, "return": 2.0, "kl": 0.2}
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("kl")] == [
         (1, pytest.approx(0.1)), (2, pytest.approx(0.2)),
