@@ -203,27 +203,13 @@ class RankGRPOMixin(ConvRecMixin):
 class RankGRPOTrainer(RankGRPOMixin, PPOTrainerSync):
     """Rollout and training share their devices and take turns: verl's "sync" mode."""
 
-    @property
-    def trainer_mode(self) -> str:
-        """verl branches on the mode's name; to it this is its synchronous trainer."""
-        return "sync"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
-
 
 @register_trainer(f"{registration.NAME}_separate_async")
 class RankGRPOSeparateAsyncTrainer(RankGRPOMixin, PPOTrainerSeparateAsync):
     """Rollout on devices of its own, ahead of training: verl's "separate_async" mode."""
 
+    verls_mode = "separate_async"
     worker = ConvRecDetachWorker
-
-    @property
-    def trainer_mode(self) -> str:
-        return "separate_async"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
 
     def _setup(self) -> None:
         trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})

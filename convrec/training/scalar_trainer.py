@@ -17,14 +17,6 @@ SCALAR = "scalar_grpo"
 class ScalarGRPOTrainer(ConvRecMixin, PPOTrainerSync):
     """verl's GRPO in its "sync" mode; logs the mean of each number the reward function returns as `reward/<name>`."""
 
-    @property
-    def trainer_mode(self) -> str:
-        """verl branches on the mode's name; to it this is its synchronous trainer."""
-        return "sync"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
-
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["uid", "extra_fields"])
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]

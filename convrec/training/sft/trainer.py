@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer import sft_trainer
 
@@ -80,7 +79,7 @@ class SFTMixin:
         super()._build_ckpt_handler()  # type: ignore[misc]
         handler = self.ckpt_handler
         keep, handler.max_ckpt_to_keep = handler.max_ckpt_to_keep, None  # verl removes the last one before the next
-        write, load_place = handler.save_checkpoint, handler._load_dataloader_state
+        write = handler.save_checkpoint
 
         def save(step: int) -> None:
             saving.save(self.run_folder, step, partial(write_with_card, step), keep)
@@ -96,16 +95,7 @@ class SFTMixin:
             if (exported := folder / "huggingface").is_dir():
                 card.write_card(exported, self.run_folder, step)
 
-        def load_place_in_data(folder: str) -> None:
-            readers = len(list(Path(folder).glob("data_*.pt")))
-            if readers <= 1:
-                return load_place(folder)
-            # saved under torchrun, where each process read rows of its own; together those of one reader
-            state = torch.load(Path(folder, "data_0.pt"), weights_only=True)
-            state["_sampler_iter_state"]["samples_yielded"] *= readers
-            self.train_dataloader.load_state_dict(state)
-
-        handler.save_checkpoint, handler._load_dataloader_state = save, load_place_in_data
+        handler.save_checkpoint = save
 
     def note_metrics(self, data: Mapping[str, Any], step: int) -> None:
         """What the trackers get is seen here too: verl keeps a validation's loss to itself."""

@@ -1,5 +1,6 @@
 """Both orders of a pair come in one batch, whenever a run is resumed, and earn together what they should."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,19 @@ from convrec.errors import UserError
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
 from convrec.training.judge_dataset import PairwiseDataset
-from convrec.training.judge_trainer import JudgeTrainer, PairSampler
+from convrec.training.judge_trainer import JudgeTrainer, pair_loader
 from convrec.training.scalar_trainer import ScalarGRPOTrainer
 from recipes.tiny_model import train_tokenizer
 from reward import judge_pairwise
 
 
 def loader(seed: int = 1) -> StatefulDataLoader:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return StatefulDataLoader(list(range(22)), batch_size=4, drop_last=True, sampler=PairSampler(22, generator))
+    rows: Any = [{"row": torch.tensor(row)} for row in range(22)]
+    return pair_loader(rows, batch_size=4, seed=seed)
 
 
-def batches(data: StatefulDataLoader) -> list[list[int]]:
-    return [batch.tolist() for batch in data]
+def batches(data: Iterable[Any]) -> list[list[int]]:
+    return [batch["row"].tolist() for batch in data]
 
 
 def test_pairs_stay_together_and_every_epoch_has_another_order() -> None:
@@ -55,7 +55,7 @@ def test_a_resumed_loader_goes_on_where_it_was(done: int) -> None:
     for _ in range(done):
         next(iterator)
     state = data.state_dict()
-    rest = [batch.tolist() for batch in iterator] + batches(data)
+    rest = batches(iterator) + batches(data)
     resumed = loader()
     resumed.load_state_dict(state)
     assert batches(resumed) + batches(resumed) == rest

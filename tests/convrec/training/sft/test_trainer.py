@@ -199,20 +199,6 @@ def test_the_step_of_the_lowest_validation_loss_is_kept(train: Callable[..., lis
     assert saving.complete_steps(tmp_path / "run") == [4, EPOCHS * STEPS_PER_EPOCH]
 
 
-def test_what_two_processes_saved_goes_on_at_the_same_place(
-    train: Callable[..., list[list[int]]], tmp_path: Path
-) -> None:
-    whole = train()
-    (tmp_path / "run").rename(tmp_path / "whole")
-    begun = train(stop_after=4)
-    saved = tmp_path / "run" / "global_step_4"
-    state = torch.load(saved / "data_0.pt")
-    state["_sampler_iter_state"]["samples_yielded"] //= 2  # of each of two, under torchrun
-    torch.save(state, saved / "data_0.pt")
-    (saved / "data_1.pt").touch()
-    assert begun + train() == whole
-
-
 def test_checkpoints_have_a_manifest_and_the_newest_are_kept(
     train: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
