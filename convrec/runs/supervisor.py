@@ -32,7 +32,6 @@ from types import TracebackType
 SECONDS = 15.0  # from KeyboardInterrupt to SIGKILL: Ray's shutdown takes 2 to 5 s, trackers upload what is left
 SAVE_SECONDS = 900.0  # that the end of a step and its checkpoint may take
 SAME_SIGNAL_SECONDS = 1.0  # `timeout` and some schedulers send a signal to the process and to its group
-GUARD_SECONDS = 15.0
 STOPPED = 130  # exit status
 NO_PROGRESS = 75  # exit status of a run that hung: EX_TEMPFAIL of sysexits.h, try again
 RESUMED_AFTER = "CONVREC_RESUMED_AFTER"  # the step after which WATCHDOG=resume has started this run
@@ -219,7 +218,9 @@ class Supervisor:
         notes = self.notes()
         was_told = self.deadline is not None or code in (-number for number in ENDING)
         if temporary := notes.get("temporary"):
-            _wait_until_gone(Path(temporary))
+            from convrec.runs import guard
+
+            guard.wait_until_gone(Path(temporary))
         run_folder = Path(notes["run"]) if "run" in notes else None
         if code < 0 and run_folder:
             from convrec.runs.folder import remove_stale_lock
@@ -269,12 +270,6 @@ def _has_content(path: Path) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
-
-
-def _wait_until_gone(folder: Path) -> None:
-    deadline = time.monotonic() + GUARD_SECONDS
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def stop_line(run_folder: Path | None) -> str:
