@@ -28,7 +28,7 @@ from pathlib import Path
 from convrec.runs import guard_process, stacks
 from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, shared_memory, stat_of
 
-END_SECONDS = 15.0  # that the guard is waited for
+END_SECONDS = 15.0  # that the driver waits for the guard
 
 
 def new_folder() -> Path:
@@ -143,12 +143,12 @@ def guarded_children() -> Iterator[Path]:
 def end(folder: Path) -> bool:
     """The driver has finished: have everything it started ended and removed. Returns whether the guard is done."""
     begin_end(folder)
-    return wait_until_gone(folder)
+    return wait_until_gone(folder, END_SECONDS)
 
 
-def wait_until_gone(folder: Path) -> bool:
-    """Until the guard has removed the folder, END_SECONDS at most. Returns whether it has."""
-    deadline = time.monotonic() + END_SECONDS
+def wait_until_gone(folder: Path, seconds: float) -> bool:
+    """Until the guard has removed the folder, so many seconds at most. Returns whether it has."""
+    deadline = time.monotonic() + seconds
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return not folder.exists()

@@ -32,6 +32,7 @@ from types import TracebackType
 SECONDS = 15.0  # from KeyboardInterrupt to SIGKILL: Ray's shutdown takes 2 to 5 s, trackers upload what is left
 SAVE_SECONDS = 900.0  # that the end of a step and its checkpoint may take
 SAME_SIGNAL_SECONDS = 1.0  # `timeout` and some schedulers send a signal to the process and to its group
+GUARD_SECONDS = 15.0
 STOPPED = 130  # exit status
 NO_PROGRESS = 75  # exit status of a run that hung: EX_TEMPFAIL of sysexits.h, try again
 RESUMED_AFTER = "CONVREC_RESUMED_AFTER"  # the step after which WATCHDOG=resume has started this run
@@ -220,7 +221,7 @@ class Supervisor:
         if temporary := notes.get("temporary"):
             from convrec.runs import guard
 
-            guard.wait_until_gone(Path(temporary))
+            guard.wait_until_gone(Path(temporary), GUARD_SECONDS)
         run_folder = Path(notes["run"]) if "run" in notes else None
         if code < 0 and run_folder:
             from convrec.runs.folder import remove_stale_lock
