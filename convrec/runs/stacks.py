@@ -49,11 +49,11 @@ def state_of(pid: int) -> str:
 
 
 def of_this_node(folder: Path) -> list[ProcessStack]:
-    """Of all processes in Python that belong to the run with this temporary folder; of others (Ray's raylet) that are
-    stopped, without stacks."""
-    pids = [pid for pid in guard_process.processes_of(folder) if _runs_python(pid) or _is_stopped(pid)]
+    """Of all processes in Python that belong to the run with this temporary folder, and of others (Ray's raylet) that
+    are stopped."""
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(lambda pid: _of_process(pid, folder), sorted(pids)))
+        found = threads.map(lambda pid: _of_process(pid, folder), sorted(guard_process.processes_of(folder)))
+        return [stack for stack in found if stack is not None]
 
 
 def described(stacks: list[ProcessStack]) -> str:
@@ -63,26 +63,15 @@ def described(stacks: list[ProcessStack]) -> str:
     return "\n".join(f"{head}\n{stack.text.strip()}" for head, stack in zip(heads, stacks, strict=True))
 
 
-def _runs_python(pid: int) -> bool:
+def _of_process(pid: int, folder: Path) -> ProcessStack | None:
     try:
-        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")
-    except OSError:
-        return False
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return state_of(pid) in "Tt"
-    except OSError:
-        return False
-
-
-def _of_process(pid: int, folder: Path) -> ProcessStack:
-    try:
+        program = Path(os.readlink(f"/proc/{pid}/exe")).name
         name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
         state = state_of(pid)
-    except OSError:
-        return ProcessStack(pid, "?", "has ended", "")
+    except OSError:  # it has ended
+        return None
+    if not program.startswith("python") and state not in "Tt":
+        return None
     text = _by_py_spy(pid) or _by_itself(pid, folder) or "its stacks cannot be read"
     return ProcessStack(pid, name, STATES.get(state, ""), text)
 
