@@ -88,7 +88,6 @@ class ConvRecMixin(ValidatesDirectly):
                 self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _load_checkpoint(self) -> None:
-        registration.check(self.actor_rollout_wg.registrations(), registration.source_digest())
         self._prepare_workers()
         super()._load_checkpoint()
         schedule = [(int(step), float(lr)) for step, lr in self.settings.lr_schedule or ()]

@@ -21,13 +21,13 @@ def good() -> dict[str, Any]:
 
 
 def test_equal_workers_pass(good: dict[str, Any]) -> None:
-    registration.check([good, good], registration.source_digest())
+    registration.check(good, registration.source_digest())
 
 
 @pytest.mark.parametrize("name", ["adv_estimator", "policy_loss"])
 def test_missing_name_is_told_with_node_and_source(good: dict[str, Any], name: str) -> None:
     with pytest.raises(RuntimeError) as error:
-        registration.check([good, good | {name: False}], registration.source_digest())
+        registration.check(good | {name: False}, registration.source_digest())
     message = str(error.value)
     assert f"10.0.0.7 lacks the {name} `rank_grpo`" in message
     assert "/somewhere/convrec" in message
@@ -36,12 +36,12 @@ def test_missing_name_is_told_with_node_and_source(good: dict[str, Any], name: s
 
 def test_both_names_missing_are_both_told(good: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="adv_estimator and policy_loss"):
-        registration.check([good | {"adv_estimator": False, "policy_loss": False}], registration.source_digest())
+        registration.check(good | {"adv_estimator": False, "policy_loss": False}, registration.source_digest())
 
 
 def test_other_source_is_told_with_both_digests(good: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError) as error:
-        registration.check([good, good | {"digest": "0123456789abcdef"}], registration.source_digest())
+        registration.check(good | {"digest": "0123456789abcdef"}, registration.source_digest())
     message = str(error.value)
     assert "10.0.0.7" in message
     assert "0123456789abcdef instead of " + registration.source_digest() in message
@@ -112,7 +112,7 @@ def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
 def test_another_version_of_the_users_reward_is_told(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registration.USER_MODULE, "users_rewards")
     with pytest.raises(RuntimeError, match=r"10\.0\.0\.7 runs another convrec or users_rewards than the driver"):
-        registration.check([good | {"digest": "0123456789abcdef"}], registration.source_digest())
+        registration.check(good | {"digest": "0123456789abcdef"}, registration.source_digest())
 
 
 def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,8 @@ def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyP
     report = registration.report()
     assert report["adv_estimator"]
     assert report["policy_loss"]
-    registration.check([report], registration.source_digest())
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.source_digest())
+    registration.check_worker()
 
 
 def test_registered_functions_refuse_to_train_without_the_trainer() -> None:

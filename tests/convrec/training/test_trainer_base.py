@@ -135,7 +135,7 @@ def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
         asked.append((trainer.global_steps, *arguments))
         return [(1e-3, 5e-4)] * 2  # of two workers
 
-    workers = SimpleNamespace(registrations=list, set_learning_rate=set_learning_rate)
+    workers = SimpleNamespace(set_learning_rate=set_learning_rate)
     trainer = Trainer(workers, lr_schedule=[[0, "1e-3"], [3, "5e-4"]])
     trainer._load_checkpoint()
     assert asked == [(4, [(0, 1e-3), (3, 5e-4)], 2)]

@@ -233,7 +233,7 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     trainer = object.__new__(RankGRPOSeparateAsyncTrainer)
     trainer_separate_async.PPOTrainerSeparateAsync.__init__(trainer, config)  # asserts
     assert trainer.trainer_mode == "separate_async"
-    assert {"save_model_to_cpu", "registrations", "set_learning_rate"} <= set(dir(trainer.worker))
+    assert {"save_model_to_cpu", "set_learning_rate"} <= set(dir(trainer.worker))
     assert not is_on_policy(config)  # its log-probs are taken anew, and the weights correct the difference
 
 
