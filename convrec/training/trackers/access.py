@@ -1,7 +1,7 @@
 """Whether trackers that upload can be reached with their key, before Ray starts; what cannot goes on offline.
 
-verl opens trackers after minutes of start-up, and logs in to SwanLab wherever SWANLAB_API_KEY is set, whatever
-SWANLAB_MODE says. What an offline tracker keeps is uploaded later: `swanlab sync`, `wandb sync`.
+verl opens trackers after minutes of start-up. What an offline tracker keeps is uploaded later: `swanlab sync`,
+`wandb sync`.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from convrec.checkpoints.hub import answer_within
 from convrec.errors import one_line
-from convrec.training.trackers.tracking import has_login
+from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 
 if TYPE_CHECKING:
     import httpx
 
 SECONDS = 10.0  # for a tracker
-OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}
 ADDRESSES = {  # tracker -> (the variable that names its server, where that is unset)
     "swanlab": ("SWANLAB_API_HOST", "https://api.swanlab.cn"),
     "wandb": ("WANDB_BASE_URL", "https://api.wandb.ai"),
@@ -30,15 +29,13 @@ def go_offline_where_needed(
 ) -> list[str]:
     """Set the variables of trackers that do not answer, or refuse their key, to offline. Returns a warning for each.
 
-    Offline trackers are not asked for anything, and SwanLab's key is taken from `environment`: verl would log in.
+    Offline trackers are not asked for anything.
     """
     warnings = []
     for tracker in trackers:
         if _uploads(tracker, environment) and (problem := _problem(tracker, environment, seconds)):
             environment.update(_offline(tracker, run_folder))
             warnings.append(f"{tracker} goes on offline: {problem}")
-    if environment.get("SWANLAB_MODE") in OFFLINE_MODES["swanlab"]:
-        environment.pop("SWANLAB_API_KEY", None)
     return warnings
 
 

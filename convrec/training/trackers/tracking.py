@@ -16,12 +16,11 @@ verl gives its table of validation samples to trackers alone; RUN/samples/*.json
 the same ones: {"step", "input", "output", "score"} a line.
 """
 
-import contextlib
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +34,7 @@ SAMPLES = "samples"
 OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run's
 _OPEN: list[Any] = []  # what `resumable` has opened in this process
 FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
+OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}
 KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
 
 
@@ -163,26 +163,16 @@ def _opened(name: str, make: Callable[[], Any]) -> dict[str, Tolerant]:
     """{name: tracker}, once more offline when that fails; {} when that fails too."""
     for offline in ({}, {f"{name.upper()}_MODE": "offline"}):
         os.environ.update(offline)
+        if os.environ.get("SWANLAB_MODE") in OFFLINE_MODES["swanlab"]:  # verl logs in where a key is set
+            os.environ.pop("SWANLAB_API_KEY", None)
         try:
-            with _without_login():
-                tracking = make()
+            tracking = make()
             trackers = {backend: Tolerant(backend, tracker) for backend, tracker in tracking.logger.items()}
             tracking.logger = {}  # verl finishes its trackers when the object that opened them goes
             return trackers
         except Exception:
             logger.warning("%s cannot be opened%s", name, ": left out" if offline else "", exc_info=True)
     return {}
-
-
-@contextlib.contextmanager
-def _without_login() -> Iterator[None]:
-    """verl logs in to SwanLab where a key is set, whatever SWANLAB_MODE says."""
-    key = os.environ.pop("SWANLAB_API_KEY", None) if os.environ.get("SWANLAB_MODE") == "offline" else None
-    try:
-        yield
-    finally:
-        if key:
-            os.environ["SWANLAB_API_KEY"] = key
 
 
 def finish() -> None:

@@ -67,7 +67,6 @@ def test_a_key_that_is_refused_goes_on_offline(server: tuple[str, list], tmp_pat
         f"wandb goes on offline: {address} refuses WANDB_API_KEY",
     ]
     assert (variables["SWANLAB_MODE"], variables["WANDB_MODE"]) == ("offline", "offline")
-    assert "SWANLAB_API_KEY" not in variables  # verl would log in with it
     assert "bad" not in "".join(warnings)
 
 
@@ -119,4 +118,3 @@ def test_offline_is_offline(server: tuple[str, list], tmp_path: Path) -> None:
     variables = environment(address, "good") | {"SWANLAB_MODE": "offline", "WANDB_MODE": "offline"}
     assert go_offline_where_needed(["swanlab", "wandb"], tmp_path, variables) == []
     assert asked == []
-    assert "SWANLAB_API_KEY" not in variables

@@ -255,6 +255,15 @@ def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path)
     assert (nobodys["SWANLAB_MODE"], nobodys["WANDB_MODE"]) == ("offline", "offline")
 
 
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_verl_does_not_log_in_to_an_offline_swanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("SWANLAB_API_KEY", "a-secret")
+    monkeypatch.setenv("SWANLAB_MODE", mode)
+    keys: list[str | None] = []
+    tracking._opened("swanlab", lambda: keys.append(os.environ.get("SWANLAB_API_KEY")) or SimpleNamespace(logger={}))
+    assert keys == [None]
+
+
 def test_a_saved_login_uploads(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine api.wandb.ai\n login user\n")
     (tmp_path / ".swanlab").mkdir()
