@@ -81,7 +81,7 @@ class JudgeTrainer(ScalarGRPOTrainer):
 
 def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:
     """verl's loader with pairs in random order for rows: 2k and 2k + 1 of the data set come one after the other."""
-    pairs = Pairs(rows)
+    pairs = RowPairs(rows)
     generator = torch.Generator()
     generator.manual_seed(seed)
     return StatefulDataLoader(
@@ -98,7 +98,7 @@ def collate_pairs(pairs: list[list[dict[str, Any]]]) -> dict[str, Any]:
     return collate_fn([row for pair in pairs for row in pair])
 
 
-class Pairs(Dataset):
+class RowPairs(Dataset):
     """Rows 2k and 2k + 1 of a data set as one item."""
 
     def __init__(self, rows: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from convrec.checkpoints import saving
-from convrec.rollout.groups import Answer
+from convrec.rollout.responses import ScoredAnswer
 from convrec.statistics import error_of_mean
 
 
@@ -59,7 +59,7 @@ class ValidatesDirectly:
             expected_acc_counts=Counter(zip(sources, uids, strict=True)),
         )
 
-    def _keep_generations(self, rows: list[tuple[dict[str, Any], Answer]], infos: dict[str, list[Any]]) -> None:
+    def _keep_generations(self, rows: list[tuple[dict[str, Any], ScoredAnswer]], infos: dict[str, list[Any]]) -> None:
         """To the trackers and to trainer.validation_data_dir, as verl does."""
 
         def texts(ids: list[list[int]]) -> list[str]:
