@@ -181,7 +181,7 @@ class World:
 
     def validate(self, some: list[dict], global_steps: int) -> Any:
         async def all_prompts() -> Any:
-            self.manager.loop = asyncio.get_running_loop()
+            self.manager.loop, self.worker.single_turn = asyncio.get_running_loop(), None  # it keeps its loop
             return await self.worker.validate(some, global_steps)
 
         return asyncio.run(all_prompts())
