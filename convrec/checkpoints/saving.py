@@ -18,7 +18,7 @@ from pathlib import Path
 
 from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, read_if_whole, world_size
-from convrec.errors import UserError
+from convrec.errors import UserError, one_line
 from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
@@ -31,26 +31,30 @@ SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (ac
 
 
 class StopRequested(Exception):
-    """Somebody made RUN/stop: the checkpoint is written, the run ends. `step` is the last one trained."""
+    """Somebody made RUN/stop: the checkpoint is written, the run ends. step: the last one trained."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped as asked after step {step}")
-        self.step = step
 
 
-def stop_files(run_folder: Path) -> list[Path]:
-    """The files whose existence asks this run to stop."""
-    job = os.environ.get(SUBMISSION_VARIABLE)
-    return [run_folder / STOP] + ([run_folder / f"{STOP}.{job}"] if job else [])
+def take_stops(run_folder: Path) -> bool:
+    """Whether this run is asked to stop; the files that ask for it are removed."""
+    asked = [file for file in (run_folder / STOP, run_folder / _stop_of_this_job()) if file.exists()]
+    for file in asked:
+        file.unlink(missing_ok=True)
+    return bool(asked)
 
 
 def forget_stops(run_folder: Path) -> None:
     """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
-    stop_of_this_job = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
     for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `recipes.submit` and `recipes.matrix`
-        if file.name != stop_of_this_job:
+        if file.name != _stop_of_this_job():
             file.unlink(missing_ok=True)
+
+
+def _stop_of_this_job() -> str:
+    return f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
 
 
 def step_folder(run_folder: Path, step: int) -> Path:
@@ -89,9 +93,9 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
             write_tracker(run_folder, last)
         else:
             (run_folder / LATEST).unlink(missing_ok=True)
-        reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1:] or [type(error).__name__]
         raise RuntimeError(
-            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is fixed"
+            f"{folder} could not be written ({one_line(error)}); {kept}, and the same command resumes when that is "
+            "fixed"
         ) from error
     prune(run_folder, keep)
 

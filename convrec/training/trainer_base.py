@@ -184,12 +184,9 @@ class ConvRecMixin(ValidatesDirectly):
 
     def on_step_end(self) -> None:
         """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""
-        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
-        if asked:
+        if saving.take_stops(self.run_folder):
             if self.saved_step != self.global_steps:
                 self._save_checkpoint()
-            for file in asked:
-                file.unlink(missing_ok=True)
             self.is_stopping = True  # after the step has been logged
         super().on_step_end()
 

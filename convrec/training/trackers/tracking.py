@@ -23,7 +23,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from convrec.runs.folder import METRICS, cut_off_step, latest_step, read_metrics
@@ -68,30 +67,26 @@ def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
         return False
 
 
-def install(trainer_module: Any, run_folder: Path, name: str, on_log: Callable[..., None] | None = None) -> None:
+def install(trainer_module: Any, run_folder: Path, name: str) -> None:
     """Make verl's trainer of this process open its trackers as `resumable` does, and choose where they write.
 
     trainer_module: verl's, trainer_base or sft_trainer. They make their Tracking inside `fit`, and the former its
     ValidationGenerationsLogger, so the names are replaced where they are looked up; tests pin both. name: the run's,
-    the group of its starts. on_log: is told the metrics too, as `data` and `step`.
+    the group of its starts.
     """
     os.environ.update(tracker_environment(run_folder, name, os.environ))
 
-    def open_trackers(
-        project_name: str, experiment_name: str, default_backend: str | list[str] = "console", config: Any = None
-    ) -> Any:
-        tracking = resumable(run_folder, project_name, experiment_name, default_backend, config)
-        if on_log:
-            tracking.logger["on_log"] = SimpleNamespace(log=on_log)
-        return tracking
-
-    trainer_module.Tracking = open_trackers
+    trainer_module.Tracking = partial(resumable, run_folder)
     if hasattr(trainer_module, "ValidationGenerationsLogger"):  # SFT generates nothing
         trainer_module.ValidationGenerationsLogger = partial(keep_samples, run_folder)
 
 
 def resumable(
-    run_folder: Path, project_name: str, experiment_name: str, default_backend: str | list[str], config: Any = None
+    run_folder: Path,
+    project_name: str,
+    experiment_name: str,
+    default_backend: str | list[str] = "console",
+    config: Any = None,
 ) -> Any:
     """verl's Tracking for a start of the run, its curves filled up to the checkpoint that training goes on from."""
     from verl.utils.tracking import Tracking

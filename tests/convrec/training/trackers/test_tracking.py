@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -128,17 +127,6 @@ def test_the_newest_wandb_run_has_the_whole_curve_with_the_repeated_steps(run: P
     assert curves == [{step: float(step) for step in range(1, 6)}, REPEATED]
     assert names == [("experiment", "group-of-the-run"), ("experiment-start2", "group-of-the-run")]
     assert tables == [[5], [6]]
-
-
-def test_who_asks_for_it_is_told_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-    told: list[tuple[dict[str, float], int]] = []
-    trainer = SimpleNamespace()
-    with mock.patch.dict(os.environ):
-        tracking.install(trainer, tmp_path, "name", lambda data, step: told.append((data, step)))
-        trainer.Tracking("project", "experiment", ["file"]).log(data={"val/loss": 0.5}, step=3)
-    assert told == [({"val/loss": 0.5}, 3)]
-    assert read_metrics(tmp_path) == [{"step": 3, "val/loss": 0.5}]
 
 
 def test_trackers_that_fail_do_not_end_the_run(run: Path) -> None:
