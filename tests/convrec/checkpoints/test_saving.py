@@ -34,8 +34,10 @@ def save(run: Path, *steps: int, keep: int | None = None) -> None:
         saving.save(run, step, writer(run, step), keep)
 
 
-def test_all_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
-    save(tmp_path, 2, 4, 10)
+@pytest.mark.parametrize("keep", [None, -1, 0])
+def test_all_are_kept_unless_told_otherwise_by_a_count(tmp_path: Path, keep: int | None) -> None:
+    """verl's -1, say: the recipes refuse it before."""
+    save(tmp_path, 2, 4, 10, keep=keep)
     assert saving.complete_steps(tmp_path) == [2, 4, 10]
     assert latest_step(tmp_path) == 10
     assert saving.choose_resume_step(tmp_path) == []
@@ -80,11 +82,15 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert saving.complete_steps(tmp_path) == [5, 6]  # 2 is no longer the best
 
 
-def test_only_a_saved_step_can_be_the_best(tmp_path: Path) -> None:
-    save(tmp_path, 2)
+def test_the_best_is_a_saved_step_with_a_value_of_the_same_metric(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4)
     saving.note_validation(tmp_path, 3, {"val/ndcg": 0.9})
     saving.note_validation(tmp_path, 2, {"other": 0.9})
+    saving.note_validation(tmp_path, 2, {"val/ndcg": float("nan")})
     assert saving.best_step(tmp_path) is None
+    saving.note_validation(tmp_path, 2, {"val/score": 0.9})
+    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.1})  # cannot be compared
+    assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 4, "val/ndcg": 0.1}
 
 
 def test_a_checkpoint_cut_off_while_written_is_ignored_with_a_warning_and_overwritten(tmp_path: Path) -> None:
@@ -187,21 +193,6 @@ def test_a_step_that_is_trained_again_and_cannot_be_written_leaves_the_one_befor
     assert (saving.complete_steps(tmp_path), latest_step(tmp_path)) == ([2], 2)
 
 
-def test_a_best_of_another_metric_is_replaced(tmp_path: Path) -> None:
-    save(tmp_path, 2, 4)
-    saving.note_validation(tmp_path, 2, {"val/score": 0.9})
-    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.1})
-    assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 4, "val/ndcg": 0.1}
-
-
-def test_a_validation_without_a_value_is_no_best(tmp_path: Path) -> None:
-    save(tmp_path, 2, 4)
-    saving.note_validation(tmp_path, 2, {"val/ndcg": float("nan")})
-    assert saving.best_step(tmp_path) is None
-    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.1})
-    assert saving.best_step(tmp_path) == 4
-
-
 def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = "rank-grpo-20260102-030405-abcd"
     monkeypatch.setenv(runs.SUBMISSION_VARIABLE, own)
@@ -249,15 +240,6 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path, monkeypatch: 
     assert latest_step(tmp_path) == 2
 
 
-def shards(folder: Path, *ranks: int) -> Path:
-    """What is seen of a checkpoint of two processes."""
-    folder.mkdir()
-    (folder / "fsdp_config.json").write_text('{"world_size": 2}')
-    for rank in ranks:
-        zipfile.ZipFile(folder / f"model_world_size_2_rank_{rank}.pt", "w").close()
-    return folder
-
-
 def test_shards_of_another_node_that_are_not_seen_here_are_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +248,9 @@ def test_shards_of_another_node_that_are_not_seen_here_are_no_checkpoint(
 
     def write() -> None:
         writer(tmp_path, 4)()
-        saving.wait_for_shards(shards(tmp_path / "global_step_4" / "of two", 0))
+        folder = sft_checkpoint(tmp_path / "of two", 4)
+        (folder / "model_world_size_2_rank_1.pt").unlink()
+        saving.wait_for_shards(folder)
 
     with pytest.raises(RuntimeError, match=r"one storage that all nodes share.*the checkpoint of step 2 is intact"):
         saving.save(tmp_path, 4, write)
@@ -276,9 +260,10 @@ def test_shards_of_another_node_that_are_not_seen_here_are_no_checkpoint(
 
 def test_shards_that_are_seen_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NFS, which shows another node's files when its own list of the folder is old enough."""
-    folder = shards(tmp_path / "actor", 0)
+    folder = sft_checkpoint(tmp_path, 4)
     late = folder / "model_world_size_2_rank_1.pt"
-    monkeypatch.setattr(saving.time, "sleep", lambda seconds: zipfile.ZipFile(late, "w").close())
+    late.rename(tmp_path / "late.pt")
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: (tmp_path / "late.pt").rename(late))
     saving.wait_for_shards(folder)
     assert late.exists()
 
@@ -323,13 +308,6 @@ def test_a_damaged_checkpoint_takes_the_place_of_no_sound_one(tmp_path: Path) ->
     save(tmp_path, 40, keep=2)
     assert saving.complete_steps(tmp_path) == [25, 40]
     assert (tmp_path / "global_step_30" / "actor" / "model.pt").exists()  # nothing is thrown away
-
-
-@pytest.mark.parametrize("keep", [-1, 0])
-def test_what_is_no_count_removes_nothing(tmp_path: Path, keep: int) -> None:
-    """verl's -1, say: the recipes refuse it before."""
-    save(tmp_path, 10, 20, 30, keep=keep)
-    assert saving.complete_steps(tmp_path) == [10, 20, 30]
 
 
 def test_a_run_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
