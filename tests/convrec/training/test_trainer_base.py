@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from convrec.rollout import agent_loop
 from convrec.runs.folder import ENDED, TRAINED
 from convrec.training.trainer_base import PHASES, ConvRecMixin
+from tests.convrec.training.conftest import nested
 
 PROMPT, RESPONSES = 3, [4, 2]
 
@@ -38,10 +39,6 @@ class Trainer(ConvRecMixin, Verls):
             }
         )
         self.settings = OmegaConf.create({"rollout_check_bound": 0.1, "lr_schedule": lr_schedule})
-
-
-def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 class Saving(ConvRecMixin):
