@@ -19,7 +19,7 @@ def run_of(folder: Path, *metrics: dict) -> Path:
     (folder / "metrics").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(metrics, start=1)]
-    (folder / "metrics" / "0001.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "metrics" / "0001.jsonl").write_text("\n".join(lines))
     return folder
 
 
