@@ -130,14 +130,20 @@ class NewMetrics:
         """One dict a line, with "step", in the order of files and lines; one that is being written comes later."""
         rows = []
         for path in sorted(self.folder.glob("[0-9]*.jsonl")):
+            position = self.bytes_read.get(path, 0)
             with path.open("rb") as file:
-                file.seek(self.bytes_read.get(path, 0))
-                whole, end, _ = file.read().rpartition(b"\n")
-            self.bytes_read[path] = self.bytes_read.get(path, 0) + len(whole + end)
-            for line in whole.splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # of a run that was killed while writing
+                file.seek(position)
+                lines = file.readlines()
+            for line in lines:
+                try:
                     entry = json.loads(line)
+                except json.JSONDecodeError:  # of a run that was killed while writing, or is
+                    if not line.endswith(b"\n"):
+                        break
+                else:
                     rows.append({"step": int(entry["step"]), **entry["data"]})
+                position += len(line)
+            self.bytes_read[path] = position
         return rows
 
 
