@@ -18,6 +18,7 @@ from convrec.runs import guard, guard_process
 
 ROOT = Path(__file__).resolve().parents[3]
 
+JOIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
 # A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM
 # is, and which holds shared memory and a file in TMPDIR.
 CHILD = """
@@ -82,8 +83,11 @@ class Run:
         assert not (guard_process.SHM / self.shm).exists()
 
 
+Start = Callable[..., Run]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Run]]:
+def start() -> Iterator[Start]:
     runs: list[Run] = []
 
     def begin(**options: str) -> Run:
@@ -100,7 +104,7 @@ def start() -> Iterator[Callable[..., Run]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_terminal_is_told(
-    start: Callable[..., Run], number: signal.Signals
+    start: Start, number: signal.Signals
 ) -> None:
     run = start()
     assert (guard_process.SHM / run.shm).exists()
@@ -111,7 +115,7 @@ def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_term
     assert "it ended without a word" in run.driver.communicate()[1]
 
 
-def test_end_ends_everything_but_the_driver_and_says_nothing(start: Callable[..., Run]) -> None:
+def test_end_ends_everything_but_the_driver_and_says_nothing(start: Start) -> None:
     run = start(then="time.sleep(3); print('ended:', guard.end(folder), flush=True); time.sleep(600)")
     assert run.driver.stdout
     assert run.driver.stdout.readline() == "ended: True\n"
@@ -121,9 +125,8 @@ def test_end_ends_everything_but_the_driver_and_says_nothing(start: Callable[...
     assert run.driver.communicate()[1] == ""
 
 
-def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Callable[..., Run]) -> None:
-    join = f"sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
-    run = start(join=join)
+def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Start) -> None:
+    run = start(join=JOIN)
     run.child.kill()
     run.wait(lambda: run.is_gone(run.grandchild))
     assert run.driver.poll() is None
@@ -143,12 +146,11 @@ def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_l
     (folder / "guard.pid").write_text(f"{os.getpid()} {found[1]}")  # this process is the guard
     monkeypatch.setattr(guard_process, "NO_WORKER_SECONDS", 1.0)
     watching = guard_process.Guard(folder)
-    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
     wait = "print(flush=True); import time; time.sleep(600)"
     environment = {**os.environ, **guard.environment(folder)}
     worker, late = (
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-        for code in (f"{join}; {wait}", wait)
+        for code in (f"{JOIN}; {wait}", wait)
     )
     try:
         for process in (worker, late):
@@ -197,8 +199,7 @@ before.kill()
 def test_beside_replicas_a_process_keeps_what_else_it_starts_and_sets() -> None:
     """Two models open in a user's own process: the one that is closed takes its replica with it, and nothing else."""
     wait = [sys.executable, "-c", "import time; time.sleep(600)"]
-    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
-    replica = f"{join}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
+    replica = f"{JOIN}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
     script = f"""
 import os, subprocess, sys, tempfile, time
 from multiprocessing import shared_memory

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from convrec.runs.folder import TRAINED, next_metrics_file, read_metrics
 from convrec.training.trackers import tracking
@@ -153,9 +154,14 @@ def test_a_tracker_that_cannot_be_opened_is_left_out(
     tracking.finish()
 
 
-def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def next_start(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The trackers of one more start, TensorBoard among them."""
+    monkeypatch.setenv("TENSORBOARD_DIR", str(run / "tensorboard"))
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(run)))
+    return tracking.resumable(run, "project", "experiment", ["file", "tensorboard"])
 
+
+def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert {event.step: event.value for event in events.Scalars("return")} == REPEATED
     assert len(events.Scalars("return")) == 6
@@ -166,14 +172,10 @@ def test_tensorboard_of_a_run_killed_before_its_first_checkpoint_and_resumed_twi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts begin with a validation of where they stand: 0 (killed after 2), 0 again (checkpoint at 2), 2."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     for start, done in enumerate((0, 0, 2)):
         if done:
             (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(done))
-        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-        trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", "tensorboard"])
+        trackers = next_start(tmp_path, monkeypatch)
         trackers.log({"val": 0.5 + start}, step=done)
         for step in (done + 1, done + 2):
             trackers.log({"return": step + 100.0 * start, "val": step + 0.5}, step=step)
@@ -187,12 +189,8 @@ def test_what_was_logged_of_a_step_before_its_checkpoint_alone_goes_to_every_tra
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the checkpoint of 2, which an earlier start had trained with another return."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     for start in range(3):
-        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-        trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", "tensorboard"])
+        trackers = next_start(tmp_path, monkeypatch)
         if start == 0:
             trackers.log({"return": 1.0, "kl": 0.1}, step=1)
             trackers.log({"return": 5.0}, step=2)
