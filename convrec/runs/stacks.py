@@ -8,7 +8,6 @@ import faulthandler
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,6 +34,11 @@ class ProcessStack:
     trouble: str
     text: str
 
+    def described(self, node: str) -> str:
+        """For the log."""
+        trouble = f": {self.trouble}" if self.trouble else ""
+        return f"--- process {self.pid} on {node}, {self.name}{trouble}\n{self.text.strip()}"
+
 
 def write_on_signal(folder: Path) -> None:
     """Have this process write the stacks of its threads to STACKS/<pid> in the folder when it gets STACKS_SIGNAL."""
@@ -54,13 +58,6 @@ def of_this_node(folder: Path) -> list[ProcessStack]:
     with ThreadPoolExecutor(THREADS) as threads:
         found = threads.map(lambda pid: _of_process(pid, folder), sorted(guard_process.processes_of(folder)))
         return [stack for stack in found if stack is not None]
-
-
-def described(stacks: list[ProcessStack]) -> str:
-    """For the log."""
-    node = socket.gethostname()
-    heads = [f"--- process {s.pid} on {node}, {s.name}{f': {s.trouble}' if s.trouble else ''}" for s in stacks]
-    return "\n".join(f"{head}\n{stack.text.strip()}" for head, stack in zip(heads, stacks, strict=True))
 
 
 def _of_process(pid: int, folder: Path) -> ProcessStack | None:

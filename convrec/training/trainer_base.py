@@ -1,4 +1,4 @@
-"""What every trainer of ours adds to verl's: worker, platform, start-up checks, validation metrics. Nothing but wiring.
+"""What every trainer of ours adds to verl's: worker, start-up checks, checkpoints, watching. Nothing but wiring.
 
 `scalar_grpo` is verl's own GRPO with that and no more: one reward a response, verl's estimator and loss (the judges).
 """
@@ -167,8 +167,8 @@ class ConvRecMixin(ValidatesDirectly):
         return batch
 
     def _log_step(self) -> None:
-        """Into RUN/metrics, what is known of the step. verl logs it, as far as it is the same, when the step has ended:
-        after the update of the rollout's weights and the validation, which a run that is killed does not reach."""
+        """Log what is known of the step to RUN/metrics. verl logs it when the step has ended, after the update of the
+        rollout's weights and the validation: a run that is killed in between does not get there."""
         batch, metrics = self.trained
         metrics, verls = dict(metrics), self._rollout_moe_lb_metrics_accumulator
         self._rollout_moe_lb_metrics_accumulator = deepcopy(verls)  # else the batch would be counted twice

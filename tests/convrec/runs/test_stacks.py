@@ -48,7 +48,7 @@ def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Pope
     (found,) = stacks.of_this_node(folder)
     assert (found.pid, found.trouble) == (process.pid, "")
     assert "waits_for_an_engine" in found.text
-    assert f"process {process.pid}" in stacks.described([found])
+    assert f"process {process.pid} on node-a" in found.described("node-a")
 
 
 def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
