@@ -81,6 +81,11 @@ def check_shards(folder: Path) -> None:
         _check_zip(path)
 
 
+def shards_folder(step_folder: Path) -> Path:
+    """Where verl's shards are in RUN/global_step_N: RL's in a folder for the actor."""
+    return step_folder / "actor" if (step_folder / "actor").is_dir() else step_folder
+
+
 def world_size(folder: Path) -> int | None:
     """How many processes saved verl's FSDP shards in the folder; None when there are none."""
     matches = [_SHARD.fullmatch(path.name) for path in folder.glob("*.pt")]

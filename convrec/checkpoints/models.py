@@ -22,6 +22,7 @@ from convrec.checkpoints.files import (
     fingerprint,
     has_weights,
     read_if_whole,
+    shards_folder,
 )
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
@@ -93,7 +94,7 @@ def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
         return str(_merge_adapter(folder, folder / "merged"))
     step_folder = _step_folder(folder)
     assert step_folder is not None  # check_model_path
-    shards = step_folder / "actor" if (step_folder / "actor").is_dir() else step_folder
+    shards = shards_folder(step_folder)
     saved, merged = shards / "huggingface", step_folder / "merged"
     # verl's Hugging Face form of a LoRA run has the adapter's names in it, which nothing loads
     is_lora = (shards / "lora_train_meta.json").exists()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from convrec.checkpoints import manifest
-from convrec.checkpoints.files import check_shards, read_if_whole, world_size
+from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
 from convrec.errors import UserError, one_line
 from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
@@ -209,7 +209,7 @@ def check_world_size(run_folder: Path, processes: int) -> list[str]:
     Raises UserError for FSDP1's shards, which only as many processes as saved them can load.
     """
     done = latest_step(run_folder)
-    folder = _shards(step_folder(run_folder, done))
+    folder = shards_folder(step_folder(run_folder, done))
     saved = world_size(folder) if done else None
     if saved in (None, processes):
         return []
@@ -229,11 +229,6 @@ def _step_folders(run_folder: Path) -> dict[int, Path]:
     """RUN/global_step_N by N, in rising order."""
     folders = {step: folder for folder in run_folder.glob("global_step_*") if (step := step_of(folder)) is not None}
     return dict(sorted(folders.items()))
-
-
-def _shards(folder: Path) -> Path:
-    """Where verl's shards are: RL's in a folder for the actor."""
-    return folder / "actor" if (folder / "actor").is_dir() else folder
 
 
 def _remove(folder: Path) -> None:
