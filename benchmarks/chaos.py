@@ -233,7 +233,7 @@ class Campaign:
 
 def is_spared(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return any("runs/guard.py" in word or "resource_tracker" in word for word in process.cmdline())
+        return any("runs/guard_process.py" in word or "resource_tracker" in word for word in process.cmdline())
     return True
 
 

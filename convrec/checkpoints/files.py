@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +77,27 @@ def check_shards(folder: Path) -> None:
             f"{folder}: model_world_size_{world_size}_rank_{absent[0]}.pt is missing ({len(absent)} of {world_size} "
             "shards are): the checkpoint is half written; name another step of the run"
         )
-    check_whole(shards.values())
-
-
-def check_whole(files: Iterable[Path]) -> None:
-    """Raise UserError for the first of these files of torch.save that is cut off."""
-    for path in files:
+    for path in shards.values():
         _check_zip(path)
+
+
+def shards_folder(step_folder: Path) -> Path:
+    """Where verl's shards are in RUN/global_step_N: RL's in a folder for the actor."""
+    return step_folder / "actor" if (step_folder / "actor").is_dir() else step_folder
 
 
 def world_size(folder: Path) -> int | None:
     """How many processes saved verl's FSDP shards in the folder; None when there are none."""
     matches = [_SHARD.fullmatch(path.name) for path in folder.glob("*.pt")]
     return next((int(match[1]) for match in matches if match), None)
+
+
+def read_if_whole(path: Path) -> dict[str, Any]:
+    """What a file of JSON notes; {} where there is none, or one that cannot be read."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, UserError):
+        return {}
 
 
 # ---- parts

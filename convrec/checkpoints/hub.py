@@ -60,20 +60,24 @@ def problem(model: str) -> str:
     from huggingface_hub import hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
-    answer: list[str] = []
 
-    def ask() -> None:
+    def ask() -> str:
         try:
             hf_hub_download(model, "config.json", etag_timeout=SECONDS / 2)
         except Exception as error:  # offline, gated, misspelt, behind a proxy: each has an error of its own
-            answer.append(one_line(error))
-        else:
-            answer.append("")
+            return one_line(error)
+        return ""
 
-    thread = threading.Thread(target=ask, daemon=True)
+    return answer_within(SECONDS, ask, f"no answer from the Hub in {SECONDS:.0f} s")
+
+
+def answer_within(seconds: float, ask: Callable[[], str], otherwise: str) -> str:
+    """What `ask` returns, or `otherwise` where that takes longer: a wait for a name server has no bound of its own."""
+    answers = [otherwise]
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
-    thread.join(SECONDS)
-    return answer[0] if answer else f"no answer from the Hub in {SECONDS:.0f} s"
+    thread.join(seconds)
+    return answers[-1]
 
 
 def require(model: str, given_as: str) -> None:

@@ -1,26 +1,24 @@
 """complete.json of a checkpoint: its files with sizes and checksums, written when all of them are on the disk.
 
-{"actor/model_world_size_1_rank_0.pt": {"bytes": 1024, "xxh3_128": "..."}, ...}; version 0.1 wrote the bytes alone.
+{"actor/model_world_size_1_rank_0.pt": {"bytes": 1024, "xxh3_128": "..."}, ...}
 """
 
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_json
+from convrec.checkpoints.files import read_if_whole
+from convrec.files import write_json
 from convrec.runs.card import CARD
 
 MANIFEST = "complete.json"
 CHECKSUM = "xxh3_128"  # against faults of disks and copies, not against somebody who changes the manifest as well
 BLOCK_BYTES = 2**22
 THREADS = 4
-# what `convrec.checkpoints.models` adds to a checkpoint later, whole and (also as version 0.1 names it) unfinished
-_MERGED = re.compile(r"\.?merged(\..*)?")
+MERGED, UNFINISHED = "merged", ".merged."  # what convrec.checkpoints.models adds to a checkpoint later
 
 
 def write(folder: Path) -> None:
@@ -44,24 +42,16 @@ def write(folder: Path) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Whether every file has the size it was written with."""
-    noted, there = read(folder), sizes(folder)
-    return bool(noted) and all(there.get(name) == _bytes(entry) for name, entry in noted.items())
+    noted, there = read_if_whole(folder / MANIFEST), sizes(folder)
+    return bool(noted) and all(there.get(name) == entry["bytes"] for name, entry in noted.items())
 
 
 def damaged_file(folder: Path) -> str | None:
     """The first file, in the order of names, whose content is not what was written; reads all of them."""
-    noted = [(name, entry[CHECKSUM]) for name, entry in read(folder).items() if isinstance(entry, dict)]
+    noted = read_if_whole(folder / MANIFEST)
     with ThreadPoolExecutor(THREADS) as threads:
-        contents = list(threads.map(lambda item: _checksum(folder / item[0]), noted))
-    return next((name for (name, wanted), found in zip(noted, contents, strict=True) if wanted != found), None)
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The manifest; {} where there is none, or one that cannot be read."""
-    try:
-        return read_json(folder / MANIFEST)
-    except (FileNotFoundError, UserError):
-        return {}
+        contents = dict(zip(noted, threads.map(lambda name: _checksum(folder / name), noted), strict=True))
+    return next((name for name, entry in noted.items() if entry[CHECKSUM] != contents[name]), None)
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -72,12 +62,8 @@ def sizes(folder: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         and path.name not in (MANIFEST, CARD)
-        and not any(_MERGED.fullmatch(part) for part in path.relative_to(folder).parts)
+        and not any(part == MERGED or part.startswith(UNFINISHED) for part in path.relative_to(folder).parts)
     }
-
-
-def _bytes(entry: Any) -> int:
-    return entry["bytes"] if isinstance(entry, dict) else entry
 
 
 def _entry(file: Path) -> dict[str, Any]:

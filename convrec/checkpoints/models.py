@@ -15,7 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from convrec.checkpoints import plain_load
-from convrec.checkpoints.files import SHARDS, check_hugging_face, check_shards, fingerprint, has_weights
+from convrec.checkpoints.files import (
+    SHARDS,
+    check_hugging_face,
+    check_shards,
+    fingerprint,
+    has_weights,
+    read_if_whole,
+    shards_folder,
+)
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
 from convrec.runs.folder import LATEST, latest_step, start_model, step_of
@@ -86,7 +94,7 @@ def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
         return str(_merge_adapter(folder, folder / "merged"))
     step_folder = _step_folder(folder)
     assert step_folder is not None  # check_model_path
-    shards = step_folder / "actor" if (step_folder / "actor").is_dir() else step_folder
+    shards = shards_folder(step_folder)
     saved, merged = shards / "huggingface", step_folder / "merged"
     # verl's Hugging Face form of a LoRA run has the adapter's names in it, which nothing loads
     is_lora = (shards / "lora_train_meta.json").exists()
@@ -117,10 +125,7 @@ def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:
     """Whether `target` is the merger of these; of a source that is gone (None) it is all there is left."""
     if not has_weights(target):
         return False
-    try:
-        noted = read_json(target / MADE_FROM)
-    except (FileNotFoundError, UserError):
-        noted = {}
+    noted = read_if_whole(target / MADE_FROM)
     return all(now is None or noted.get(name) == now for name, now in sources.items())
 
 

@@ -2,7 +2,6 @@
 
 RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
 RUN/global_step_N/damaged.json           what complete.json was, where the checksums of a resume found other content
-RUN/global_step_N/metrics.json           RL: the step's metrics, should it end before they are logged (step_metrics)
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
 RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
 RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
@@ -18,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from convrec.checkpoints import manifest
-from convrec.checkpoints.files import check_shards, check_whole, world_size
-from convrec.errors import UserError
+from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
+from convrec.errors import UserError, one_line
 from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
 
@@ -29,30 +28,33 @@ STOP = "stop"
 # the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
 VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
-ASIDE = ".replaced"  # global_step_N.replaced: the checkpoint that is written anew, until the new one is complete
 
 
 class StopRequested(Exception):
-    """Somebody made RUN/stop: the checkpoint is written, the run ends. `step` is the last one trained."""
+    """Somebody made RUN/stop: the checkpoint is written, the run ends. step: the last one trained."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped as asked after step {step}")
-        self.step = step
 
 
-def stop_files(run_folder: Path) -> list[Path]:
-    """The files whose existence asks this run to stop."""
-    job = os.environ.get(SUBMISSION_VARIABLE)
-    return [run_folder / STOP] + ([run_folder / f"{STOP}.{job}"] if job else [])
+def take_stops(run_folder: Path) -> bool:
+    """Whether this run is asked to stop; the files that ask for it are removed."""
+    asked = [file for file in (run_folder / STOP, run_folder / _stop_of_this_job()) if file.exists()]
+    for file in asked:
+        file.unlink(missing_ok=True)
+    return bool(asked)
 
 
 def forget_stops(run_folder: Path) -> None:
     """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
-    stop_of_this_job = f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
     for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `recipes.submit` and `recipes.matrix`
-        if file.name != stop_of_this_job:
+        if file.name != _stop_of_this_job():
             file.unlink(missing_ok=True)
+
+
+def _stop_of_this_job() -> str:
+    return f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
 
 
 def step_folder(run_folder: Path, step: int) -> Path:
@@ -66,6 +68,8 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     was written of it is removed, and the last complete checkpoint and the tracker are as they were.
     """
     folder, last = step_folder(run_folder, step), latest_step(run_folder)
+    if last == step:  # of a run that was told to begin before it
+        last = max((earlier for earlier in complete_steps(run_folder) if earlier < step), default=0)
     kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
     needed = sum(manifest.sizes(step_folder(run_folder, last)).values()) if last else 0
     run_folder.mkdir(parents=True, exist_ok=True)
@@ -75,30 +79,24 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
             f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is "
             f"not saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
         )
-    aside = folder.with_name(folder.name + ASIDE)
-    if step == last and folder.is_dir():
-        folder.rename(aside)
-    else:  # cut off by an earlier end, or of a run that has gone back to an earlier step: trained anew
-        if best_step(run_folder) == step:
-            (run_folder / BEST).unlink()
-        _remove(folder)
+    # what is there was cut off by an earlier end, or is of a run that has gone back to an earlier step: trained anew
+    if best_step(run_folder) == step:
+        (run_folder / BEST).unlink()
+    _remove(folder)
     try:
         write()
         _forget_attention(folder)
         manifest.write(folder)
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if aside.is_dir():
-            aside.rename(folder)
         if last:
             write_tracker(run_folder, last)
         else:
             (run_folder / LATEST).unlink(missing_ok=True)
-        reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1:] or [type(error).__name__]
         raise RuntimeError(
-            f"{folder} could not be written ({reason[0]}); {kept}, and the same command resumes when that is fixed"
+            f"{folder} could not be written ({one_line(error)}); {kept}, and the same command resumes when that is "
+            "fixed"
         ) from error
-    _remove(aside)
     prune(run_folder, keep)
 
 
@@ -150,7 +148,7 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
     metric = next((name for name in VALIDATION_METRICS if name in metrics), None)
     if metric is None or not math.isfinite(metrics[metric]) or step not in complete_steps(run_folder):
         return
-    best = _read_json(run_folder / BEST)
+    best = read_if_whole(run_folder / BEST)
     # a best of another metric (the run was another recipe's) cannot be compared with
     gain = VALIDATION_METRICS[metric] * (metrics[metric] - best.get(metric, math.nan))
     if best_step(run_folder) is None or metric not in best or gain > 0:
@@ -159,7 +157,7 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
 
 
 def best_step(run_folder: Path) -> int | None:
-    best = _read_json(run_folder / BEST)
+    best = read_if_whole(run_folder / BEST)
     return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
 
 
@@ -169,15 +167,7 @@ def complete_steps(run_folder: Path) -> list[int]:
 
 
 def choose_resume_step(run_folder: Path) -> list[str]:
-    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
-
-    Up to the step that the tracker names a checkpoint without a manifest counts too when its shards are whole: early
-    versions wrote none.
-    """
-    if not run_folder.is_dir():
-        return []
-    for aside in run_folder.glob(f"global_step_*{ASIDE}"):
-        _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE)))
+    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot."""
     named = latest_step(run_folder)
     folders = _step_folders(run_folder)
     complete = complete_steps(run_folder)
@@ -200,10 +190,9 @@ def choose_resume_step(run_folder: Path) -> list[str]:
             (run_folder / BEST).unlink()
         if not folders[step].is_symlink():
             (folders[step] / manifest.MANIFEST).rename(folders[step] / DAMAGED)  # it counts as one no more
-    if named in complete or (named in folders and _has_whole_shards(folders[named])):
+    if named in complete:
         return warnings
-    older = [step for step, folder in folders.items() if step < named and _has_whole_shards(folder)]
-    usable = max(complete or older, default=0)
+    usable = max(complete, default=0)
     then = f"resuming from step {usable}" if usable else "no other is complete: starting anew"
     what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
     warnings.append(f"{what}: {then}")
@@ -220,11 +209,11 @@ def check_world_size(run_folder: Path, processes: int) -> list[str]:
     Raises UserError for FSDP1's shards, which only as many processes as saved them can load.
     """
     done = latest_step(run_folder)
-    folder = _shards(step_folder(run_folder, done))
+    folder = shards_folder(step_folder(run_folder, done))
     saved = world_size(folder) if done else None
     if saved in (None, processes):
         return []
-    if _read_json(folder / "fsdp_config.json").get("FSDP_version") == 1:
+    if read_if_whole(folder / "fsdp_config.json").get("FSDP_version") == 1:
         raise UserError(
             f"{folder} was saved by {saved} processes with FSDP1, N_NODES x N_GPUS_PER_NODE are {processes} now: "
             f"resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and another SAVE_PATH"
@@ -242,41 +231,9 @@ def _step_folders(run_folder: Path) -> dict[int, Path]:
     return dict(sorted(folders.items()))
 
 
-def _put_back(aside: Path, folder: Path) -> None:
-    """Killed while a checkpoint was written once more: keep the new one if it is complete, else the former."""
-    if manifest.is_complete(folder):
-        _remove(aside)
-    else:
-        _remove(folder)
-        aside.rename(folder)
-
-
-def _shards(folder: Path) -> Path:
-    """Where verl's shards are: RL's in a folder for the actor."""
-    return folder / "actor" if (folder / "actor").is_dir() else folder
-
-
-def _has_whole_shards(folder: Path) -> bool:
-    if (folder / manifest.MANIFEST).exists() or (folder / DAMAGED).exists():
-        return False  # it is not as the manifest says
-    try:
-        check_shards(_shards(folder))
-        check_whole(_shards(folder).glob("*.pt"))  # optimizer and random state too
-    except UserError:
-        return False
-    return True
-
-
 def _remove(folder: Path) -> None:
     """A checkpoint; of a link the link alone."""
     if folder.is_symlink():
         folder.unlink()
     else:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return read_json(path)
-    except (FileNotFoundError, UserError):
-        return {}

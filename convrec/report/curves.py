@@ -166,7 +166,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
                 f"{run}: its sweep of {chosen} ends at step {max(steps)}, without the newest checkpoint, step {newest};"
                 " sweep again"
             )
-    recipe = recipe_of(read_config(run)) if (run / "config.yaml").exists() else _most_likely_recipe(curves)
+    recipe = recipe_of(read_config(run)) or _most_likely_recipe(curves)
     if recipe not in PANELS:
         raise UserError(f"{run}: no curves are known for its recipe, {recipe}; known are {', '.join(PANELS)}")
     return RunCurves(name or run.name, recipe, method or recipe, curves, largest, chosen, settings, warnings)

@@ -9,17 +9,14 @@ a validation's answers, which no worker trains on, go straight back to the drive
 import asyncio
 import gc
 import itertools
-import json
 import logging
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-import torch
 import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
@@ -39,89 +36,13 @@ from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
 from convrec.rollout.queue import keep_to_this_run
-from convrec.rollout.reward_manager import GroupRewardManager, Response
+from convrec.rollout.responses import Prompt, SampledResponse, ScoredAnswer
+from convrec.rollout.reward_manager import GroupRewardManager
 
 logger = logging.getLogger(__name__)
 
 GROUP = 32  # responses at most, unless one prompt has more
 SINGLE_TURN = "single_turn_agent"
-
-
-@dataclass
-class Prompt:
-    """A prompt of the batch, waiting for its group."""
-
-    sample: dict[str, Any]  # its columns
-    sampling_params: dict[str, Any]
-    trajectory: dict[str, Any]
-    n: int  # responses asked for
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a validation needs of a response."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    score: float
-    num_turns: int
-    reward_extra_info: dict[str, Any]
-
-
-@dataclass
-class Rollout:
-    """One response: what its prompt brings along, and what verl's agent loop would return."""
-
-    sample: dict[str, Any]
-    output: AgentLoopOutput
-
-    @property
-    def key(self) -> str:
-        """verl's form: prompt, session, place among the outputs of a session (a single turn has one)."""
-        return f"{self.sample['uid']}_{self.sample['session_id']}_0"
-
-    def tag(self) -> dict[str, Any]:
-        prompt, response, extra = self.output.prompt_ids, self.output.response_ids, self.output.extra_fields
-        return {
-            "status": "success",
-            "prompt_len": len(prompt),
-            "response_len": len(response),
-            "seq_len": len(prompt) + len(response),
-            "global_steps": self.sample["global_steps"],
-            "min_global_steps": extra.get("min_global_steps"),
-            "max_global_steps": extra.get("max_global_steps"),
-        }
-
-    def answer(self) -> Answer:
-        """Once it is scored."""
-        output = self.output
-        return Answer(
-            output.prompt_ids,
-            output.response_ids,
-            output.reward_score,
-            output.num_turns,
-            output.extra_fields["reward_extra_info"],
-        )
-
-    def response(self) -> Response:
-        """For the reward."""
-        extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
-        extra |= {
-            "num_turns": self.output.num_turns,
-            "rollout_reward_scores": self.sample.get("reward_scores", {}),
-        }
-        truth = self.sample["reward_model"]["ground_truth"]
-        return Response(self.output.response_ids, self.sample["data_source"], truth, extra)
-
-    def fields(self) -> dict[str, Any]:
-        fields = self.output.as_dict()
-        fields |= self.sample
-        fields.pop("multi_modal_data", None)
-        fields["loss_mask"] = fields["response_mask"]
-        fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
-        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
-        fields["multi_modal_inputs"] = {}
-        return fields
 
 
 def groups_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
@@ -145,7 +66,6 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self.first_failure: str | None = None
         self.waiting: list[Prompt] = []
         self.single_turn: SingleTurnAgentLoop | None = None
-        self.prompt_ids: dict[str, list[int]] = {}  # of validation, whose prompts are the same every time
         gc.freeze()  # what was imported stays
 
     async def failure(self) -> str | None:
@@ -189,7 +109,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         taken, self.waiting = self.waiting, []
         await asyncio.gather(*(self._run_group(group) for group in groups_of(taken)))
 
-    async def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[Answer]] | None:
+    async def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[ScoredAnswer]] | None:
         """The scored answers of each prompt, returned at once: none goes through TransferQueue.
 
         None when a prompt needs verl's way. RuntimeError when one cannot be rolled out or scored.
@@ -214,7 +134,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         answers = iter(answer for group in scored for answer in group)
         return [list(itertools.islice(answers, prompt.n)) for prompt in prompts]
 
-    async def _validate_group(self, prompts: list[Prompt]) -> list[Answer]:
+    async def _validate_group(self, prompts: list[Prompt]) -> list[ScoredAnswer]:
         rollouts = await self._generate(prompts)
         await self._score(rollouts)
         return [rollout.answer() for rollout in rollouts]
@@ -239,12 +159,12 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             status = "failure"
         await _put_status(uids, partition, status)
 
-    def _fields(self, rollout: Rollout) -> dict[str, Any]:
+    def _fields(self, rollout: SampledResponse) -> dict[str, Any]:
         if self.constraint is None:
             return rollout.fields()
         return rollout.fields() | self.constraint.fields(rollout.sample, rollout.output.response_ids)
 
-    async def _generate(self, prompts: list[Prompt]) -> list[Rollout]:
+    async def _generate(self, prompts: list[Prompt]) -> list[SampledResponse]:
         if self.single_turn is None:
             self.single_turn = SingleTurnAgentLoop(
                 trainer_config=DictConfigWrap(self.config),
@@ -259,7 +179,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         samples: list[dict[str, Any]] = []
         requests: list[dict[str, Any]] = []
         for prompt in prompts:
-            ids = await self._prompt_ids(self.single_turn, prompt)
+            ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             constrained = {} if self.constraint is None else {"extra_args": self.constraint.extra_args(prompt.sample)}
             for session in range(prompt.n):
                 params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session) | constrained
@@ -276,18 +196,9 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             self.llm_client._release_server(server_id, request_id=group)
         seconds = time.perf_counter() - start
         return [
-            Rollout(sample, self._output(self.single_turn, request["prompt_ids"], answer, seconds))
+            SampledResponse(sample, self._output(self.single_turn, request["prompt_ids"], answer, seconds))
             for sample, request, answer in zip(samples, requests, answers, strict=True)
         ]
-
-    async def _prompt_ids(self, agent: SingleTurnAgentLoop, prompt: Prompt) -> list[int]:
-        messages = list(prompt.sample["raw_prompt"])
-        if not prompt.trajectory["validate"]:
-            return await agent.ct_build_initial_tokens(messages)
-        text = json.dumps(messages)
-        if text not in self.prompt_ids:
-            self.prompt_ids[text] = await agent.ct_build_initial_tokens(messages)
-        return self.prompt_ids[text]
 
     def sampling_params_of(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
@@ -332,7 +243,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         is_ours = reward.reward_manager.name == GroupRewardManager.__name__
         return is_ours and (not reward.reward_model.enable or reward.custom_reward_function.path is not None)
 
-    async def _score(self, rollouts: list[Rollout]) -> None:
+    async def _score(self, rollouts: list[SampledResponse]) -> None:
         """All at once; when that fails or takes too long, one by one, so that the sample can be named."""
         if not self.rewards_in_groups:
             await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))

@@ -25,6 +25,7 @@ RUNNING = "running"
 # the Ray job's id; a stop file for another start of the run says nothing to this one
 SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 METRICS = "metrics"
+TRAINED, ENDED = "training/global_step", "timing_s/step"  # of RL: in the metrics of a step; only when it has ended
 LATEST = "latest_checkpointed_iteration.txt"
 # in a run's config: the model it starts from
 RL_MODEL = "actor_rollout_ref.model.path"
@@ -118,47 +119,61 @@ def next_metrics_file(run_folder: Path) -> Path:
     return folder / f"{number:04d}.jsonl"
 
 
-def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
-    """One dict a step in order, with key "step". Steps that a resumed run repeated have the later start's values.
-
-    A step can have several lines: training, validation, and the validation a resumed run begins with.
-    """
-    by_step: dict[int, dict[str, Any]] = {}
-    for path in sorted((run_folder / METRICS).glob("[0-9]*.jsonl")):
-        for line in path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:  # the last line of a run that was killed while writing
-                continue
-            by_step.setdefault(int(entry["step"]), {}).update(entry["data"])
-    return [{"step": step, **by_step[step]} for step in sorted(by_step)]
-
-
 class NewMetrics:
     """The lines that were added to a run's metrics files since the last look, so that following a long run is cheap."""
 
     def __init__(self, run_folder: Path) -> None:
         self.folder = run_folder / METRICS
-        self.places: dict[Path, int] = {}  # bytes of each file that have been read
+        self.bytes_read: dict[Path, int] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """One dict a line, with "step", in the order of files and lines; one that is being written comes later."""
         rows = []
         for path in sorted(self.folder.glob("[0-9]*.jsonl")):
+            position = self.bytes_read.get(path, 0)
             with path.open("rb") as file:
-                file.seek(self.places.get(path, 0))
-                whole, end, _ = file.read().rpartition(b"\n")
-            self.places[path] = self.places.get(path, 0) + len(whole + end)
-            for line in whole.splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # of a run that was killed while writing
+                file.seek(position)
+                lines = file.readlines()
+            for line in lines:
+                try:
                     entry = json.loads(line)
+                except json.JSONDecodeError:  # of a run that was killed while writing, or is
+                    if not line.endswith(b"\n"):
+                        break
+                else:
                     rows.append({"step": int(entry["step"]), **entry["data"]})
+                position += len(line)
+            self.bytes_read[path] = position
         return rows
 
 
-def is_logged(run_folder: Path, step: int) -> bool:
-    """Whether metrics of the step were written."""
-    return any(row["step"] == step for row in read_metrics(run_folder))
+def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
+    """One dict a step in order, with key "step". Steps that a resumed run repeated have the later start's values.
+
+    A step can have several lines: what was known before its checkpoint, training, validation, and the validation a
+    resumed run begins with.
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    for row in NewMetrics(run_folder).read():
+        by_step.setdefault(row["step"], {}).update(row)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def cut_off_step(run_folder: Path, step: int) -> dict[str, float]:
+    """What was logged of a step before its checkpoint, where the run ended before the step did; else {}.
+
+    Its times are then missing, and its validation if it was due for one. SFT logs all of a step before its checkpoint.
+    """
+    lines = [row for row in NewMetrics(run_folder).read() if row["step"] == step]
+    if not lines or TRAINED not in lines[-1] or ENDED in lines[-1]:
+        return {}
+    return {name: value for name, value in lines[-1].items() if name != "step" and value is not None}
+
+
+def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int | None) -> bool:
+    """Whether the run ended between the checkpoint of the step and a validation it was due for."""
+    is_due = test_freq > 0 and (step % test_freq == 0 or step == last_step)
+    return is_due and bool(cut_off_step(run_folder, step))
 
 
 def latest_step(run_folder: Path) -> int:
@@ -199,16 +214,8 @@ def setting(config: dict[str, Any], key: str) -> Any:
 
 
 def recipe_of(config: dict[str, Any]) -> str:
-    """The name of the recipe that wrote this config.
-
-    Version 0.1 did not note it. SFT is then known by having no rollout, a judge by its reward function.
-    """
-    if name := setting(config, "run.recipe"):
-        return name
-    if "actor_rollout_ref" not in config:
-        return "sft"
-    reward = str(setting(config, "reward.custom_reward_function.path")).rpartition(".")[2]
-    return reward if reward in ("judge_pointwise", "judge_pairwise") else "rank_grpo"
+    """The name of the recipe that wrote this config; "" where it names none."""
+    return setting(config, "run.recipe") or ""
 
 
 def start_model(run_folder: Path) -> str | None:

@@ -5,27 +5,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 TIMES_MEDIAN = 10
 FIRST_TIMES = 6  # what a phase without a median may take, in smallest limits: it loads, compiles and fills caches
 OUTSIDE = "between the phases"
 REMEMBERED = 50  # durations of each phase
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """A phase that has taken longer than it may; seconds. median: None in its first time."""
-
-    phase: str
-    seconds: float
-    limit: float
-    median: float | None
-
-    def __str__(self) -> str:
-        usual = "it has not ended once before" if self.median is None else f"its median is {self.median:.1f} s"
-        return f"no progress for {self.seconds:.0f} s in the phase {self.phase} ({usual}, the limit {self.limit:.0f} s)"
 
 
 class Phases:
@@ -65,10 +50,14 @@ class Phases:
 
         return in_phase
 
-    def overdue(self) -> Overdue | None:
+    def overdue(self) -> str:
+        """What there is to say when the phase that runs now has taken longer than it may, else ""."""
         name, begin = self.current
         earlier = self.durations.get(name)
         median = statistics.median(list(earlier)) if earlier else None
         times = FIRST_TIMES * self.smallest_limit if median is None else TIMES_MEDIAN * median
         limit, seconds = max(self.smallest_limit, times), self.clock() - begin
-        return Overdue(name, seconds, limit, median) if seconds > limit else None
+        if seconds <= limit:
+            return ""
+        usual = "it has not ended once before" if median is None else f"its median is {median:.1f} s"
+        return f"no progress for {seconds:.0f} s in the phase {name} ({usual}, the limit {limit:.0f} s)"

@@ -4,9 +4,10 @@ py-spy, which Ray brings, reads them from outside, where the kernel lets it; els
 (faulthandler), which one that is stopped or hangs in the kernel cannot. Imports the standard library alone.
 """
 
+import faulthandler
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from convrec.runs import guard
+from convrec.runs import guard_process
 
 SPY_SECONDS = 20.0
 SELF_SECONDS = 2.0
 THREADS = 4
+STACKS = "stacks"
+STACKS_SIGNAL = signal.SIGRTMIN + 3  # nothing else of a run uses it
 STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a disk or a network file system"}
 
 
@@ -31,42 +34,41 @@ class ProcessStack:
     trouble: str
     text: str
 
+    def described(self, node: str) -> str:
+        """For the log."""
+        trouble = f": {self.trouble}" if self.trouble else ""
+        return f"--- process {self.pid} on {node}, {self.name}{trouble}\n{self.text.strip()}"
+
+
+def write_on_signal(folder: Path) -> None:
+    """Have this process write the stacks of its threads to STACKS/<pid> in the folder when it gets STACKS_SIGNAL."""
+    (folder / STACKS).mkdir(exist_ok=True)
+    faulthandler.register(STACKS_SIGNAL, file=(folder / STACKS / str(os.getpid())).open("w"), all_threads=True)
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for a process: R, S, D, T, Z. Raises OSError when it has ended."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2]
+
 
 def of_this_node(folder: Path) -> list[ProcessStack]:
-    """Of all processes in Python that belong to the run with this temporary folder; of others (Ray's raylet) that are
-    stopped, without stacks."""
-    pids = [pid for pid in guard.processes_of(folder) if _runs_python(pid) or _is_stopped(pid)]
+    """Of all processes in Python that belong to the run with this temporary folder, and of others (Ray's raylet) that
+    are stopped."""
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(lambda pid: _of_process(pid, folder), sorted(pids)))
+        found = threads.map(lambda pid: _of_process(pid, folder), sorted(guard_process.processes_of(folder)))
+        return [stack for stack in found if stack is not None]
 
 
-def described(stacks: list[ProcessStack]) -> str:
-    """For the log."""
-    node = socket.gethostname()
-    heads = [f"--- process {s.pid} on {node}, {s.name}{f': {s.trouble}' if s.trouble else ''}" for s in stacks]
-    return "\n".join(f"{head}\n{stack.text.strip()}" for head, stack in zip(heads, stacks, strict=True))
-
-
-def _runs_python(pid: int) -> bool:
+def _of_process(pid: int, folder: Path) -> ProcessStack | None:
     try:
-        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")
-    except OSError:
-        return False
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return guard.state_of(pid) in "Tt"
-    except OSError:
-        return False
-
-
-def _of_process(pid: int, folder: Path) -> ProcessStack:
-    try:
+        program = Path(os.readlink(f"/proc/{pid}/exe")).name
         name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
-        state = guard.state_of(pid)
-    except OSError:
-        return ProcessStack(pid, "?", "has ended", "")
+        state = state_of(pid)
+    except OSError:  # it has ended
+        return None
+    if not program.startswith("python") and state not in "Tt":
+        return None
     text = _by_py_spy(pid) or _by_itself(pid, folder) or "its stacks cannot be read"
     return ProcessStack(pid, name, STATES.get(state, ""), text)
 
@@ -86,22 +88,12 @@ def _by_py_spy(pid: int) -> str:
 
 
 def _by_itself(pid: int, folder: Path) -> str:
-    file = folder / guard.STACKS / str(pid)
-    if not file.exists() or not _catches(pid):
+    file = folder / STACKS / str(pid)
+    if not file.exists():
         return ""
     try:
-        os.kill(pid, guard.STACKS_SIGNAL)
+        os.kill(pid, STACKS_SIGNAL)
         time.sleep(SELF_SECONDS)
         return file.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _catches(pid: int) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
-    return bool(caught >> (guard.STACKS_SIGNAL - 1) & 1)

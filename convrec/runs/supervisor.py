@@ -219,7 +219,9 @@ class Supervisor:
         notes = self.notes()
         was_told = self.deadline is not None or code in (-number for number in ENDING)
         if temporary := notes.get("temporary"):
-            _wait_until_gone(Path(temporary))
+            from convrec.runs import guard
+
+            guard.wait_until_gone(Path(temporary), GUARD_SECONDS)
         run_folder = Path(notes["run"]) if "run" in notes else None
         if code < 0 and run_folder:
             from convrec.runs.folder import remove_stale_lock
@@ -269,12 +271,6 @@ def _has_content(path: Path) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
-
-
-def _wait_until_gone(folder: Path) -> None:
-    deadline = time.monotonic() + GUARD_SECONDS
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def stop_line(run_folder: Path | None) -> str:

@@ -44,6 +44,20 @@ def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **templ
     return messages if short_enough(text) else [{**message, "content": truncate_prompt(text, short_enough)}]
 
 
+def rl_item(item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
+    """What verl's rollout and reward read of a row."""
+    return {
+        "raw_prompt": prompt,
+        "data_source": source,
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"index": item, **extra_info},
+        "index": item,
+        "tools_kwargs": {},
+        "interaction_kwargs": {},
+        "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
+    }
+
+
 class ConvRecDataset(RLHFDataset):
     """Rows of `schema.PROMPT_COLUMNS` as verl's rollout and reward read them (`data.custom_cls`)."""
 
@@ -65,22 +79,12 @@ class ConvRecDataset(RLHFDataset):
         return len(self.dataframe) if self.conversations is None else len(self.conversations)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        places = [item] if self.conversations is None else self.conversations[item]
-        rows = self.dataframe.take(places).to_pylist()
+        rows = self.dataframe.take([item] if self.conversations is None else self.conversations[item]).to_pylist()
         row = rows[0]
         prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
         truths = [{"groundtruth": r[TRUTH], "seen": r["seen_titles"]} for r in rows]
         truth = truths[0] if self.conversations is None else {"rows": truths}
-        return {
-            "raw_prompt": prompt,
-            "data_source": "convrec",
-            "reward_model": {"style": "rule", "ground_truth": truth},
-            "extra_info": {"index": item, "sample_id": row["sample_id"]},
-            "index": item,
-            "tools_kwargs": {},
-            "interaction_kwargs": {},
-            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
-        }
+        return rl_item(item, prompt, "convrec", truth, {"sample_id": row["sample_id"]})
 
 
 class DemonstrationDataset(Dataset):

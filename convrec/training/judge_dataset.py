@@ -6,7 +6,6 @@ A prompt that is too long is left out: nothing of a query or a response can be c
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from convrec.data.chat import Message, fits, render_prompt, without_control_tokens
@@ -15,6 +14,7 @@ from convrec.judges.criteria import Criteria
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import opens_thinking
+from convrec.training.dataset import rl_item
 
 
 class JudgeDataset(RLHFDataset):
@@ -39,7 +39,7 @@ class JudgeDataset(RLHFDataset):
         if 0 < self.max_samples < len(rows):
             count = max(1, self.max_samples // len(units[0]))
             chosen = np.random.default_rng(self.seed).choice(len(units), size=count, replace=False)
-            units = [units[place] for place in np.sort(chosen)]
+            units = [units[index] for index in np.sort(chosen)]
         self.dataframe = [row for unit in units if all(map(self._is_short_enough, unit)) for row in unit]
         if not self.dataframe:
             raise UserError(
@@ -63,21 +63,11 @@ class JudgeDataset(RLHFDataset):
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = self.dataframe[item]
-        return {
-            "raw_prompt": self._prompt(row),
-            "data_source": row["source"] or "judge",
-            "reward_model": {"style": "rule", "ground_truth": {self.label: label_of(row, self.mode)}},
-            "extra_info": self._extra_info(item, row),
-            "index": item,
-            "tools_kwargs": {},
-            "interaction_kwargs": {},
-            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
-        }
-
-    def _extra_info(self, item: int, row: dict[str, Any]) -> dict[str, Any]:
-        """For the reward, and for the trainer: `pair` is the same for both orders of one."""
-        extra = {"index": item, "scores": list(scores_of(row)), "in_thinking": self.in_thinking}
-        return extra | ({"pair": item // 2} if self.are_pairs else {})
+        extra = {"scores": list(scores_of(row)), "in_thinking": self.in_thinking}
+        if self.are_pairs:
+            extra["pair"] = item // 2  # for the trainer: the same for both orders of one
+        truth = {self.label: label_of(row, self.mode)}
+        return rl_item(item, self._prompt(row), row["source"] or "judge", truth, extra)
 
 
 def _as_list(files: Any) -> list[str]:

@@ -1,13 +1,12 @@
 """verl's GRPO for judges: `scalar_grpo` with both orders of a pair in one batch, and a card beside the weights."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import transfer_queue as tq
+from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
-from torchdata.stateful_dataloader.stateful import Stateful
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.dataset.rl_dataset import collate_fn
@@ -35,15 +34,9 @@ class JudgeTrainer(ScalarGRPOTrainer):
         super()._init_dataloader()
         if self.orders == SEPARATE:
             return
-        generator = torch.Generator()
-        generator.manual_seed(self.config.data.seed)
-        self.train_dataloader = StatefulDataLoader(
-            dataset=self.train_dataset,
-            batch_size=self.config.data.train_batch_size,
-            num_workers=self.config.data.dataloader_num_workers,
-            drop_last=True,
-            collate_fn=collate_fn,
-            sampler=PairSampler(len(self.train_dataset), generator),
+        data = self.config.data
+        self.train_dataloader = pair_loader(
+            self.train_dataset, data.train_batch_size, data.seed, data.dataloader_num_workers
         )
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -55,23 +48,23 @@ class JudgeTrainer(ScalarGRPOTrainer):
         """Write back what the two orders of a pair earn together, or one group for the answers to both."""
         fields = ["uid", "extra_info", "extra_fields", "rm_scores"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        real = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         extra_info, extra_fields = list(data["extra_info"]), list(data["extra_fields"])
         rm_scores = data["rm_scores"].unbind()
-        answers = [(extra_info[place]["pair"], int(batch.keys[place].rsplit("_", 2)[1])) for place in real]
-        infos = [extra_fields[place]["reward_extra_info"] for place in real]
+        answers = [(extra_info[index]["pair"], int(batch.keys[index].rsplit("_", 2)[1])) for index in real]
+        infos = [extra_fields[index]["reward_extra_info"] for index in real]
         joint = consistent_scores(answers, infos)
         metrics["reward/right_both_ways"] = sum(score == 1 for score in joint) / len(joint)
         if self.orders == CONSISTENT:
             rows = []
-            for place, score in zip(real, joint, strict=True):
-                earned = rm_scores[place].clone()
+            for index, score in zip(real, joint, strict=True):
+                earned = rm_scores[index].clone()
                 earned[-1] = score
-                info = extra_fields[place]["reward_extra_info"] | {"score": score}
-                rows.append({"rm_scores": earned, "extra_fields": extra_fields[place] | {"reward_extra_info": info}})
+                info = extra_fields[index]["reward_extra_info"] | {"score": score}
+                rows.append({"rm_scores": earned, "extra_fields": extra_fields[index] | {"reward_extra_info": info}})
         else:
             rows = [{"uid": f"pair-{pair}"} for pair, _ in answers]
-        keys = [batch.keys[place] for place in real]
+        keys = [batch.keys[index] for index in real]
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows))
 
     def _write_checkpoint(self) -> None:
@@ -86,37 +79,33 @@ class JudgeTrainer(ScalarGRPOTrainer):
             write_card(folder, data.mode, data.criteria, base, trained_on, run)
 
 
-class PairSampler(RandomSampler):
-    """Rows 2k and 2k + 1 of a dataset one after the other, the pairs in random order."""
+def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:
+    """verl's loader with pairs in random order for rows: 2k and 2k + 1 of the data set come one after the other."""
+    pairs = RowPairs(rows)
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return StatefulDataLoader(
+        dataset=pairs,
+        batch_size=batch_size // 2,
+        num_workers=num_workers,
+        drop_last=True,
+        collate_fn=collate_pairs,
+        sampler=RandomSampler(pairs, generator=generator),
+    )
 
-    def __init__(self, num_rows: int, generator: torch.Generator) -> None:
-        super().__init__(range(num_rows // 2), generator=generator)
 
-    def __iter__(self) -> Iterator[int]:
-        return _Rows(super().__iter__())
+def collate_pairs(pairs: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    return collate_fn([row for pair in pairs for row in pair])
+
+
+class RowPairs(Dataset):
+    """Rows 2k and 2k + 1 of a data set as one item."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
 
     def __len__(self) -> int:
-        return 2 * super().__len__()
+        return len(self.rows) // 2
 
-
-class _Rows(Iterator[int], Stateful):
-    """The rows of the pairs that `pairs` gives; resumed where it was."""
-
-    def __init__(self, pairs: Any) -> None:
-        self.pairs = pairs
-        self.second: int | None = None
-
-    def __next__(self) -> int:
-        if self.second is not None:
-            row, self.second = self.second, None
-            return row
-        row = 2 * next(self.pairs)
-        self.second = row + 1
-        return row
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"pairs": self.pairs.state_dict(), "second": self.second}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.pairs.load_state_dict(state["pairs"])
-        self.second = state["second"]
+    def __getitem__(self, item: int) -> list[Any]:
+        return [self.rows[2 * item], self.rows[2 * item + 1]]

@@ -37,6 +37,7 @@ from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
 from convrec.training.loss import rank_grpo_loss
+from convrec.training.on_policy import is_on_policy
 from convrec.training.trainer_base import ConvRecMixin, scalar_infos
 from convrec.training.worker import ConvRecDetachWorker
 
@@ -79,17 +80,9 @@ class RankGRPOMixin(ConvRecMixin):
 
     # ---- one step ----
 
-    @property
-    def _is_on_policy(self) -> bool:
-        """mu = 1: the batch is used for one update, so the old log-probs are the new ones, detached."""
-        actor = self.config.actor_rollout_ref.actor
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        corrected = self.config.algorithm.rollout_correction.rollout_is is not None or self._old_is_rollout
-        return self.is_rank_level and one_update and not corrected and self.parameter_sync_step == 1
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Skip the pass when strictly on-policy, but for the one that compares rollout and actor at start-up."""
-        if self._is_on_policy and self.rollout_is_checked:
+        if self.rollout_is_checked and is_on_policy(self.config, self.parameter_sync_step):
             return batch
         return super()._compute_old_log_prob(batch, metrics)
 
@@ -210,27 +203,13 @@ class RankGRPOMixin(ConvRecMixin):
 class RankGRPOTrainer(RankGRPOMixin, PPOTrainerSync):
     """Rollout and training share their devices and take turns: verl's "sync" mode."""
 
-    @property
-    def trainer_mode(self) -> str:
-        """verl branches on the mode's name; to it this is its synchronous trainer."""
-        return "sync"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
-
 
 @register_trainer(f"{registration.NAME}_separate_async")
 class RankGRPOSeparateAsyncTrainer(RankGRPOMixin, PPOTrainerSeparateAsync):
     """Rollout on devices of its own, ahead of training: verl's "separate_async" mode."""
 
+    verls_mode = "separate_async"
     worker = ConvRecDetachWorker
-
-    @property
-    def trainer_mode(self) -> str:
-        return "separate_async"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
 
     def _setup(self) -> None:
         trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})

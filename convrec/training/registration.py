@@ -66,27 +66,31 @@ def report() -> dict[str, Any]:
     }
 
 
-def check(reports: list[dict[str, Any]], drivers: str) -> None:
+def check_worker() -> None:
+    """For a run's worker, before it builds a model: `check` of this process against the driver that started it."""
+    if drivers := os.environ.get(DRIVERS_DIGEST):
+        check(report(), drivers)
+
+
+def check(worker: dict[str, Any], drivers: str) -> None:
     """Raise RuntimeError when a worker lacks a registration or runs other source than the driver.
 
     Args:
-        reports: one `report()` a worker.
+        worker: its `report()`.
         drivers: the driver's `source_digest()`.
     """
-    for worker in reports:
-        missing = [key for key in ("adv_estimator", "policy_loss") if not worker[key]]
-        if missing:
-            raise RuntimeError(
-                f"a worker on {worker['node']} lacks the {' and '.join(missing)} `{NAME}` "
-                f"(it imports convrec from {worker['source']}): install this version of convrec on that node"
-            )
-        if worker["digest"] != drivers:
-            what = " or ".join(["convrec", *filter(None, [os.environ.get(USER_MODULE)])])
-            raise RuntimeError(
-                f"a worker on {worker['node']} runs another {what} than the driver "
-                f"({worker['source']}, {worker['digest']} instead of {drivers}): "
-                "install the same version on every node"
-            )
+    if missing := [key for key in ("adv_estimator", "policy_loss") if not worker[key]]:
+        raise RuntimeError(
+            f"a worker on {worker['node']} lacks the {' and '.join(missing)} `{NAME}` "
+            f"(it imports convrec from {worker['source']}): install this version of convrec on that node"
+        )
+    if worker["digest"] != drivers:
+        what = " or ".join(["convrec", *filter(None, [os.environ.get(USER_MODULE)])])
+        raise RuntimeError(
+            f"a worker on {worker['node']} runs another {what} than the driver "
+            f"({worker['source']}, {worker['digest']} instead of {drivers}): "
+            "install the same version on every node"
+        )
 
 
 def register_rollout() -> None:

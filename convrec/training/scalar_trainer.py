@@ -17,23 +17,15 @@ SCALAR = "scalar_grpo"
 class ScalarGRPOTrainer(ConvRecMixin, PPOTrainerSync):
     """verl's GRPO in its "sync" mode; logs the mean of each number the reward function returns as `reward/<name>`."""
 
-    @property
-    def trainer_mode(self) -> str:
-        """verl branches on the mode's name; to it this is its synchronous trainer."""
-        return "sync"
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None: ...
-
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["uid", "extra_fields"])
-        real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        real = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         extra, uid = list(data["extra_fields"]), list(data["uid"])
-        infos = scalar_infos([extra[place]["reward_extra_info"] for place in real])
+        infos = scalar_infos([extra[index]["reward_extra_info"] for index in real])
         metrics.update({f"reward/{name}": float(np.mean(values)) for name, values in infos.items()})
         earned: dict[Any, set[float]] = {}
-        for place, score in zip(real, infos["score"], strict=True):
-            earned.setdefault(uid[place], set()).add(score)
+        for index, score in zip(real, infos["score"], strict=True):
+            earned.setdefault(uid[index], set()).add(score)
         # groups whose rollouts all earn the same train nothing
         metrics["reward/zero_std"] = float(np.mean([len(scores) == 1 for scores in earned.values()]))
         return super()._compute_advantage(batch, metrics)

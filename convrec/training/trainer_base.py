@@ -1,19 +1,17 @@
-"""What every trainer of ours adds to verl's: worker, platform, start-up checks, validation metrics. Nothing but wiring.
+"""What every trainer of ours adds to verl's: worker, start-up checks, checkpoints, watching. Nothing but wiring.
 
 `scalar_grpo` is verl's own GRPO with that and no more: one reward a response, verl's estimator and loss (the judges).
 """
 
 import gc
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
+from numbers import Real
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import numpy as np
 import ray
-import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
@@ -24,11 +22,11 @@ from convrec.checkpoints import saving
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
+from convrec.runs.folder import lacks_validation
 from convrec.runs.phases import Phases
-from convrec.statistics import error_of_mean
 from convrec.training import registration
 from convrec.training.registration import register_rollout
-from convrec.training.unlogged import KeepsUnlogged
+from convrec.training.validation import ValidatesDirectly
 from convrec.training.watch import liveness
 from convrec.training.worker import ConvRecWorker, report_new_rate
 
@@ -44,14 +42,17 @@ PHASES = {  # method -> the name that verl's `timing_s/` has for it
     "on_step_end": "update_weights",
     "_validate": "testing",
 }
+KNOWN_AT_THE_END = ("timing_s/", "timing_per_token_ms/", "perf/")
 POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
 
 
-class ConvRecMixin(KeepsUnlogged):
+class ConvRecMixin(ValidatesDirectly):
     """Over any of verl's v1 trainers. Settings are in the config's `convrec` section."""
 
     config: DictConfig
+    verls_mode = "sync"
     worker: type = ConvRecWorker
+    _rollout_moe_lb_metrics_accumulator: Any
 
     # ---- wiring into verl's set-up ----
 
@@ -69,10 +70,16 @@ class ConvRecMixin(KeepsUnlogged):
         with open_dict(config):
             # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
             config.trainer.max_actor_ckpt_to_keep = None
-        self.validates_directly = True  # until a prompt needs verl's way
-        self.validation_samples: list[dict[str, Any]] | None = None
         self.saved_step = 0
         self.is_stopping = False
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl branches on the mode's name; to it this is one of its own trainers."""
+        return self.verls_mode
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -81,7 +88,6 @@ class ConvRecMixin(KeepsUnlogged):
                 self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _load_checkpoint(self) -> None:
-        registration.check(self.actor_rollout_wg.registrations(), registration.source_digest())
         self._prepare_workers()
         super()._load_checkpoint()
         schedule = [(int(step), float(lr)) for step, lr in self.settings.lr_schedule or ()]
@@ -107,7 +113,9 @@ class ConvRecMixin(KeepsUnlogged):
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
-        self._make_up_validation()
+        trainer = self.config.trainer
+        if lacks_validation(self.run_folder, self.global_steps, trainer.test_freq, self.total_training_steps):
+            trainer.val_before_train = True
         gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
         with liveness.watched(self.watch):
             super().fit(agent_loop_manager)
@@ -145,7 +153,7 @@ class ConvRecMixin(KeepsUnlogged):
         self.saved_step = self.global_steps
 
     def _write_checkpoint(self) -> None:
-        self._write_step_metrics()  # first: with verl's last file the checkpoint can be resumed
+        self._log_step()  # first: with verl's last file the checkpoint can be resumed
         super()._save_checkpoint()
         if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
             saving.wait_for_shards(saving.step_folder(self.run_folder, self.global_steps) / "actor")
@@ -153,14 +161,32 @@ class ConvRecMixin(KeepsUnlogged):
         if exported.is_dir():
             card.write_card(exported, self.run_folder, self.global_steps)
 
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self.trained = batch, metrics
+        return batch
+
+    def _log_step(self) -> None:
+        """Log what is known of the step to RUN/metrics. verl logs it when the step has ended, after the update of the
+        rollout's weights and the validation: a run that is killed in between does not get there."""
+        batch, metrics = self.trained
+        metrics, verls = dict(metrics), self._rollout_moe_lb_metrics_accumulator
+        self._rollout_moe_lb_metrics_accumulator = deepcopy(verls)  # else the batch would be counted twice
+        epoch = (self.global_steps - 1) // self.steps_per_epoch
+        self._compute_metrics(batch, metrics, {"step": 1.0}, self.global_steps, epoch)
+        self._rollout_moe_lb_metrics_accumulator = verls
+        known = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, Real) and not name.startswith(KNOWN_AT_THE_END)
+        }
+        self.logger.log(data=known, step=self.global_steps, backend=["file"])
+
     def on_step_end(self) -> None:
         """Save when asked to stop, where verl saves: the weight update then wakes vLLM, which takes its memory back."""
-        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
-        if asked:
+        if saving.take_stops(self.run_folder):
             if self.saved_step != self.global_steps:
                 self._save_checkpoint()
-            for file in asked:
-                file.unlink(missing_ok=True)
             self.is_stopping = True  # after the step has been logged
         super().on_step_end()
 
@@ -203,112 +229,6 @@ class ConvRecMixin(KeepsUnlogged):
                 f"{mean:.3g} (max {largest:.3g}), above convrec.rollout_check_bound={bound:g}. The weights did not "
                 "reach vLLM, or the two run in different precision (rollout.dtype, mixed_precision, quantization)."
             )
-
-    # ---- validation ----
-
-    def _validate(self) -> dict[str, float]:
-        metrics = self._validate_directly() if self.validates_directly else None
-        if metrics is None:  # and so the next time: nothing is sent about in vain
-            self.validates_directly, self.validation_samples = False, None
-            metrics = super()._validate()
-        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
-        return metrics
-
-    def _validate_directly(self) -> dict[str, float] | None:
-        """verl's `_validate` without TransferQueue: the answers come back from the agent-loop workers.
-
-        None when a prompt needs verl's way.
-        """
-        if self.validation_samples is None:  # the same every time
-            self.validation_samples = [sample for columns in self.val_dataloader for sample in rows_of(columns)]
-        agent = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
-        samples = [{"agent_name": agent, **sample, "uid": uuid4().hex} for sample in self.validation_samples]
-        answers = self.agent_loop_manager.validate(samples, self.global_steps)
-        if answers is None:
-            return None
-        rows = [
-            (sample, answer)
-            for sample, answers_of_sample in zip(samples, answers, strict=True)
-            for answer in answers_of_sample
-        ]
-        scores = [answer.score for _, answer in rows]
-        infos: dict[str, list[Any]] = {"reward": scores}
-        for name in sorted({name for _, answer in rows for name in answer.reward_extra_info}):
-            infos[name] = [answer.reward_extra_info.get(name) for _, answer in rows]
-        uids = [sample["uid"] for sample, _ in rows]
-        sources = [str(sample.get("data_source", "unknown")) for sample, _ in rows]
-        self._keep_generations(rows, infos)
-        return self._val_metrics_update(
-            sources,
-            uids,
-            infos,
-            [answer.num_turns for _, answer in rows],
-            expected_acc_counts=Counter(zip(sources, uids, strict=True)),
-        )
-
-    def _keep_generations(self, rows: list[tuple[dict[str, Any], rollout.Answer]], infos: dict[str, list[Any]]) -> None:
-        """To the trackers and to trainer.validation_data_dir, as verl does."""
-
-        def texts(ids: list[list[int]]) -> list[str]:
-            return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-
-        folder = self.config.trainer.get("validation_data_dir", None)
-        if not folder and not self.config.trainer.log_val_generations:
-            return
-        inputs = texts([answer.prompt_ids for _, answer in rows])
-        outputs = texts([answer.response_ids for _, answer in rows])
-        self._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=infos["reward"])
-        if folder:
-            truths = [sample["reward_model"]["ground_truth"] for sample, _ in rows]
-            uids = {"uid": [sample["uid"] for sample, _ in rows]}
-            self._dump_generations(inputs, outputs, truths, infos["reward"], infos | uids, folder)
-
-    def _val_metrics_update(
-        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list], *args: Any, **kwargs: Any
-    ) -> dict[str, float]:
-        """verl's metrics of the scalar keys (lists break them), and of each the mean over all rows, `val/<name>`, with
-        its standard error over prompts, `val/<name>_se`, where there are two of them."""
-        scalars = {
-            key: values
-            for key, values in reward_extra_infos_dict.items()
-            if all(isinstance(value, (int, float)) for value in values)
-        }
-        prompts = list(sample_uids)
-        if "num_rows" in scalars:  # an answer was scored for several rows at once: it counts as often
-            copies = [(place, copy) for place, rows in enumerate(scalars.pop("num_rows")) for copy in range(int(rows))]
-            data_sources = [data_sources[place] for place, _ in copies]
-            sample_uids = [f"{sample_uids[place]}/{copy}" for place, copy in copies]
-            scalars = {key: [values[place] for place, _ in copies] for key, values in scalars.items()}
-            prompts = [prompts[place] for place, _ in copies]
-        means = {f"val/{key}": float(np.mean(values)) for key, values in scalars.items()}
-        if len(set(prompts)) > 1:
-            errors = error_of_mean(np.array(list(scalars.values()), dtype=float).T, prompts)
-            means |= {f"val/{key}_se": float(error) for key, error in zip(scalars, errors, strict=True)}
-        if len(set(sample_uids)) == len(sample_uids) and "acc" not in scalars:  # verl counts a missing `acc` as 0
-            # One answer a prompt: verl's mean of each prompt and then of all is the mean. Its loop over prompts and
-            # keys takes 1 to 3 % as long as a whole validation.
-            data_sources, scalars = mean_of_each(data_sources, scalars)
-            sample_uids = data_sources
-        return super()._val_metrics_update(data_sources, sample_uids, scalars, *args, **kwargs) | means
-
-
-def mean_of_each(sources: Sequence[str], scalars: Mapping[str, list]) -> tuple[list[str], dict[str, list[float]]]:
-    """The sources, each once, and for each key its mean over a source's rows."""
-    places: dict[str, list[int]] = {}
-    for place, source in enumerate(sources):
-        places.setdefault(source, []).append(place)
-    means = {
-        key: [float(np.mean([values[i] for i in places_of_source])) for places_of_source in places.values()]
-        for key, values in scalars.items()
-    }
-    return list(places), means
-
-
-def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A collated batch of verl's data loader, row by row, without tensors: a small one is dear to send, and no reward
-    and no rollout of text reads one (verl's collating wants a `dummy_tensor`)."""
-    columns = {name: values for name, values in columns.items() if not isinstance(values, torch.Tensor)}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def scalar_infos(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -38,14 +37,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
         registration.register()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def registrations(self) -> dict[str, Any]:
-        return registration.report()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        # before the model is built; a worker whose version does not look here is found by the driver later
-        if registration.DRIVERS_DIGEST in os.environ:
-            registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
+        registration.check_worker()
         prepare_process()
         super().init_model()
         if self._is_actor:

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import hub, saving
 from convrec.errors import NoProgress, UserError, one_line
-from convrec.runs import guard, step_metrics, supervisor
-from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
+from convrec.runs import guard, supervisor
+from convrec.runs.folder import cut_off_step, hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
@@ -72,13 +72,11 @@ def _run(
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
     if done:
         warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
-    made_up = _made_up(run_folder, done, config.trainer)
-    if done and not made_up and not is_logged(run_folder, done):  # a checkpoint of an earlier version
-        console.say(
-            f"warning: the run ended after step {done} was saved and before its metrics, and its validation if it had "
-            "one, were written: they are lost; recipes.evaluate measures the checkpoint"
-        )
-    if steps and done >= steps and not made_up:
+    is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
+    if cut_off_step(run_folder, done):
+        then = "its validation is made now" if is_unvalidated else "how long the step took is not known"
+        warnings.append(f"the run ended between the checkpoint of step {done} and the step's end: {then}")
+    if steps and done >= steps and not is_unvalidated:
         for warning in warnings:
             console.say(f"warning: {warning}")
         console.say(finished_message(run_folder, done))
@@ -89,7 +87,7 @@ def _run(
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     warnings += _frequency_warnings(config)
     warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
-    for warning in [*made_up, *warnings]:
+    for warning in warnings:
         console.say(f"warning: {warning}")
 
     os.environ.update(process_environment(config.trainer.device != "cpu"))
@@ -135,18 +133,6 @@ def _run(
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
-
-
-def _made_up(run_folder: Path, step: int, trainer: DictConfig) -> list[str]:
-    """What this start does where an earlier one ended between the checkpoint of the step and its metrics."""
-    does = []
-    if step_metrics.unlogged(run_folder, step):
-        does.append(f"the checkpoint's {step_metrics.FILE} is logged now, which lacks how long the step took")
-    if step_metrics.lacks_validation(run_folder, step, trainer.test_freq, trainer.total_training_steps):
-        does.append("its validation is made now")
-    return (
-        [f"the run ended between the checkpoint of step {step} and the step's end: {'; '.join(does)}"] if does else []
-    )
 
 
 def _stopped(console: Console, text: str) -> int:

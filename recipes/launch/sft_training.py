@@ -55,7 +55,7 @@ def _fit(trainer: Any, module: ModuleType, config: DictConfig) -> None:
     from convrec.training.trackers import tracking
 
     run_folder = Path(config.trainer.default_local_dir)
-    tracking.install(module, run_folder, config.trainer.experiment_name, trainer.note_metrics)
+    tracking.install(module, run_folder, config.trainer.experiment_name)
     trainer.fit()
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.schema import split_prompt
-from convrec.runs.folder import latest_step, read_metrics
+from convrec.runs.folder import ENDED, latest_step, read_metrics
 from data_prep.own import convert_own
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,8 +62,8 @@ class Demo:
 
 
 def trained_steps(run_folder: Path) -> list[int]:
-    """Steps that have logged their training metrics, which verl's RL does after saving, and its SFT before."""
-    return [row["step"] for row in read_metrics(run_folder) if {"actor/policy_loss", "train/loss"} & row.keys()]
+    """Steps that have logged all of their training metrics, which verl's RL does after saving, and its SFT before."""
+    return [row["step"] for row in read_metrics(run_folder) if {ENDED, "train/loss"} & row.keys()]
 
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:

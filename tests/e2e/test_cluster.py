@@ -14,6 +14,7 @@ import pytest
 
 from convrec.checkpoints import saving
 from convrec.runs.folder import read_metrics
+from convrec.runs.guard_process import NO_WORKER_SECONDS
 
 from .conftest import reachable_from_elsewhere, trained_steps
 from .two_nodes import PLANTED, ROLLOUTS, Cluster
@@ -30,7 +31,9 @@ def cluster(nodes):
     job = nodes.submit("one", N_NODES="1")
     nodes.one_out, nodes.one_err = job.communicate(timeout=600)
     nodes.one_status = job.returncode
-    nodes.outside = {p for p in nodes.processes() if p.name().startswith("VLLM") or "guard.py" in str(p.cmdline())}
+    nodes.outside = {
+        p for p in nodes.processes() if p.name().startswith("VLLM") or "guard_process.py" in str(p.cmdline())
+    }
     return nodes
 
 
@@ -97,7 +100,7 @@ def test_no_file_or_log_holds_a_key(cluster) -> None:
 
 @pytest.mark.long
 def test_nothing_of_the_jobs_is_left_on_the_nodes(cluster) -> None:
-    _, left = psutil.wait_procs(list(cluster.outside), timeout=20)
+    _, left = psutil.wait_procs(list(cluster.outside), timeout=NO_WORKER_SECONDS + 20)
     assert not left, [process.cmdline() for process in left]
 
 

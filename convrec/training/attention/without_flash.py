@@ -27,9 +27,9 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, num_groups: int = 1
         else:
             groups.append([row])
     while len(groups) < num_groups:
-        place = max(range(len(groups)), key=lambda place: len(groups[place]))
-        rows = groups[place]
-        groups[place : place + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+        index = max(range(len(groups)), key=lambda index: len(groups[index]))
+        rows = groups[index]
+        groups[index : index + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
     return groups
 
 

@@ -1,6 +1,5 @@
 """verl's Ray SFT trainer: a worker for each device of the nodes, the data in the driver. Nothing but wiring."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,9 +25,8 @@ class SFTWorker(TrainingWorker):
     """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
-        if registration.DRIVERS_DIGEST in os.environ:
-            registration.register()
-            registration.check([registration.report()], os.environ[registration.DRIVERS_DIGEST])
+        registration.register()
+        registration.check_worker()
         prepare_process()
         super().__init__(config)
 

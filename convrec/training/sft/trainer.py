@@ -1,17 +1,17 @@
 """What our SFT adds to verl's two trainers, and the one for a single device: nothing but wiring."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer import sft_trainer
 
 from convrec.checkpoints import saving
 from convrec.checkpoints.reshard import load_any_world_size
 from convrec.runs import card
+from convrec.runs.folder import read_metrics
 from convrec.training.worker import report_new_rate, set_learning_rate
 
 
@@ -37,7 +37,6 @@ class SFTMixin:
 
     def __init__(self, config: Any) -> None:
         self.run_folder = Path(config.trainer.default_local_dir)
-        self.validation_losses: dict[int, float] = {}
         super().__init__(config)  # type: ignore[call-arg]
         self.saved_step = self.resume_global_step
         # TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint
@@ -80,13 +79,14 @@ class SFTMixin:
         super()._build_ckpt_handler()  # type: ignore[misc]
         handler = self.ckpt_handler
         keep, handler.max_ckpt_to_keep = handler.max_ckpt_to_keep, None  # verl removes the last one before the next
-        write, load_place = handler.save_checkpoint, handler._load_dataloader_state
+        write = handler.save_checkpoint
 
         def save(step: int) -> None:
             saving.save(self.run_folder, step, partial(write_with_card, step), keep)
             self.saved_step = step
-            if step in self.validation_losses:
-                saving.note_validation(self.run_folder, step, {"val/loss": self.validation_losses[step]}, keep)
+            for row in read_metrics(self.run_folder):  # verl keeps a validation's loss to itself, and logs it before
+                if row["step"] == step and row.get("val/loss") is not None:
+                    saving.note_validation(self.run_folder, step, {"val/loss": row["val/loss"]}, keep)
 
         def write_with_card(step: int) -> None:
             write(step)
@@ -96,21 +96,7 @@ class SFTMixin:
             if (exported := folder / "huggingface").is_dir():
                 card.write_card(exported, self.run_folder, step)
 
-        def load_place_in_data(folder: str) -> None:
-            readers = len(list(Path(folder).glob("data_*.pt")))
-            if readers <= 1:
-                return load_place(folder)
-            # saved under torchrun, where each process read rows of its own; together those of one reader
-            state = torch.load(Path(folder, "data_0.pt"), weights_only=True)
-            state["_sampler_iter_state"]["samples_yielded"] *= readers
-            self.train_dataloader.load_state_dict(state)
-
-        handler.save_checkpoint, handler._load_dataloader_state = save, load_place_in_data
-
-    def note_metrics(self, data: Mapping[str, Any], step: int) -> None:
-        """What the trackers get is seen here too: verl keeps a validation's loss to itself."""
-        if "val/loss" in data:
-            self.validation_losses[step] = data["val/loss"]
+        handler.save_checkpoint = save
 
     # ---- stops ----
 
@@ -119,13 +105,11 @@ class SFTMixin:
         super().fit()  # type: ignore[misc]
 
     def _stop_if_asked(self, step: int) -> None:
-        asked = [file for file in saving.stop_files(self.run_folder) if file.exists()]
-        if not asked or step == self.resume_global_step:  # as in RL, a start trains a step at least
+        # as in RL, a start trains a step at least
+        if step == self.resume_global_step or not saving.take_stops(self.run_folder):
             return
         if self.saved_step != step:
             self.ckpt_handler.save_checkpoint(step)
-        for file in asked:
-            file.unlink(missing_ok=True)
         raise saving.StopRequested(step)
 
 

@@ -7,7 +7,7 @@ before training goes on: the newest one has the whole curve. TensorBoard is told
 checkpoint, or after step 0 where there is none yet. Console and file need nothing.
 
 The validation with which a start begins repeats that of the checkpoint: SwanLab and TensorBoard keep the first one.
-What earlier starts have not logged of the checkpoint's step goes to all trackers (convrec.runs.step_metrics).
+Where the run ended before the checkpoint's step did, TensorBoard and others get what RUN/metrics has of it.
 
 A tracker that cannot be opened, or fails later, is left out with a line in the log; the run goes on. Not so the file of
 the metrics: what reports and resumed runs read is part of the run.
@@ -16,19 +16,16 @@ verl gives its table of validation samples to trackers alone; RUN/samples/*.json
 the same ones: {"step", "input", "output", "score"} a line.
 """
 
-import contextlib
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from convrec.runs import step_metrics
-from convrec.runs.folder import METRICS, latest_step, read_metrics
+from convrec.runs.folder import METRICS, cut_off_step, latest_step, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +33,7 @@ SAMPLES = "samples"
 OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run's
 _OPEN: list[Any] = []  # what `resumable` has opened in this process
 FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
+OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}
 KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
 
 
@@ -69,30 +67,26 @@ def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
         return False
 
 
-def install(trainer_module: Any, run_folder: Path, name: str, on_log: Callable[..., None] | None = None) -> None:
+def install(trainer_module: Any, run_folder: Path, name: str) -> None:
     """Make verl's trainer of this process open its trackers as `resumable` does, and choose where they write.
 
     trainer_module: verl's, trainer_base or sft_trainer. They make their Tracking inside `fit`, and the former its
     ValidationGenerationsLogger, so the names are replaced where they are looked up; tests pin both. name: the run's,
-    the group of its starts. on_log: is told the metrics too, as `data` and `step`.
+    the group of its starts.
     """
     os.environ.update(tracker_environment(run_folder, name, os.environ))
 
-    def open_trackers(
-        project_name: str, experiment_name: str, default_backend: str | list[str] = "console", config: Any = None
-    ) -> Any:
-        tracking = resumable(run_folder, project_name, experiment_name, default_backend, config)
-        if on_log:
-            tracking.logger["on_log"] = SimpleNamespace(log=on_log)
-        return tracking
-
-    trainer_module.Tracking = open_trackers
+    trainer_module.Tracking = partial(resumable, run_folder)
     if hasattr(trainer_module, "ValidationGenerationsLogger"):  # SFT generates nothing
         trainer_module.ValidationGenerationsLogger = partial(keep_samples, run_folder)
 
 
 def resumable(
-    run_folder: Path, project_name: str, experiment_name: str, default_backend: str | list[str], config: Any = None
+    run_folder: Path,
+    project_name: str,
+    experiment_name: str,
+    default_backend: str | list[str] = "console",
+    config: Any = None,
 ) -> Any:
     """verl's Tracking for a start of the run, its curves filled up to the checkpoint that training goes on from."""
     from verl.utils.tracking import Tracking
@@ -101,20 +95,16 @@ def resumable(
     done = latest_step(run_folder)
     starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
     name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
-    unlogged = step_metrics.unlogged(run_folder, done)
-    earlier = [
-        {key: value for key, value in row.items() if row["step"] != done or key not in unlogged}
-        for row in read_metrics(run_folder)
-    ]
+    earlier, cut_off = read_metrics(run_folder), cut_off_step(run_folder, done)
     kept: dict[str, Any] = {}
     # starts, not done: one that was killed before its first checkpoint has written events too
     if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
         try:
-            _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done)
+            _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done - bool(cut_off))
         except Exception:
             logger.warning("tensorboard cannot be opened: left out", exc_info=True)
             backends.remove("tensorboard")
-        kept = next((row for row in earlier if row["step"] == done), {})
+        kept = {} if cut_off else next((row for row in earlier if row["step"] == done), {})
     tracking = Tracking(project_name, name, [backend for backend in backends if backend in OURS], config)
     for backend in backends:
         if backend not in OURS:
@@ -128,8 +118,8 @@ def resumable(
             if row["step"] <= done:
                 data = {key: value for key, value in row.items() if key != "step"}
                 tracking.log(data=data, step=row["step"], backend=refill)
-    if unlogged:
-        tracking.log(data=unlogged, step=done)
+    if cut_off:
+        tracking.log(data=cut_off, step=done, backend=[name for name in backends if name not in (*OURS, *refill)])
     return tracking
 
 
@@ -168,26 +158,16 @@ def _opened(name: str, make: Callable[[], Any]) -> dict[str, Tolerant]:
     """{name: tracker}, once more offline when that fails; {} when that fails too."""
     for offline in ({}, {f"{name.upper()}_MODE": "offline"}):
         os.environ.update(offline)
+        if os.environ.get("SWANLAB_MODE") in OFFLINE_MODES["swanlab"]:  # verl logs in where a key is set
+            os.environ.pop("SWANLAB_API_KEY", None)
         try:
-            with _without_login():
-                tracking = make()
+            tracking = make()
             trackers = {backend: Tolerant(backend, tracker) for backend, tracker in tracking.logger.items()}
             tracking.logger = {}  # verl finishes its trackers when the object that opened them goes
             return trackers
         except Exception:
             logger.warning("%s cannot be opened%s", name, ": left out" if offline else "", exc_info=True)
     return {}
-
-
-@contextlib.contextmanager
-def _without_login() -> Iterator[None]:
-    """verl logs in to SwanLab where a key is set, whatever SWANLAB_MODE says."""
-    key = os.environ.pop("SWANLAB_API_KEY", None) if os.environ.get("SWANLAB_MODE") == "offline" else None
-    try:
-        yield
-    finally:
-        if key:
-            os.environ["SWANLAB_API_KEY"] = key
 
 
 def finish() -> None:

@@ -74,10 +74,10 @@ class Watch:
         """What ends the run, if there is something."""
         if lost := self.lost_actor():
             return ProcessLost(self.nodes.lost_node() or _gone(lost))
-        if self.phases is None or (overdue := self.phases.overdue()) is None:
+        if self.phases is None or not (overdue := self.phases.overdue()):
             return None
         where = hanging_processes(self.silent())
-        if self.phases.overdue() is None:
+        if not self.phases.overdue():
             logger.warning("%s, but it goes on", overdue)
             return None
         return NoProgress(f"{overdue}: {where}")

@@ -76,7 +76,8 @@ def hanging_processes(silent: Sequence[str]) -> str:
 def report(folder: str, node: str) -> tuple[str, list[str]]:
     """(the stacks of this node's processes, those that cannot run and why)."""
     found = stacks.of_this_node(Path(folder))
-    return stacks.described(found), [f"process {s.pid} on {node} ({s.name}) {s.trouble}" for s in found if s.trouble]
+    blamed = [f"process {stack.pid} on {node} ({stack.name}) {stack.trouble}" for stack in found if stack.trouble]
+    return "\n".join(stack.described(node) for stack in found), blamed
 
 
 def _of_other_nodes(folder: str) -> list[tuple[str, list[str]]]:

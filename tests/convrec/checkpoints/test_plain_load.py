@@ -44,12 +44,6 @@ manager.save_checkpoint(folder)
 use_plain_load()
 manager.load_checkpoint(folder)
 print("loaded")
-layouts = torch.distributed._mesh_layout  # a mesh of one process as torch 2.13 has written it
-axis, newer = object.__new__(layouts._FlatLayout), object.__new__(layouts._MeshLayout)
-vars(axis).update(shape=(), stride=())
-vars(newer)["axes"] = (axis,)
-torch.save(newer, f"{folder}.layout")
-print("read" if torch.load(f"{folder}.layout") == init_device_mesh("cpu", (1,))._layout else "other")
 for name in ("extra_state", "model"):
     torch.save({"rng": Planted(), "lr_scheduler": None}, f"{folder}/{name}_world_size_1_rank_0.pt")
     try:
@@ -69,7 +63,7 @@ def test_what_verl_saves_is_loaded_and_planted_code_is_refused_and_not_run(tmp_p
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-4:] == ["loaded", "read", "refused", "refused"]
+    assert done.stdout.splitlines()[-3:] == ["loaded", "refused", "refused"]
     with pytest.raises(UserError, match="could run code here: refused"):
         resolve_model(folder)
     assert not ran.exists()

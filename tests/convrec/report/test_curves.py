@@ -161,7 +161,8 @@ def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart
 
 def algorithm(estimator: str, loss: str) -> str:
     policy_loss = f"actor: {{policy_loss: {{loss_mode: {loss}}}}}"
-    return f"algorithm: {{adv_estimator: {estimator}}}\nactor_rollout_ref: {{model: {{path: start}}, {policy_loss}}}\n"
+    names = f"run: {{recipe: rank_grpo}}\nalgorithm: {{adv_estimator: {estimator}}}\n"
+    return f"{names}actor_rollout_ref: {{model: {{path: start}}, {policy_loss}}}\n"
 
 
 def test_a_run_is_called_by_its_algorithm_and_by_its_name_where_others_have_the_same(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_run_is_called_by_its_algorithm_and_by_its_name_where_others_have_the_
         "c": algorithm("rank_grpo", "rank_grpo"),
         "d": algorithm("rloo", "vanilla"),
         "e": "run: {recipe: rank_grpo, algorithm: gspo}\nactor_rollout_ref: {model: {path: start}}\n",
-        "f": "model: {path: start}\n",
+        "f": "run: {recipe: sft}\nmodel: {path: start}\n",
     }
     folders = {name: write_run(tmp_path / name, "rank_grpo", [{1: {"actor/kl": 0.1}}]) for name in configs}
     for name, config in configs.items():

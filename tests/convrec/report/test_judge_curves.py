@@ -15,6 +15,7 @@ from recipes.launch.recipe import RECIPES
 from recipes.report import report
 
 CONFIG = {
+    "run": {"recipe": "judge_pairwise"},
     "actor_rollout_ref": {"model": {"path": "models/start"}, "rollout": {"n": 4}},
     "reward": {"custom_reward_function": {"path": "pkg://reward.judge_pairwise"}},
 }
@@ -34,10 +35,8 @@ def test_every_recipe_has_panels_and_settings() -> None:
     assert set(PANELS) == set(SETTINGS) == set(RECIPES)
 
 
-def test_a_judges_run_is_known_by_its_reward(run: Path) -> None:
-    assert recipe_of(CONFIG) == "judge_pairwise"
-    assert recipe_of({"actor_rollout_ref": {}}) == "rank_grpo"
-    assert recipe_of({"actor_rollout_ref": {}, "run": {"recipe": "one_of_mine"}}) == "one_of_mine"
+def test_a_run_names_its_recipe_and_its_start(run: Path) -> None:
+    assert (recipe_of(CONFIG), recipe_of({})) == ("judge_pairwise", "")
     assert start_model(run) == "models/start"
 
 

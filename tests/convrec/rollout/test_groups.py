@@ -18,8 +18,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from convrec.rollout.groups import GROUP, Prompt, groups_of
-from convrec.training.trainer_base import ConvRecMixin
+from convrec.rollout.groups import GROUP, groups_of
+from convrec.rollout.responses import Prompt
+from convrec.training.validation import ValidatesDirectly
 
 CONVERSATIONS = ["I liked Alien (1979) and Heat (1995)", "Something funny, please", "A film with robots in it?"]
 
@@ -148,7 +149,7 @@ class World:
         worker.mm_processor_kwargs, worker.dataset_cls, worker.tools = {}, RLHFDataset, []
         worker.distillation_enabled, worker.teacher_client = False, None
         worker.reward_loop_worker_handles = [Answers(compute_score=score)]
-        worker.first_failure, worker.waiting, worker.single_turn, worker.prompt_ids = None, [], None, {}
+        worker.first_failure, worker.waiting, worker.single_turn = None, [], None
         if not in_groups:
             monkeypatch.setattr(worker, "_goes_in_groups", lambda sample: False)
         self.worker = worker
@@ -180,7 +181,7 @@ class World:
 
     def validate(self, some: list[dict], global_steps: int) -> Any:
         async def all_prompts() -> Any:
-            self.manager.loop = asyncio.get_running_loop()
+            self.manager.loop, self.worker.single_turn = asyncio.get_running_loop(), None  # it keeps its loop
             return await self.worker.validate(some, global_steps)
 
         return asyncio.run(all_prompts())
@@ -310,7 +311,7 @@ def test_a_validation_without_transfer_queue_is_verls(
             world = World(tokenizer, catalog, patch, in_groups=directly)
             world.worker.rollout_config.val_kwargs = {"n": answers, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
             trainer = driver(world, tokenizer, tmp_path / str(directly), patch)
-            validate = trainer._validate_directly if directly else super(ConvRecMixin, trainer)._validate
+            validate = trainer._validate_directly if directly else super(ValidatesDirectly, trainer)._validate
             metrics = [validate(), validate()]  # the second with what the first has kept
             trainer._shutdown_dump_executor()
             written = [json.loads(line) for line in (tmp_path / str(directly) / "4.jsonl").read_text().splitlines()]

@@ -14,9 +14,13 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.runs.folder import (
+    ENDED,
     RUNNING,
+    TRAINED,
     NewMetrics,
+    cut_off_step,
     hold,
+    lacks_validation,
     latest_step,
     next_metrics_file,
     read_metrics,
@@ -63,6 +67,32 @@ def test_a_repeated_step_has_the_later_starts_values(tmp_path: Path) -> None:
 def test_a_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
     _write(next_metrics_file(tmp_path), (1, {"loss": 3.0}), tail='{"step": 2, "data": {"lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 3.0}]
+
+
+BEFORE_SAVING = {TRAINED: 4, "actor/kl": 0.1}
+WHOLE = BEFORE_SAVING | {ENDED: 9.0}
+VALIDATED = {"val/ndcg": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_cut_off"),
+    [
+        ([], False),
+        ([{"train/loss": 2.0}], False),  # SFT logs it before its checkpoint
+        ([BEFORE_SAVING], True),
+        ([BEFORE_SAVING, WHOLE], False),
+        ([BEFORE_SAVING, WHOLE | VALIDATED, BEFORE_SAVING], True),  # the run has gone back and trained it anew
+        ([BEFORE_SAVING, VALIDATED], False),  # the start after it has made up for it
+    ],
+)
+def test_a_step_that_has_not_ended_after_its_checkpoint(
+    tmp_path: Path, lines: list[dict[str, Any]], is_cut_off: bool
+) -> None:
+    file = next_metrics_file(tmp_path)
+    _write(file, (3, WHOLE), *((4, line | {"critic/nan": None}) for line in lines))
+    assert cut_off_step(tmp_path, 4) == (BEFORE_SAVING if is_cut_off else {})
+    for test_freq, last_step, is_due in ((2, 9, True), (3, 9, False), (3, 4, True), (3, None, False), (-1, 4, False)):
+        assert lacks_validation(tmp_path, 4, test_freq, last_step) == (is_due and is_cut_off)
 
 
 def test_a_folder_without_metrics_or_checkpoints(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from convrec.runs import guard
+from convrec.runs import guard, guard_process
 
 ROOT = Path(__file__).resolve().parents[3]
 
+JOIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
 # A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM
 # is, and which holds shared memory and a file in TMPDIR.
 CHILD = """
@@ -63,7 +64,7 @@ class Run:
         self.child, self.grandchild = psutil.Process(int(child_pid)), psutil.Process(int(grandchild_pid))
         self.wait(lambda: (self.folder / "guard.pid").exists() and len(list(self.folder.glob("tmp*"))) > 0)
         self.guard = psutil.Process(int((self.folder / "guard.pid").read_text().split()[0]))
-        time.sleep(2.5 * guard.POLL_SECONDS)  # it has looked at them
+        time.sleep(2.5 * guard_process.POLL_SECONDS)  # it has looked at them
 
     def wait(self, condition: Callable[[], bool], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
@@ -79,11 +80,14 @@ class Run:
     def assert_nothing_is_left(self) -> None:
         self.wait(lambda: all(self.is_gone(p) for p in (self.child, self.grandchild, self.guard)))
         assert not self.folder.exists()
-        assert not (guard.SHM / self.shm).exists()
+        assert not (guard_process.SHM / self.shm).exists()
+
+
+Start = Callable[..., Run]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Run]]:
+def start() -> Iterator[Start]:
     runs: list[Run] = []
 
     def begin(**options: str) -> Run:
@@ -100,10 +104,10 @@ def start() -> Iterator[Callable[..., Run]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_terminal_is_told(
-    start: Callable[..., Run], number: signal.Signals
+    start: Start, number: signal.Signals
 ) -> None:
     run = start()
-    assert (guard.SHM / run.shm).exists()
+    assert (guard_process.SHM / run.shm).exists()
     # Ray ends the children of a worker that it ends
     assert run.guard not in psutil.Process(run.driver.pid).children(recursive=True)
     run.driver.send_signal(number)
@@ -111,7 +115,7 @@ def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_term
     assert "it ended without a word" in run.driver.communicate()[1]
 
 
-def test_end_ends_everything_but_the_driver_and_says_nothing(start: Callable[..., Run]) -> None:
+def test_end_ends_everything_but_the_driver_and_says_nothing(start: Start) -> None:
     run = start(then="time.sleep(3); print('ended:', guard.end(folder), flush=True); time.sleep(600)")
     assert run.driver.stdout
     assert run.driver.stdout.readline() == "ended: True\n"
@@ -121,9 +125,8 @@ def test_end_ends_everything_but_the_driver_and_says_nothing(start: Callable[...
     assert run.driver.communicate()[1] == ""
 
 
-def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Callable[..., Run]) -> None:
-    join = f"sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
-    run = start(join=join)
+def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Start) -> None:
+    run = start(join=JOIN)
     run.child.kill()
     run.wait(lambda: run.is_gone(run.grandchild))
     assert run.driver.poll() is None
@@ -133,49 +136,39 @@ def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start
     run.assert_nothing_is_left()
 
 
-def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone(
-    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = guard.new_folder()
-    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    found = guard_process.stat_of(os.getpid())
+    assert found
+    (folder / "guard.pid").write_text(f"{os.getpid()} {found[1]}")  # this process is the guard
+    monkeypatch.setattr(guard_process, "NO_WORKER_SECONDS", 1.0)
+    watching = guard_process.Guard(folder)
+    wait = "print(flush=True); import time; time.sleep(600)"
     environment = {**os.environ, **guard.environment(folder)}
-    worker = subprocess.Popen([sys.executable, "-c", join + "; import time; time.sleep(600)"], env=environment)
+    worker, late = (
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+        for code in (f"{JOIN}; {wait}", wait)
+    )
     try:
-        deadline = time.monotonic() + 10
-        while not (folder / "guard.pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        pid = int((folder / "guard.pid").read_text().split()[0])
+        for process in (worker, late):
+            assert process.stdout
+            process.stdout.readline()
+        assert watching.poll()
         worker.kill()
         worker.wait()
-        time.sleep(2)
-        assert folder.exists()  # Ray's next worker may be about to come
-        psutil.wait_procs([psutil.Process(pid)], timeout=guard.NO_WORKER_SECONDS + 5)
+        assert watching.poll()  # Ray's next worker may be about to come, or import still
+        time.sleep(1.0)
+        assert not watching.poll()
+        assert late.poll() is None
+        watching.finish()
+        assert late.wait(5) == -signal.SIGKILL
         assert not folder.exists()
     finally:
         worker.kill()
-
-
-def test_a_worker_that_still_imports_keeps_a_node_without_the_driver(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Until it is old enough to be something that has escaped, which the guard must end."""
-    monkeypatch.setattr(guard, "NO_WORKER_SECONDS", 0.0)
-    (tmp_path / "members").mkdir()
-    watching = guard.Guard(tmp_path)
-    environment = {**os.environ, guard.FOLDER_VARIABLE: str(tmp_path)}
-    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
-    try:
-        deadline = time.monotonic() + 10
-        while worker.pid not in guard.processes_of(tmp_path) and time.monotonic() < deadline:  # forked, not yet Python
-            time.sleep(0.01)
-        assert watching.poll()
-        monkeypatch.setattr(guard, "STARTING_SECONDS", -1.0)
-        assert not watching.poll()
-    finally:
-        worker.kill()
-        worker.wait()
-    monkeypatch.setattr(guard, "STARTING_SECONDS", 60.0)
-    assert not watching.poll()
+        late.kill()
 
 
 def test_children_from_before_the_run_and_other_peoples_shared_memory_are_spared() -> None:
@@ -197,7 +190,7 @@ before.kill()
     try:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout == "None\n"
-        assert (guard.SHM / memory.name).exists()
+        assert (guard_process.SHM / memory.name).exists()
     finally:
         memory.close()
         memory.unlink()
@@ -206,14 +199,13 @@ before.kill()
 def test_beside_replicas_a_process_keeps_what_else_it_starts_and_sets() -> None:
     """Two models open in a user's own process: the one that is closed takes its replica with it, and nothing else."""
     wait = [sys.executable, "-c", "import time; time.sleep(600)"]
-    join = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
-    replica = f"{join}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
+    replica = f"{JOIN}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
     script = f"""
 import os, subprocess, sys, tempfile, time
 from multiprocessing import shared_memory
 sys.path.insert(0, {str(ROOT)!r})
 import psutil
-from convrec.runs import guard
+from convrec.runs import guard, guard_process
 environment, tempfile.tempdir = dict(os.environ), "/tmp"
 def replica(folder):
     started = subprocess.Popen([sys.executable, "-c", {replica!r}], env=environment | guard.environment(folder),
@@ -223,7 +215,7 @@ first, second = guard.guarded_children(), guard.guarded_children()
 of_first, of_second = replica(first.__enter__()), replica(second.__enter__())
 own = [subprocess.Popen({wait!r}, start_new_session=apart) for apart in (False, True)]
 memory, (_, file) = shared_memory.SharedMemory(create=True, size=4096), tempfile.mkstemp()
-time.sleep({3 * guard.POLL_SECONDS})
+time.sleep({3 * guard_process.POLL_SECONDS})
 first.__exit__(None, None, None)
 psutil.wait_procs(of_first, timeout=5)
 assert [p.is_running() for p in of_first] == [False, False]
@@ -232,7 +224,7 @@ second.__exit__(None, None, None)
 psutil.wait_procs(of_second, timeout=5)
 assert [p.is_running() for p in of_second] == [False, False]
 assert [p.poll() for p in own] == [None, None]
-assert os.path.exists(file) and (guard.SHM / memory.name).exists()
+assert os.path.exists(file) and (guard_process.SHM / memory.name).exists()
 assert dict(os.environ) == environment and tempfile.tempdir == "/tmp"
 for process in own:
     process.kill()

@@ -30,27 +30,24 @@ def test_ten_times_the_median_but_never_less_than_the_smallest_limit(clock: Cloc
     train(phases, clock, 1, 500)  # one slow step does not move the median
     with phases.phase("gen"):
         clock.now += TIMES_MEDIAN * 60
-        assert phases.overdue() is None
+        assert not phases.overdue()
         clock.now += 1
-        overdue = phases.overdue()
-    assert overdue is not None
-    assert (overdue.phase, overdue.median, overdue.limit) == ("gen", 60, 600)
-    assert "no progress for 601 s in the phase gen (its median is 60.0 s, the limit 600 s)" in str(overdue)
+        assert phases.overdue() == "no progress for 601 s in the phase gen (its median is 60.0 s, the limit 600 s)"
     train(phases, clock, REMEMBERED, 1)
     with phases.phase("gen"):
         clock.now += 299
-        assert phases.overdue() is None
+        assert not phases.overdue()
         clock.now += 2
-        assert phases.overdue() is not None
+        assert phases.overdue()
 
 
 def test_a_first_time_has_more(clock: Clock) -> None:
     phases = Phases(300, clock)
     with phases.phase("testing"):
         clock.now += FIRST_TIMES * 300
-        assert phases.overdue() is None
+        assert not phases.overdue()
         clock.now += 1
-        assert "it has not ended once before" in str(phases.overdue())
+        assert "it has not ended once before" in phases.overdue()
 
 
 def test_a_phase_within_another_is_progress_of_both(clock: Clock) -> None:
@@ -60,11 +57,9 @@ def test_a_phase_within_another_is_progress_of_both(clock: Clock) -> None:
         clock.now += 50
         with phases.phase("gen"):
             clock.now += 11
-            overdue = phases.overdue()
-            assert overdue is not None
-            assert overdue.phase == "gen"
+            assert "in the phase gen" in phases.overdue()
         clock.now += 50
-        assert phases.overdue() is None  # of 60 in its first time; the inner one was a sign of life
+        assert not phases.overdue()  # of 60 in its first time; the inner one was a sign of life
 
 
 def test_one_that_fails_is_no_duration(clock: Clock) -> None:
@@ -79,4 +74,4 @@ def test_a_long_start_is_no_hang(clock: Clock) -> None:
     phases = Phases(10, clock)
     clock.now += 1000
     phases.restart()
-    assert phases.overdue() is None
+    assert not phases.overdue()

@@ -17,8 +17,8 @@ MEMBER = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from convrec.runs import guard
-guard.write_stacks_on_signal(Path(os.environ[guard.FOLDER_VARIABLE]))
+from convrec.runs import guard, stacks
+stacks.write_on_signal(Path(os.environ[guard.FOLDER_VARIABLE]))
 def waits_for_an_engine():
     print("ready", flush=True)
     time.sleep(100)
@@ -48,7 +48,7 @@ def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Pope
     (found,) = stacks.of_this_node(folder)
     assert (found.pid, found.trouble) == (process.pid, "")
     assert "waits_for_an_engine" in found.text
-    assert f"process {process.pid}" in stacks.described([found])
+    assert f"process {process.pid} on node-a" in found.described("node-a")
 
 
 def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
@@ -64,7 +64,7 @@ def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
 def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> None:
     process.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + 5
-    while guard.state_of(process.pid) != "T" and time.monotonic() < deadline:
+    while stacks.state_of(process.pid) != "T" and time.monotonic() < deadline:
         time.sleep(0.01)
     (found,) = stacks.of_this_node(folder)
     assert found.trouble == "is stopped"
@@ -83,16 +83,3 @@ def test_of_what_is_no_python_the_stopped_are_named(folder: Path) -> None:
         for process in (runs, stopped):
             process.kill()
             process.wait()
-
-
-def test_a_process_without_the_handler_gets_no_signal(folder: Path) -> None:
-    environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], env=environment)
-    try:
-        (folder / guard.STACKS).mkdir()
-        (folder / guard.STACKS / str(process.pid)).touch()
-        assert stacks._by_itself(process.pid, folder) == ""
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()

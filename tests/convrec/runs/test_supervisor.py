@@ -14,6 +14,7 @@ import pytest
 
 from convrec.runs import supervisor
 
+Start = Callable[..., tuple[subprocess.Popen, psutil.Process]]
 ROOT = Path(__file__).resolve().parents[3]
 BEGIN = """
 import os, signal, subprocess, sys, time
@@ -67,7 +68,7 @@ sys.exit(130)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, psutil.Process]]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Start a command; returns it and its fork once that is ready."""
     started: list[subprocess.Popen] = []
 
@@ -113,7 +114,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, psut
     ],
 )
 def test_a_signal_ends_everything_with_one_line(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], tmp_path: Path, work: str, number: signal.Signals
+    start: Start, tmp_path: Path, work: str, number: signal.Signals
 ) -> None:
     command, fork = start(WORK[work])
     processes = [fork, *fork.children(recursive=True)]
@@ -131,9 +132,7 @@ def test_a_signal_ends_everything_with_one_line(
         assert not Path((tmp_path / "run" / "temporary").read_text()).exists()
 
 
-def test_the_whole_group_may_get_the_signal_and_more_than_once(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]],
-) -> None:
+def test_the_whole_group_may_get_the_signal_and_more_than_once(start: Start) -> None:
     command, _ = start("try:\n    ready(); time.sleep(60)\nfinally:\n    time.sleep(0.5); print('cleaned', flush=True)")
     for _ in range(3):
         os.killpg(command.pid, signal.SIGTERM)
@@ -142,7 +141,7 @@ def test_the_whole_group_may_get_the_signal_and_more_than_once(
     assert (command.returncode, out, error) == (130, "cleaned\n", "stopped; the same command does it again\n")
 
 
-def test_a_second_signal_ends_it_at_once(start: Callable[..., tuple[subprocess.Popen, psutil.Process]]) -> None:
+def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     command, _ = start(DEAF, seconds=600)
     command.send_signal(signal.SIGINT)
     time.sleep(0.4)
@@ -155,7 +154,7 @@ def test_a_second_signal_ends_it_at_once(start: Callable[..., tuple[subprocess.P
     [(signal.SIGUSR1, {}), (signal.SIGTERM, {"SAVE_ON_TERM": "1"}), (signal.SIGTERM, {"SLURM_JOB_ID": "5"})],
 )
 def test_what_has_trained_a_step_is_asked_to_save(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], number: signal.Signals, variables: dict[str, str]
+    start: Start, number: signal.Signals, variables: dict[str, str]
 ) -> None:
     command, _ = start(SAVES.format(first_step='(run / "metrics").write_text("x")'), **variables)
     command.send_signal(number)
@@ -164,9 +163,7 @@ def test_what_has_trained_a_step_is_asked_to_save(
     assert error == "stopped after step 7; the same command resumes\n"
 
 
-def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], tmp_path: Path
-) -> None:
+def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(start: Start, tmp_path: Path) -> None:
     command, _ = start(SAVES.format(first_step=""))
     command.send_signal(signal.SIGUSR1)
     _, error = command.communicate(timeout=120)
@@ -174,9 +171,7 @@ def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(
     assert not (tmp_path / "run" / "stop").exists()
 
 
-def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]],
-) -> None:
+def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(start: Start) -> None:
     work = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("while not", "while True or not")
     command, _ = start(work.replace("supervisor.note(", "supervisor.note(said='no'); supervisor.note(", 1))
     command.send_signal(signal.SIGUSR1)
@@ -194,9 +189,7 @@ def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(
         lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),  # a parent that waits for no child
     ],
 )
-def test_sigterm_interrupts_what_was_started_deaf_to_ctrl_c(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], before: Callable[[], Any]
-) -> None:
+def test_sigterm_interrupts_what_was_started_deaf_to_ctrl_c(start: Start, before: Callable[[], Any]) -> None:
     work = "try:\n    ready(); time.sleep(600)\nexcept KeyboardInterrupt:\n    print('cleaned', flush=True); raise"
     command, _ = start(work, seconds=600, before=before)
     command.send_signal(signal.SIGTERM)
@@ -204,7 +197,7 @@ def test_sigterm_interrupts_what_was_started_deaf_to_ctrl_c(
     assert (command.returncode, out, error) == (130, "cleaned\n", "stopped; the same command does it again\n")
 
 
-def test_its_exit_status_is_the_commands(start: Callable[..., tuple[subprocess.Popen, psutil.Process]]) -> None:
+def test_its_exit_status_is_the_commands(start: Start) -> None:
     for work, status in (("ready()", 0), ("ready(); sys.exit(2)", 2), ("ready(); raise ValueError('x')", 1)):
         assert start(work)[0].wait(120) == status
     command, fork = start("ready(); time.sleep(60)")
@@ -215,9 +208,7 @@ def test_its_exit_status_is_the_commands(start: Callable[..., tuple[subprocess.P
 
 
 @pytest.mark.parametrize(("status", "said"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; ")])
-def test_a_run_that_was_asked_to_save_has_its_own_status_where_it_fails(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], status: int, said: str
-) -> None:
+def test_a_run_that_was_asked_to_save_has_its_own_status_where_it_fails(start: Start, status: int, said: str) -> None:
     saves = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("exit(130)", f"exit({status})")
     command, _ = start(saves)
     command.send_signal(signal.SIGUSR1)
@@ -234,17 +225,13 @@ def test_a_switch_is_0_or_1() -> None:
     assert (done.returncode, done.stderr) == (2, "error: SAVE_ON_TERM=yes: expected 0 or 1\n")
 
 
-def test_the_fork_ends_with_a_killed_supervisor(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]],
-) -> None:
+def test_the_fork_ends_with_a_killed_supervisor(start: Start) -> None:
     command, fork = start("ready(); time.sleep(60)")
     command.kill()
     fork.wait(60)
 
 
-def test_a_lost_run_is_started_again_as_long_as_it_gets_further(
-    start: Callable[..., tuple[subprocess.Popen, psutil.Process]], tmp_path: Path
-) -> None:
+def test_a_lost_run_is_started_again_as_long_as_it_gets_further(start: Start, tmp_path: Path) -> None:
     command, _ = start(
         """
 supervisor.note(run=str(run), resumes="yes")

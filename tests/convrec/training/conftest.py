@@ -1,6 +1,6 @@
 """verl's training worker with its FSDP engine on this CPU, in a process group of one, and TransferQueue in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,18 @@ def training_worker(process_group: None, model_folder: Path, monkeypatch: pytest
     return partial(build_training_worker, model_folder)
 
 
+def nested(rows: Sequence[Any]) -> torch.Tensor:
+    """A ragged tensor of lists of numbers, or of tensors."""
+    return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
+
+
 class Queue:
     """What a trainer asks of TransferQueue, for one batch."""
 
-    def __init__(self, fields: dict[str, Any], tags: list[dict[str, Any]]) -> None:
+    def __init__(self, fields: dict[str, Any], tags: list[dict[str, Any]], keys: list[str] | None) -> None:
         self.fields = fields
-        self.batch = tq.KVBatchMeta(partition_id="train", keys=[f"{i}_0_0" for i in range(len(tags))], tags=tags)
+        keys = keys or [f"{index}_0_0" for index in range(len(tags))]
+        self.batch = tq.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
         from verl.utils.tensordict_utils import get_tensordict
@@ -107,8 +113,8 @@ class Queue:
 def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
     """Puts one in TransferQueue's place: queue(tags, **fields)."""
 
-    def start(tags: list[dict[str, Any]], **fields: Any) -> Queue:
-        started = Queue(fields, tags)
+    def start(tags: list[dict[str, Any]], keys: list[str] | None = None, **fields: Any) -> Queue:
+        started = Queue(fields, tags, keys)
         monkeypatch.setattr(tq, "kv_batch_get", started.kv_batch_get)
         monkeypatch.setattr(tq, "kv_batch_put", started.kv_batch_put)
         return started

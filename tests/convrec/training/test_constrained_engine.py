@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from convrec.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
 from convrec.constrained.choices import ChoiceReader
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
+from convrec.training.attention import varlen
+from convrec.training.constrained_engine import constrain
 from tests.convrec.constrained.numpy_policy import Policy, loss_and_gradients, policy
 from tests.convrec.constrained.test_choices import sampled
 from tests.convrec.training import engine_process
@@ -40,8 +44,6 @@ class Lists:
     """Sampled lists of a model, as verl's engine gets them."""
 
     def __init__(self, model_folder: Path) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         items = [(title, 1990 + place) for place, title in enumerate(TITLES)]
         tokenizer = AutoTokenizer.from_pretrained(model_folder)
         self.catalog = build_catalog_trie(Matcher(Catalog.from_items(items), "exact"), tokenizer, "\n")
@@ -136,8 +138,6 @@ def test_log_probs_and_entropy_are_those_of_the_constrained_policy(
     training_worker: Callable[..., Any], lists: Lists, micro_batches: str, fused: bool
 ) -> None:
     """Whatever verl's own setting of fused kernels says."""
-    from convrec.training.constrained_engine import constrain
-
     worker = prepared(training_worker, micro_batches)
     constrain(worker.engine, lists.catalog)
     settings = {"calculate_entropy": True, "compute_loss": False, "use_fused_kernels": fused}
@@ -148,8 +148,6 @@ def test_log_probs_and_entropy_are_those_of_the_constrained_policy(
 
 
 def prepared(training_worker: Callable[..., Any], micro_batches: str, **more: Any) -> Any:
-    from convrec.training.attention import varlen
-
     varlen.register()
     worker = training_worker(**more)
     if micro_batches == "packed":
@@ -161,8 +159,6 @@ def prepared(training_worker: Callable[..., Any], micro_batches: str, **more: An
 def test_an_update_has_loss_and_gradient_of_the_definition(
     training_worker: Callable[..., Any], lists: Lists, micro_batches: str
 ) -> None:
-    from convrec.training.constrained_engine import constrain
-
     worker = prepared(training_worker, micro_batches)
     constrain(worker.engine, lists.catalog)
     rows, loss, norm = lists.update()
@@ -175,12 +171,6 @@ def test_a_head_that_is_the_embedding_too(
     training_worker: Callable[..., Any], lists: Lists, model_folder: Path, tmp_path: Path
 ) -> None:
     """FSDP gathers it with the whole model then, not by itself."""
-    import shutil
-
-    from transformers import AutoModelForCausalLM
-
-    from convrec.training.constrained_engine import constrain
-
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, tie_word_embeddings=True)
     shutil.copytree(model_folder, tmp_path / "tied")
     model.save_pretrained(tmp_path / "tied")
@@ -196,8 +186,6 @@ def test_a_head_that_is_the_embedding_too(
 def test_adapters_are_trained_and_the_reference_is_without_them(
     training_worker: Callable[..., Any], lists: Lists
 ) -> None:
-    from convrec.training.constrained_engine import constrain
-
     worker = training_worker(model={"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"})
     with torch.no_grad():
         for name, parameter in worker.engine.module.named_parameters():

@@ -1,5 +1,6 @@
 """Both orders of a pair come in one batch, whenever a run is resumed, and earn together what they should."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -7,31 +8,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import transfer_queue as tq
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from convrec.errors import UserError
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
 from convrec.training.judge_dataset import PairwiseDataset
-from convrec.training.judge_trainer import JudgeTrainer, PairSampler
+from convrec.training.judge_trainer import JudgeTrainer, pair_loader
 from convrec.training.scalar_trainer import ScalarGRPOTrainer
 from recipes.tiny_model import train_tokenizer
 from reward import judge_pairwise
+from tests.convrec.training.conftest import nested
 
 
 def loader(seed: int = 1) -> StatefulDataLoader:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return StatefulDataLoader(list(range(22)), batch_size=4, drop_last=True, sampler=PairSampler(22, generator))
+    rows: Any = [{"row": torch.tensor(row)} for row in range(22)]
+    return pair_loader(rows, batch_size=4, seed=seed)
 
 
-def batches(data: StatefulDataLoader) -> list[list[int]]:
-    return [batch.tolist() for batch in data]
+def batches(data: Iterable[Any]) -> list[list[int]]:
+    return [batch["row"].tolist() for batch in data]
 
 
 def test_pairs_stay_together_and_every_epoch_has_another_order() -> None:
@@ -55,7 +53,7 @@ def test_a_resumed_loader_goes_on_where_it_was(done: int) -> None:
     for _ in range(done):
         next(iterator)
     state = data.state_dict()
-    rest = [batch.tolist() for batch in iterator] + batches(data)
+    rest = batches(iterator) + batches(data)
     resumed = loader()
     resumed.load_state_dict(state)
     assert batches(resumed) + batches(resumed) == rest
@@ -103,20 +101,6 @@ def test_a_pair_is_left_out_whole(tokenizer: Any, tmp_path: Path, capsys: pytest
 # ---- rewards
 
 
-class Queue:
-    """What a step puts into TransferQueue, by key."""
-
-    def __init__(self, rows: dict[str, dict[str, Any]]) -> None:
-        self.rows = rows
-
-    def get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in select_fields} for key in keys])
-
-    def put(self, keys: list[str], partition_id: str, fields: Any) -> None:
-        for place, key in enumerate(keys):
-            self.rows[key] |= {name: fields[name][place] for name in fields.keys()}  # noqa: SIM118  a TensorDict
-
-
 # (prompt, pair, true, said): order 1 of pair 0 is right twice, order 2 once; both orders of pair 1 say A
 ANSWERS = [
     *[("p", 0, "A", "A"), ("p", 0, "A", "A")],
@@ -126,50 +110,63 @@ ANSWERS = [
 ]
 
 
-def step(orders: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(metrics, rows) of a step's advantages, up to where verl computes them."""
-    rows = {}
-    for place, (uid, name, true, said) in enumerate(ANSWERS):
-        infos = judge_pairwise.compute_score("d", f"<better>{said}</better>", true, malformed=-1.0)
-        rows[f"{uid}_{place % 2}_0"] = {
-            "uid": uid,
-            "extra_info": {"pair": name},
-            "extra_fields": {"reward_extra_info": infos},
-            "rm_scores": torch.tensor([0.0] * place + [infos["score"]]),
-        }
-    queue = Queue(rows)
-    monkeypatch.setattr(tq, "kv_batch_get", queue.get)
-    monkeypatch.setattr(tq, "kv_batch_put", queue.put)
+Step = Callable[[str], tuple[dict[str, float], dict[str, list[Any]]]]
+
+
+@pytest.fixture
+def step(queue: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Step:
+    """(metrics, fields) of a step's advantages with these orders, up to where verl computes them."""
+    infos = [
+        judge_pairwise.compute_score("d", f"<better>{said}</better>", true, malformed=-1.0)
+        for *_, true, said in ANSWERS
+    ]
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda *_: None)
-    trainer = JudgeTrainer.__new__(JudgeTrainer)
-    trainer.config = OmegaConf.create({"convrec": {"orders": orders}})
-    metrics: dict[str, float] = {}
-    trainer._compute_advantage(KVBatchMeta(list(rows), [{} for _ in rows], "train"), metrics)
-    return metrics, list(rows.values())
+
+    def run(orders: str) -> tuple[dict[str, float], dict[str, list[Any]]]:
+        started = queue(
+            tags=[{}] * len(ANSWERS),
+            keys=[f"{uid}_{index % 2}_0" for index, (uid, *_) in enumerate(ANSWERS)],
+            uid=[uid for uid, *_ in ANSWERS],
+            extra_info=[{"pair": pair} for _, pair, *_ in ANSWERS],
+            extra_fields=[{"reward_extra_info": info} for info in infos],
+            rm_scores=nested([[0.0] * index + [info["score"]] for index, info in enumerate(infos)]),
+        )
+        trainer = JudgeTrainer.__new__(JudgeTrainer)
+        trainer.config = OmegaConf.create({"convrec": {"orders": orders}})
+        metrics: dict[str, float] = {}
+        trainer._compute_advantage(started.batch, metrics)
+        fields = {name: [getattr(value, "data", value) for value in row] for name, row in started.fields.items()}
+        return metrics, fields
+
+    return run
 
 
-def test_separate_orders_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, rows = step("separate", monkeypatch)
-    assert [row["rm_scores"][-1].item() for row in rows] == [1, 1, 1, 0, 1, 1, 0, -1]
-    assert [row["uid"] for row in rows] == list("ppqqrrss")
+def last_of(rows: list[Any]) -> list[float]:
+    return [row[-1].item() for row in rows]
+
+
+def test_separate_orders_are_as_they_were(step: Step) -> None:
+    metrics, fields = step("separate")
+    assert last_of(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert fields["uid"] == list("ppqqrrss")
     assert metrics["reward/zero_std"] == 2 / 4  # p and r
     assert "reward/right_both_ways" not in metrics
 
 
-def test_consistent_answers_earn_where_both_orders_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, rows = step("consistent", monkeypatch)
-    assert [row["rm_scores"][-1].item() for row in rows] == [1, 0, 1, 0, 0, 0, 0, -1]
-    assert [row["rm_scores"].sum().item() for row in rows] == [1, 0, 1, 0, 0, 0, 0, -1]
+def test_consistent_answers_earn_where_both_orders_are_right(step: Step) -> None:
+    metrics, fields = step("consistent")
+    assert last_of(fields["rm_scores"]) == [1, 0, 1, 0, 0, 0, 0, -1]
+    assert [row.sum().item() for row in fields["rm_scores"]] == [1, 0, 1, 0, 0, 0, 0, -1]
     assert metrics["reward/score"] == 1 / 8
     assert metrics["reward/right_both_ways"] == 2 / 8
     assert metrics["reward/zero_std"] == 1 / 4  # r
 
 
-def test_together_both_orders_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_both_orders_are_one_group(step: Step) -> None:
     """A judge that says A to both orders of pair 1 has answers that earn 1 and answers that do not."""
-    metrics, rows = step("together", monkeypatch)
-    assert [row["uid"] for row in rows] == ["pair-0"] * 4 + ["pair-1"] * 4
-    assert [row["rm_scores"][-1].item() for row in rows] == [1, 1, 1, 0, 1, 1, 0, -1]
+    metrics, fields = step("together")
+    assert fields["uid"] == ["pair-0"] * 4 + ["pair-1"] * 4
+    assert last_of(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
     assert metrics["reward/zero_std"] == 0
 
 

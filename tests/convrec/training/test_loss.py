@@ -1,6 +1,6 @@
 """The loss in verl's FSDP engine, from the trainer's advantages to the number that is logged."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from convrec.lists.reward_parts import combined
 from convrec.lists.token_ranks import table_from_bytes
 from convrec.training.loss import rank_grpo_loss
 from convrec.training.rank_trainer import RankGRPOMixin
+from tests.convrec.training.conftest import nested
 
 EOS, LINE = 0, 1  # token ids; from 2 on they are words
 # two prompts, two responses each: exact, truncated, short, too long
@@ -44,10 +45,6 @@ class Trainer(RankGRPOMixin):
                 "underflow_penalty": -0.1,
             }
         )
-
-
-def nested(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
 Computed = Callable[..., tuple[torch.Tensor, dict[str, float]]]

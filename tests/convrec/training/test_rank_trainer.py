@@ -71,8 +71,8 @@ class Stopping(ConvRecMixin, Saved):
         self.is_stopping, self.done = False, []
         self.config = OmegaConf.create({"actor_rollout_ref": {"actor": {"checkpoint": {"save_contents": ["model"]}}}})
 
-    def _metrics_of_trained(self) -> dict[str, float]:
-        return {"actor/kl": 0.25}  # it trains nothing here
+    def _log_step(self) -> None:
+        self.done.append("log")
 
 
 def test_who_is_asked_to_stop_saves_before_the_rollout_takes_its_memory_back_and_checks_what_was_saved(
@@ -82,6 +82,6 @@ def test_who_is_asked_to_stop_saves_before_the_rollout_takes_its_memory_back_and
     monkeypatch.setattr(saving, "check_shards", lambda folder: trainer.done.append(folder.parent.name))
     (tmp_path / saving.STOP).touch()
     trainer.on_step_end()
-    assert trainer.done == ["save", "global_step_3", "update weights"]
+    assert trainer.done == ["log", "save", "global_step_3", "update weights"]
     assert trainer.is_stopping
     assert not (tmp_path / saving.STOP).exists()

@@ -21,38 +21,37 @@ def good() -> dict[str, Any]:
 
 
 def test_equal_workers_pass(good: dict[str, Any]) -> None:
-    registration.check([good, good], registration.source_digest())
+    registration.check(good, registration.source_digest())
 
 
-@pytest.mark.parametrize("name", ["adv_estimator", "policy_loss"])
-def test_missing_name_is_told_with_node_and_source(good: dict[str, Any], name: str) -> None:
-    with pytest.raises(RuntimeError) as error:
-        registration.check([good, good | {name: False}], registration.source_digest())
-    message = str(error.value)
-    assert f"10.0.0.7 lacks the {name} `rank_grpo`" in message
-    assert "/somewhere/convrec" in message
-    assert "install" in message
+@pytest.mark.parametrize("names", [("adv_estimator",), ("policy_loss",), ("adv_estimator", "policy_loss")])
+def test_missing_names_are_told_with_node_and_source(good: dict[str, Any], names: tuple[str, ...]) -> None:
+    said = rf"10\.0\.0\.7 lacks the {' and '.join(names)} `rank_grpo` .*/somewhere/convrec.*: install"
+    with pytest.raises(RuntimeError, match=said):
+        registration.check(good | dict.fromkeys(names, False), registration.source_digest())
 
 
-def test_both_names_missing_are_both_told(good: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError, match="adv_estimator and policy_loss"):
-        registration.check([good | {"adv_estimator": False, "policy_loss": False}], registration.source_digest())
+@pytest.mark.parametrize("module", ["", "users_rewards"])
+def test_other_source_is_told_with_both_digests(
+    good: dict[str, Any], monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setenv(registration.USER_MODULE, module)
+    digest = registration.source_digest()
+    said = rf"10\.0\.0\.7 runs another convrec{module and f' or {module}'} than .*0123456789abcdef instead of {digest}"
+    with pytest.raises(RuntimeError, match=said):
+        registration.check(good | {"digest": "0123456789abcdef"}, digest)
 
 
-def test_other_source_is_told_with_both_digests(good: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError) as error:
-        registration.check([good, good | {"digest": "0123456789abcdef"}], registration.source_digest())
-    message = str(error.value)
-    assert "10.0.0.7" in message
-    assert "0123456789abcdef instead of " + registration.source_digest() in message
+def written(folder: Path, file: str, text: str) -> Path:
+    """The folder, with the package that the file is of."""
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text(text)
+    return folder
 
 
-def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def digest_of(folder: str, text: str) -> str:
-        package = tmp_path / folder
-        (package / "training").mkdir(parents=True)
-        (package / "lists").mkdir()
-        (package / "lists" / "ranks.py").write_text(text)
+        package = written(tmp_path / folder, "lists/ranks.py", text)
         monkeypatch.setattr(registration, "__file__", str(package / "training" / "registration.py"))
         return registration.source_digest()
 
@@ -60,38 +59,28 @@ def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_
     assert digest_of("c", "x = 2") != digest_of("d", "x = 1")
 
 
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("reward/__init__.py", ""),
+        ("users_rewards.py", "users_rewards.deep.rank"),
+        ("users_rewards/deep/rank.py", "users_rewards.deep.rank"),
+    ],
+)
 def test_digest_covers_the_reward_that_this_process_would_import(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, module: str
 ) -> None:
     def digest_with(folder: str, text: str) -> str:
-        package = tmp_path / folder / "reward"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("")
-        (package / "catalog_match.py").write_text(text)
-        monkeypatch.delitem(sys.modules, "reward", raising=False)
-        monkeypatch.syspath_prepend(package.parent)
-        return registration.source_digest()
-
-    assert digest_with("a", "x = 1") == digest_with("b", "x = 1")
-    assert digest_with("c", "x = 2") != digest_with("d", "x = 1")
-
-
-@pytest.mark.parametrize("file", ["users_rewards.py", "users_rewards/deep/rank.py"])
-def test_digest_covers_the_package_of_the_users_reward(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
-) -> None:
-    def digest_with(folder: str, text: str) -> str:
-        path = tmp_path / folder / file
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
         with monkeypatch.context() as patch:
-            patch.syspath_prepend(tmp_path / folder)
-            patch.setenv(registration.USER_MODULE, "users_rewards.deep.rank")
+            patch.delitem(sys.modules, "reward", raising=False)
+            patch.syspath_prepend(written(tmp_path / folder, file, text))
+            patch.setenv(registration.USER_MODULE, module)
             return registration.source_digest()
 
     without = registration.source_digest()
-    assert len({without, digest_with("a", "x = 1"), digest_with("b", "x = 1"), digest_with("c", "x = 2")}) == 3
-    monkeypatch.setenv(registration.USER_MODULE, "users_rewards.deep.rank")
+    assert digest_with("a", "x = 1") == digest_with("b", "x = 1") != without
+    assert digest_with("c", "x = 2") not in (without, digest_with("d", "x = 1"))
+    monkeypatch.setenv(registration.USER_MODULE, module)
     assert registration.source_digest() == without  # a node that does not have it
 
 
@@ -109,12 +98,6 @@ def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
     assert digests[0] == digests[1]
 
 
-def test_another_version_of_the_users_reward_is_told(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(registration.USER_MODULE, "users_rewards")
-    with pytest.raises(RuntimeError, match=r"10\.0\.0\.7 runs another convrec or users_rewards than the driver"):
-        registration.check([good | {"digest": "0123456789abcdef"}], registration.source_digest())
-
-
 def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
@@ -124,7 +107,8 @@ def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyP
     report = registration.report()
     assert report["adv_estimator"]
     assert report["policy_loss"]
-    registration.check([report], registration.source_digest())
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.source_digest())
+    registration.check_worker()
 
 
 def test_registered_functions_refuse_to_train_without_the_trainer() -> None:

@@ -1,16 +1,20 @@
 """What a trainer's start checks and sets, with verl's own code around it; workers and TransferQueue are stand-ins."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.metric_utils import RolloutMoELoadBalanceMetricsAccumulator
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from convrec.rollout import agent_loop
+from convrec.runs.folder import ENDED, TRAINED
 from convrec.training.trainer_base import PHASES, ConvRecMixin
+from tests.convrec.training.conftest import nested
 
 PROMPT, RESPONSES = 3, [4, 2]
 
@@ -37,8 +41,55 @@ class Trainer(ConvRecMixin, Verls):
         self.settings = OmegaConf.create({"rollout_check_bound": 0.1, "lr_schedule": lr_schedule})
 
 
-def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+class Saving(ConvRecMixin):
+    """verl's step, checkpoint and metrics without workers."""
+
+    _compute_metrics = PPOTrainer._compute_metrics
+
+    def __init__(self, run_folder: Path, batch: Any) -> None:
+        self.run_folder, self.batch, self.keep, self.global_steps, self.steps_per_epoch = run_folder, batch, None, 4, 3
+        self.use_critic, self._rollout_moe_lb_metrics_accumulator = False, RolloutMoELoadBalanceMetricsAccumulator()
+        actor = {"actor": {"checkpoint": {"save_contents": []}}, "rollout": {}, "model": {}}
+        self.config = OmegaConf.create({"actor_rollout_ref": actor})
+        self.logged: list[dict[str, float]] = []
+        self.logger = SimpleNamespace(log=lambda data, step, backend: self.logged.append(data))
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        return 1
+
+
+class SavingVerls:
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        metrics |= {"actor/kl": 0.25, "counts": {0.5: 3}}
+        return self.batch
+
+    def _save_checkpoint(self) -> None:
+        assert self.logged  # before what makes the checkpoint one that can be resumed
+        (self.run_folder / "global_step_4").mkdir(parents=True)
+
+
+def test_what_verl_logs_at_the_end_of_a_step_is_logged_before_its_checkpoint_but_for_times(
+    queue: Callable[..., Any], tmp_path: Path
+) -> None:
+    names = ("values", "advantages", "returns", "rm_scores", "token_level_rewards")
+    started = queue(
+        tags=[{"min_global_steps": 3, "max_global_steps": 3}] * 2,
+        prompts=nested([torch.arange(PROMPT)] * 2),
+        responses=nested([torch.arange(length) for length in RESPONSES]),
+        response_mask=nested([torch.ones(length, dtype=torch.long) for length in RESPONSES]),
+        num_turns=torch.tensor([2, 2]),
+        **{name: nested([torch.rand(length) for length in RESPONSES]) for name in names},
+    )
+    trainer = type("Trainer", (Saving, SavingVerls), {})(tmp_path, started.batch)
+    metrics: dict[str, Any] = {}
+    batch = trainer.step(metrics, {})
+    trainer._save_checkpoint()
+    trainer._compute_metrics(batch, metrics, {"step": 7.0, "gen": 1.0}, global_steps=4, epoch=1)  # verl, later
+    of_the_end = {name for name in metrics if name.startswith(("timing_", "perf/"))} | {"counts"}
+    (known,) = trainer.logged
+    assert known == pytest.approx({name: value for name, value in metrics.items() if name not in of_the_end})
+    assert (known[TRAINED], known["response_length/mean"], known["actor/kl"]) == (4, 3.0, 0.25)
+    assert ENDED in of_the_end
 
 
 @pytest.mark.parametrize("bypass_mode", [False, True])
@@ -81,7 +132,7 @@ def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
         asked.append((trainer.global_steps, *arguments))
         return [(1e-3, 5e-4)] * 2  # of two workers
 
-    workers = SimpleNamespace(registrations=list, set_learning_rate=set_learning_rate)
+    workers = SimpleNamespace(set_learning_rate=set_learning_rate)
     trainer = Trainer(workers, lr_schedule=[[0, "1e-3"], [3, "5e-4"]])
     trainer._load_checkpoint()
     assert asked == [(4, [(0, 1e-3), (3, 5e-4)], 2)]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from convrec.training.worker import ConvRecWorker, report_new_rate, send_weights_as
+
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
 WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
 
@@ -17,7 +19,6 @@ Start = Callable[..., tuple[Any, tuple[float, float]]]
 @pytest.fixture
 def start(training_worker: Callable[..., Any]) -> Start:
     """A start of a run: (its engine, what `set_learning_rate` returned)."""
-    from convrec.training.worker import ConvRecWorker
 
     def build(
         checkpoint: Path | None = None, schedule: Any = (), updates_per_step: int = 1, **optimizer: Any
@@ -79,8 +80,6 @@ def test_a_resumed_run_trains_with_the_rates_of_its_settings(
 
 
 def test_a_new_rate_is_said(warnings_of_worker: list[str]) -> None:
-    from convrec.training.worker import report_new_rate
-
     report_new_rate(0, 1e-3, 5e-4)  # no checkpoint
     report_new_rate(4, 1e-3, 1e-3)
     assert not warnings_of_worker
@@ -90,8 +89,6 @@ def test_a_new_rate_is_said(warnings_of_worker: list[str]) -> None:
 
 def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:
     """Rounded once, as vLLM would when it loads them: the rollout's weights are the same bits as before."""
-    from convrec.training.worker import send_weights_as
-
     engine, _ = start()
     expected = {name: weight.detach().clone() for name, weight in engine.get_per_tensor_param()[0]}
     send_weights_as(engine, torch.bfloat16)

@@ -18,8 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError
-from convrec.runs import step_metrics
-from convrec.runs.folder import RUNNING, hold
+from convrec.runs.folder import RUNNING, TRAINED, hold
 from convrec.runs.starts import read_starts
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
@@ -149,47 +148,27 @@ def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int,
     assert "resuming after step 4" in err
 
 
-def test_a_step_that_was_saved_and_not_logged_is_named_even_when_it_was_the_last(
+def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_the_last(
     run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
+    def log(**data: float) -> None:
+        Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps({"step": 9, "data": data}) + "\n")
+
     def train(config: DictConfig) -> None:
-        Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 8, "data": {"loss": 2.5}}\n')
+        log(**{TRAINED: 9, "loss": 2.5})
         saved(tmp_path / "run", 9)
 
     run(train)
-    status, err = run(pytest.fail)
+    ended = "warning: the run ended between the checkpoint of step 9 and the step's end"
+    status, err = run(lambda config: None, TEST_FREQ="4")  # killed before it validated
     assert status == 0
+    assert f"{ended}: its validation is made now" in err
+    status, err = run(pytest.fail, TEST_FREQ="-1")
+    assert f"{ended}: how long the step took is not known" in err
     assert "already has its 9 steps" in err
-    assert "ended after step 9 was saved and before its metrics" in err
-
-    with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
-        file.write('{"step": 9, "data": {"loss": 2.5}}\n')
-    assert "metrics" not in run(pytest.fail)[1]
-
-
-def test_a_step_that_was_saved_with_its_metrics_and_not_logged_is_made_up_for_even_when_it_was_the_last(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
-    def train(config: DictConfig) -> None:
-        saved(tmp_path / "run", 9)
-        step_metrics.write(tmp_path / "run" / "global_step_9", {"loss": 2.5})
-
-    def log(**more: float) -> Callable[[DictConfig], None]:
-        line = json.dumps({"step": 9, "data": {"loss": 2.5, **more}}) + "\n"
-        return lambda config: Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(line) and None
-
-    run(train)
-    status, err = run(log(), TEST_FREQ="4")
-    assert status == 0
-    assert "warning: the run ended between the checkpoint of step 9 and the step's end" in err
-    assert "metrics.json is logged now, which lacks how long the step took; its validation is made now" in err
-    assert "are lost" not in err
-    status, err = run(log(**{"val/loss": 1.0}), TEST_FREQ="4")  # the last start was killed before it validated
-    assert "step's end: its validation is made now" in err
+    run(lambda config: log(**{"val/loss": 1.0}), TEST_FREQ="4")
     status, err = run(pytest.fail, TEST_FREQ="4")
-    assert status == 0
-    assert "already has its 9 steps" in err
-    assert "warning" not in err
+    assert (status, "already has its 9 steps" in err, "warning" in err) == (0, True, False)
 
 
 def test_a_finished_run_says_what_it_was_not_trained_with(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:

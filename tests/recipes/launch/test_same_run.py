@@ -57,10 +57,9 @@ def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str)
         changes(settings(**{key: value}), tmp_path, RL_MODEL)
 
 
-def test_folders_of_earlier_versions_are_resumed(tmp_path: Path) -> None:
-    """0.1 noted no algorithm, and fewer settings."""
+def test_a_setting_that_the_run_did_not_have_is_no_change(tmp_path: Path) -> None:
     earlier = settings()
-    del earlier["run"], earlier["convrec"]["gamma"]
+    del earlier["convrec"]["gamma"]
     assert changes(settings(), tmp_path, RL_MODEL) == []  # no config.yaml at all
     save_config(earlier, tmp_path)
-    assert changes(settings(run__algorithm="grpo", convrec__gamma=0.5), tmp_path, RL_MODEL) == []
+    assert changes(settings(convrec__gamma=0.5), tmp_path, RL_MODEL) == []

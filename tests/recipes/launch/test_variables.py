@@ -222,6 +222,7 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     from verl.trainer.ppo.v1 import trainer_separate_async
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 
+    from convrec.training.on_policy import is_on_policy
     from convrec.training.rank_trainer import RankGRPOSeparateAsyncTrainer
 
     config = _shipped("rank_grpo", f"host={on}", f"+scale={scale}")
@@ -232,9 +233,8 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     trainer = object.__new__(RankGRPOSeparateAsyncTrainer)
     trainer_separate_async.PPOTrainerSeparateAsync.__init__(trainer, config)  # asserts
     assert trainer.trainer_mode == "separate_async"
-    assert {"save_model_to_cpu", "registrations", "set_learning_rate"} <= set(dir(trainer.worker))
-    trainer.is_rank_level, trainer.parameter_sync_step = True, 1
-    assert not trainer._is_on_policy  # its log-probs are taken anew, and the weights correct the difference
+    assert {"save_model_to_cpu", "set_learning_rate"} <= set(dir(trainer.worker))
+    assert not is_on_policy(config)  # its log-probs are taken anew, and the weights correct the difference
 
 
 @pytest.mark.parametrize("on", ["cpu", "gpu"])

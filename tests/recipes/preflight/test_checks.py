@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.checkpoints import manifest
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from recipes import rank_grpo, sft
@@ -407,7 +408,7 @@ def test_a_finished_run_is_left_alone(
     run = Path(good["SAVE_PATH"])
     (run / "global_step_7").mkdir(parents=True)
     (run / "global_step_7" / "model.pt").touch()
-    (run / "global_step_7" / "complete.json").write_text('{"model.pt": 0}')
+    manifest.write(run / "global_step_7")
     (run / "latest_checkpointed_iteration.txt").write_text("7")
     set_variables(good | {"TOTAL_STEPS": "7"})
     assert rank_grpo.main([]) == 0

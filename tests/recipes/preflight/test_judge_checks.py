@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.checkpoints import manifest
 from convrec.errors import UserError
 from convrec.judges.schema import judge_schema, make_row, swapped_row
 from recipes import evaluate
@@ -90,7 +91,7 @@ def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, cap
 def test_a_finished_judge_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     (run / "run" / "global_step_7").mkdir(parents=True)
     (run / "run" / "global_step_7" / "model.pt").touch()
-    (run / "run" / "global_step_7" / "complete.json").write_text('{"model.pt": 0}')
+    manifest.write(run / "run" / "global_step_7")
     (run / "run" / "latest_checkpointed_iteration.txt").write_text("7")
     monkeypatch.setenv("TOTAL_STEPS", "7")
     assert train.main(["pairwise"]) == 0

@@ -1,5 +1,6 @@
 """SFT that is resumed sees the samples that an uninterrupted run sees, wherever it was stopped."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 from convrec.checkpoints import saving
 
 SAMPLES, BATCH, EPOCHS = 13, 4, 3  # 3 steps an epoch, one sample left over in each
+Train = Callable[..., list[list[int]]]
 STEPS_PER_EPOCH = SAMPLES // BATCH
 
 
@@ -44,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Start or resume the run in tmp_path/run: verl's trainer, sampler, loader and checkpoints; a model of no weights.
 
     Returns the samples of each step trained. stop_after: the step in which it dies, after its checkpoint was written.
@@ -60,7 +62,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
     def log(data: dict[str, float], step: int) -> None:
         logged.append(data)
-        trainers[-1].note_metrics(data, step)
+        (tmp_path / "run" / "metrics").mkdir(parents=True, exist_ok=True)
+        with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "data": {"val/loss": data.get("val/loss")}}) + "\n")
 
     monkeypatch.setattr(sft_trainer, "Tracking", lambda **_: SimpleNamespace(log=log))
 
@@ -170,9 +174,7 @@ def test_a_validation_smaller_than_a_batch_is_taken_whole(train: Any, rows: int,
 
 
 @pytest.mark.parametrize("stop_after", [2, STEPS_PER_EPOCH, 4, 2 * STEPS_PER_EPOCH])
-def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
-    train: Callable[..., list[list[int]]], tmp_path: Path, stop_after: int
-) -> None:
+def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(train: Train, tmp_path: Path, stop_after: int) -> None:
     whole = train()
     assert len(whole) == EPOCHS * STEPS_PER_EPOCH
     assert whole[:STEPS_PER_EPOCH] != whole[STEPS_PER_EPOCH : 2 * STEPS_PER_EPOCH]  # each epoch has an order of its own
@@ -181,9 +183,7 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
 
 
 @pytest.mark.parametrize("step", [1, STEPS_PER_EPOCH, 4])
-def test_a_stop_file_saves_at_the_end_of_the_step(
-    train: Callable[..., list[list[int]]], tmp_path: Path, step: int
-) -> None:
+def test_a_stop_file_saves_at_the_end_of_the_step(train: Train, tmp_path: Path, step: int) -> None:
     whole = train(save_freq=100)
     (tmp_path / "run").rename(tmp_path / "whole")
     begun = train(save_freq=100, stop_file_in=step)
@@ -193,29 +193,13 @@ def test_a_stop_file_saves_at_the_end_of_the_step(
     assert begun + train(save_freq=100) == whole
 
 
-def test_the_step_of_the_lowest_validation_loss_is_kept(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
+def test_the_step_of_the_lowest_validation_loss_is_kept(train: Train, tmp_path: Path) -> None:
     train(validation=4, test_freq=2, max_ckpt_to_keep=1, val_losses=[2.0, 1.5, 1.7, 1.6, 1.8])
     assert saving.best_step(tmp_path / "run") == 4
     assert saving.complete_steps(tmp_path / "run") == [4, EPOCHS * STEPS_PER_EPOCH]
 
 
-def test_what_two_processes_saved_goes_on_at_the_same_place(
-    train: Callable[..., list[list[int]]], tmp_path: Path
-) -> None:
-    whole = train()
-    (tmp_path / "run").rename(tmp_path / "whole")
-    begun = train(stop_after=4)
-    saved = tmp_path / "run" / "global_step_4"
-    state = torch.load(saved / "data_0.pt")
-    state["_sampler_iter_state"]["samples_yielded"] //= 2  # of each of two, under torchrun
-    torch.save(state, saved / "data_0.pt")
-    (saved / "data_1.pt").touch()
-    assert begun + train() == whole
-
-
-def test_checkpoints_have_a_manifest_and_the_newest_are_kept(
-    train: Callable[..., list[list[int]]], tmp_path: Path
-) -> None:
+def test_checkpoints_have_a_manifest_and_the_newest_are_kept(train: Train, tmp_path: Path) -> None:
     train(max_ckpt_to_keep=2)
     last = EPOCHS * STEPS_PER_EPOCH
     assert saving.complete_steps(tmp_path / "run") == [last - 1, last]
@@ -225,7 +209,7 @@ def test_checkpoints_have_a_manifest_and_the_newest_are_kept(
     ]
 
 
-def test_the_seed_is_that_of_the_order(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
+def test_the_seed_is_that_of_the_order(train: Train, tmp_path: Path) -> None:
     orders = []
     for name, seed in (("first", 1), ("again", 1), ("other", 2)):
         orders.append(train(seed=seed))
@@ -234,13 +218,13 @@ def test_the_seed_is_that_of_the_order(train: Callable[..., list[list[int]]], tm
     assert first == again != other
 
 
-def test_total_steps_win_over_epochs(train: Callable[..., list[list[int]]], tmp_path: Path) -> None:
+def test_total_steps_win_over_epochs(train: Train, tmp_path: Path) -> None:
     assert len(train(total_epochs=1, total_training_steps=5)) == 5
     assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text() == "5"
 
 
 def test_a_changed_learning_rate_is_taken_and_said(
-    train: Callable[..., list[list[int]]], training_worker: Callable[..., Any], warnings_of_worker: list[str]
+    train: Train, training_worker: Callable[..., Any], warnings_of_worker: list[str]
 ) -> None:
     def said() -> list[str]:
         return warnings_of_worker

@@ -67,7 +67,6 @@ def test_a_key_that_is_refused_goes_on_offline(server: tuple[str, list], tmp_pat
         f"wandb goes on offline: {address} refuses WANDB_API_KEY",
     ]
     assert (variables["SWANLAB_MODE"], variables["WANDB_MODE"]) == ("offline", "offline")
-    assert "SWANLAB_API_KEY" not in variables  # verl would log in with it
     assert "bad" not in "".join(warnings)
 
 
@@ -85,7 +84,7 @@ def test_a_password_in_an_address_is_sent_as_a_header_and_never_said(server: tup
     assert warning.startswith("mlflow goes on offline: http://127.0.0.1 cannot be reached")
 
 
-@pytest.mark.parametrize("address", ["wandb.example.org", "http://[half"])
+@pytest.mark.parametrize("address", ["wandb.example.org", "http://host:port"])
 def test_what_is_no_address_is_named(tmp_path: Path, address: str) -> None:
     variables = {"HOME": "/nowhere", "WANDB_API_KEY": "k", "WANDB_BASE_URL": address}
     assert go_offline_where_needed(["wandb"], tmp_path, variables) == [
@@ -102,11 +101,16 @@ def test_a_server_that_is_not_there_or_does_not_answer_goes_on_offline(tmp_path:
         swanlab, mlflow = go_offline_where_needed(["swanlab", "mlflow"], tmp_path, variables, seconds=0.5)
     assert "no answer in 0 s" in swanlab or "timed out" in swanlab
     assert mlflow == (
-        "mlflow goes on offline: http://127.0.0.1:9 cannot be reached (URLError: "
-        "<urlopen error [Errno 111] Connection refused>)"
+        "mlflow goes on offline: http://127.0.0.1:9 cannot be reached (ConnectError: [Errno 111] Connection refused)"
     )
     assert variables["SWANLAB_MODE"] == "offline"
     assert variables["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_a_key_that_cannot_be_sent_is_not_said(server: tuple[str, list], tmp_path: Path) -> None:
+    variables = environment(server[0], "line one\nline two")
+    (warning,) = go_offline_where_needed(["swanlab"], tmp_path, variables)
+    assert warning.startswith("swanlab goes on offline: SWANLAB_API_KEY holds what cannot be sent")
 
 
 def test_offline_is_offline(server: tuple[str, list], tmp_path: Path) -> None:
@@ -114,4 +118,3 @@ def test_offline_is_offline(server: tuple[str, list], tmp_path: Path) -> None:
     variables = environment(address, "good") | {"SWANLAB_MODE": "offline", "WANDB_MODE": "offline"}
     assert go_offline_where_needed(["swanlab", "wandb"], tmp_path, variables) == []
     assert asked == []
-    assert "SWANLAB_API_KEY" not in variables

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from convrec.runs import step_metrics
-from convrec.runs.folder import next_metrics_file, read_metrics
+from convrec.runs.folder import TRAINED, next_metrics_file, read_metrics
 from convrec.training.trackers import tracking
 from convrec.training.trackers.tracking import tracker_environment
 
@@ -131,17 +130,6 @@ def test_the_newest_wandb_run_has_the_whole_curve_with_the_repeated_steps(run: P
     assert tables == [[5], [6]]
 
 
-def test_who_asks_for_it_is_told_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-    told: list[tuple[dict[str, float], int]] = []
-    trainer = SimpleNamespace()
-    with mock.patch.dict(os.environ):
-        tracking.install(trainer, tmp_path, "name", lambda data, step: told.append((data, step)))
-        trainer.Tracking("project", "experiment", ["file"]).log(data={"val/loss": 0.5}, step=3)
-    assert told == [({"val/loss": 0.5}, 3)]
-    assert read_metrics(tmp_path) == [{"step": 3, "val/loss": 0.5}]
-
-
 def test_trackers_that_fail_do_not_end_the_run(run: Path) -> None:
     assert [row["return"] for row in read_metrics(run) if row["step"] == 99] == [99.0]
 
@@ -166,9 +154,14 @@ def test_a_tracker_that_cannot_be_opened_is_left_out(
     tracking.finish()
 
 
-def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def next_start(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The trackers of one more start, TensorBoard among them."""
+    monkeypatch.setenv("TENSORBOARD_DIR", str(run / "tensorboard"))
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(run)))
+    return tracking.resumable(run, "project", "experiment", ["file", "tensorboard"])
 
+
+def test_tensorboard_forgets_what_was_repeated(run: Path) -> None:
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert {event.step: event.value for event in events.Scalars("return")} == REPEATED
     assert len(events.Scalars("return")) == 6
@@ -179,14 +172,10 @@ def test_tensorboard_of_a_run_killed_before_its_first_checkpoint_and_resumed_twi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts begin with a validation of where they stand: 0 (killed after 2), 0 again (checkpoint at 2), 2."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     for start, done in enumerate((0, 0, 2)):
         if done:
             (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(done))
-        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-        trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", "tensorboard"])
+        trackers = next_start(tmp_path, monkeypatch)
         trackers.log({"val": 0.5 + start}, step=done)
         for step in (done + 1, done + 2):
             trackers.log({"return": step + 100.0 * start, "val": step + 0.5}, step=step)
@@ -196,25 +185,19 @@ def test_tensorboard_of_a_run_killed_before_its_first_checkpoint_and_resumed_twi
     assert [(e.step, e.value) for e in events.Scalars("val")] == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
 
 
-def test_what_was_saved_of_a_step_and_not_logged_goes_to_every_tracker(
+def test_what_was_logged_of_a_step_before_its_checkpoint_alone_goes_to_every_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the checkpoint of 2, which an earlier start had trained with another return."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     for start in range(3):
-        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
-        trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", "tensorboard"])
+        trackers = next_start(tmp_path, monkeypatch)
         if start == 0:
             trackers.log({"return": 1.0, "kl": 0.1}, step=1)
             trackers.log({"return": 5.0}, step=2)
-            step_metrics.write(tmp_path / "global_step_2", {"return": 2.0, "kl": 0.2})
+            trackers.log({TRAINED: 2, "return": 2.0, "kl": 0.2}, step=2, backend=["file"])  # before the checkpoint
             (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
         trackers.finish()
-    assert read_metrics(tmp_path) == [{"step": 1, "return": 1.0, "kl": 0.1}, {"step": 2, "return": 2.0, "kl": 0.2}]
-    files = sorted((tmp_path / "metrics").iterdir())
-    assert [len(file.read_text().splitlines()) for file in files] == [2, 1, 0]  # once
+    assert read_metrics(tmp_path)[1] == {"step": 2, TRAINED: 2, "return": 2.0, "kl": 0.2}
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("kl")] == [
         (1, pytest.approx(0.1)), (2, pytest.approx(0.2)),
@@ -256,6 +239,15 @@ def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path)
     assert "a-secret" not in with_keys.values()
     nobodys = tracker_environment(tmp_path, "name", {"HOME": "/" + "h" * 300})  # the system refuses to look there
     assert (nobodys["SWANLAB_MODE"], nobodys["WANDB_MODE"]) == ("offline", "offline")
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_verl_does_not_log_in_to_an_offline_swanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("SWANLAB_API_KEY", "a-secret")
+    monkeypatch.setenv("SWANLAB_MODE", mode)
+    keys: list[str | None] = []
+    tracking._opened("swanlab", lambda: keys.append(os.environ.get("SWANLAB_API_KEY")) or SimpleNamespace(logger={}))
+    assert keys == [None]
 
 
 def test_a_saved_login_uploads(tmp_path: Path) -> None:

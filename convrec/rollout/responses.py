@@ -1,0 +1,86 @@
+"""A prompt, and a response to it, in the forms that verl, the reward and a validation have of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+from convrec.rollout.reward_manager import Response
+
+
+@dataclass
+class Prompt:
+    """A prompt of the batch, waiting for its group."""
+
+    sample: dict[str, Any]  # its columns
+    sampling_params: dict[str, Any]
+    trajectory: dict[str, Any]
+    n: int  # responses asked for
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """What a validation needs of a response."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    score: float
+    num_turns: int
+    reward_extra_info: dict[str, Any]
+
+
+@dataclass
+class SampledResponse:
+    """One response: what its prompt brings along, and what verl's agent loop would return."""
+
+    sample: dict[str, Any]
+    output: AgentLoopOutput
+
+    @property
+    def key(self) -> str:
+        """verl's form: prompt, session, index among the outputs of a session (a single turn has one)."""
+        return f"{self.sample['uid']}_{self.sample['session_id']}_0"
+
+    def tag(self) -> dict[str, Any]:
+        prompt, response, extra = self.output.prompt_ids, self.output.response_ids, self.output.extra_fields
+        return {
+            "status": "success",
+            "prompt_len": len(prompt),
+            "response_len": len(response),
+            "seq_len": len(prompt) + len(response),
+            "global_steps": self.sample["global_steps"],
+            "min_global_steps": extra.get("min_global_steps"),
+            "max_global_steps": extra.get("max_global_steps"),
+        }
+
+    def answer(self) -> ScoredAnswer:
+        """Once it is scored."""
+        output = self.output
+        return ScoredAnswer(
+            output.prompt_ids,
+            output.response_ids,
+            output.reward_score,
+            output.num_turns,
+            output.extra_fields["reward_extra_info"],
+        )
+
+    def response(self) -> Response:
+        """For the reward."""
+        extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
+        extra |= {
+            "num_turns": self.output.num_turns,
+            "rollout_reward_scores": self.sample.get("reward_scores", {}),
+        }
+        truth = self.sample["reward_model"]["ground_truth"]
+        return Response(self.output.response_ids, self.sample["data_source"], truth, extra)
+
+    def fields(self) -> dict[str, Any]:
+        fields = self.output.as_dict()
+        fields |= self.sample
+        fields.pop("multi_modal_data", None)
+        fields["loss_mask"] = fields["response_mask"]
+        fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
+        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
+        fields["multi_modal_inputs"] = {}
+        return fields
