@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipes import matrix
-from recipes.experiments import here
-from recipes.experiments.matrix_file import Run
+from recipes.experiments import local_runs
+from recipes.experiments.matrix_runs import MatrixRun
 
 pytestmark = pytest.mark.usefixtures("here_alone")
 
@@ -73,14 +73,14 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
         pq.write_table(pa.Table.from_pylist([row]), out / "rows.parquet")
         return found
 
-    def train(run: Run, out: Path) -> None:
+    def train(run: MatrixRun, out: Path) -> None:
         (out / run.name / "metrics").mkdir(parents=True, exist_ok=True)
         (out / run.name / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"rank_grpo/return@1": 0.5}}\n')
 
     drawn: list[list[str]] = []
-    monkeypatch.setattr(here, "check_evaluation", lambda *_: None)
-    monkeypatch.setattr(here, "evaluate", evaluate)
-    monkeypatch.setattr(here, "train", train)
+    monkeypatch.setattr(local_runs, "check_evaluation", lambda *_: None)
+    monkeypatch.setattr(local_runs, "evaluate", evaluate)
+    monkeypatch.setattr(local_runs, "train", train)
     monkeypatch.setattr(matrix, "plot", lambda runs, out: drawn.append([run.name for run in runs]))
     assert matrix.main([str(file), "--only", "sft", "b"]) == 0
     assert matrix.main([str(file), "--only", "a"]) == 0
@@ -104,7 +104,7 @@ def test_a_start_that_is_not_evaluated_is_said_before_anything_is_trained(
 ) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_text(SMALL.replace("OUT", str(tmp_path / "out")))
-    monkeypatch.setattr(here, "train", lambda run, out: pytest.fail("trained"))
+    monkeypatch.setattr(local_runs, "train", lambda run, out: pytest.fail("trained"))
     assert matrix.main([str(file), "--only", "a"]) == 2
     assert "--only a: sft, its start, is not evaluated yet; add it to --only" in capsys.readouterr().err
 
@@ -115,7 +115,7 @@ def test_an_evaluation_without_its_file_is_said_after_the_preparation_and_before
     file, made = tmp_path / "matrix.yaml", tmp_path / "made"
     text = SMALL.replace("OUT", str(tmp_path / "out")) + f"prepare: [{{creates: {made}, run: touch {made}}}]\n"
     file.write_text(text.replace("data: d", f"data: {tmp_path / 'd.parquet'}"))
-    monkeypatch.setattr(here, "train", lambda run, out: pytest.fail("trained"))
+    monkeypatch.setattr(local_runs, "train", lambda run, out: pytest.fail("trained"))
     assert matrix.main([str(file)]) == 2
     assert made.exists()
     assert "error: evaluate: " in capsys.readouterr().err
@@ -135,8 +135,8 @@ def test_a_dry_run_says_how_much_it_is_and_starts_nothing(
     )
     assert matrix.main([str(file), "--dry-run"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "4 runs, 0 of them finished; 0 of 40 steps",
-        "the hours of 4 runs are unknown until the first steps are done",
+        "0 of 4 runs finished; 0 of 40 steps",
+        "runs whose hours are unknown until the first steps are done: 4",
         "nothing was started (--dry-run)",
     ]
     assert not out.exists()
