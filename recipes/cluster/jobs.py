@@ -104,8 +104,7 @@ def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], No
             break
         except KeyboardInterrupt:
             if not left:
-                is_told = f"{job} was told to end, and whether it has is not known: ray job status {job}"
-                say(is_told if act else f"{job} goes on")
+                say(f"{job} goes on, unless it was told to end: ray job status {job}")
                 return 130
             act = left.pop(0)
     say(f"{job}: {info.status}")
