@@ -35,7 +35,6 @@ from recipes.preflight.cores import needed_cpu_slots, rollout_devices
 from recipes.preflight.finding import stop_on_failure
 
 DEVICES = "N_GPUS_PER_NODE"
-
 PATHS = ("data", "catalog", "train", "allow")  # of an evaluation
 NOT_STARTED = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray gives up on a job whose slots were not free for 15 minutes
 
@@ -109,8 +108,9 @@ def tasks_of(
 def fits(task: Task, running: Sequence[Task], nodes: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the slots of all nodes together are enough for it beside those that run. Where they lie does not matter
     here: a training waits for its own (WAITS_VARIABLE), and Ray starts an evaluation when it has them."""
-    gpus, cpus = (sum(slots) for slots in zip(*((one.gpus, one.cpus) for one in (*running, task)), strict=True))
-    return gpus <= sum(node["total"] for node in nodes) and cpus <= sum(node["cpus_total"] for node in nodes)
+    tasks = [*running, task]
+    has_gpus = sum(one.gpus for one in tasks) <= sum(node["total"] for node in nodes)
+    return has_gpus and sum(one.cpus for one in tasks) <= sum(node["cpus_total"] for node in nodes)
 
 
 class MatrixJobs:
@@ -139,7 +139,7 @@ class MatrixJobs:
         self.stem = f"matrix-{digest(str(self.out))[:8]}-"
         self.attempts: dict[str, int] = {}  # task -> the number of its last job
         self.running: dict[str, str] = {}  # task -> its job
-        self.failures: dict[str, str] = {}  # task -> what happened, and where its log is
+        self.failures: list[str] = []  # of each task that failed: what happened, and where its log is
 
     def find(self, tasks: Sequence[Task]) -> None:
         """Know the jobs that these tasks have had, and which of them have not ended."""
@@ -182,15 +182,14 @@ class MatrixJobs:
             return None
         del self.running[task.name]
         if info.status.name != "SUCCEEDED":
-            last_line = self._kept_log(job, info.message or "")
-            what = f"{info.status.name}, exit status {info.driver_exit_code}: {last_line}"
+            what = f"{info.status.name}, exit status {info.driver_exit_code}: {self._kept_log(job, info.message or '')}"
         elif self._is_seen(task):
             self.say(f"{task.name} is done")
             return True
         else:
             what = f"it ended well, and {self.out} here has nothing of it: out is no storage shared with the cluster"
-        self.failures[task.name] = what
-        self.say(f"{task.name} failed: {what}")
+        self.failures.append(f"{task.name} failed: {what}")
+        self.say(self.failures[-1])
         return False
 
     def _is_seen(self, task: Task) -> bool:
@@ -255,5 +254,4 @@ def train_and_evaluate(
             for job in jobs.running.values():
                 jobs.say(f"{job} goes on; to end it: ray job stop {job}")
             raise
-    failed = [f"{name} failed: {why}" for name, why in jobs.failures.items()]
-    return failed + [f"{task.name} was not started, as what it needs failed" for task in waiting]
+    return jobs.failures + [f"{task.name} was not started, as what it needs failed" for task in waiting]

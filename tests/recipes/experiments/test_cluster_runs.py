@@ -27,6 +27,8 @@ from recipes.experiments.amount import composed, is_finished
 from recipes.experiments.cluster_runs import NOT_STARTED, MatrixJobs, Task, fits, tasks_of, train_and_evaluate
 from recipes.experiments.matrix_file import Matrix
 from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.preflight import cluster_findings
+from recipes.preflight import node as preflight_node
 from recipes.preflight.cluster_findings import WAITS_VARIABLE
 
 PLAYED = """#!/bin/sh
@@ -299,3 +301,19 @@ def test_there_is_room_as_long_as_all_slots_together_are_enough() -> None:
     assert fits(two, [four, two], nodes)
     assert not fits(four, [four, two], nodes)
     assert not fits(replace(two, gpus=0), [two] * 4, nodes)  # 25 CPU slots
+
+
+def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
+    settings: Mapping[str, DictConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, free = node(2, 8), node(2, 8)
+    seen = [busy | {"free": 1}, busy | {"cpus_free": 0}, free]
+    monkeypatch.setattr(cluster_findings, "WAIT_SECONDS", 0)
+    for environment, found in (({}, seen[0]), ({WAITS_VARIABLE: "1"}, free)):
+        left = iter(seen)
+        monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda left=left: [next(left)])
+        assert cluster_findings.slots_for(settings["sft"], environment) == [found]
+    assert capsys.readouterr().out.startswith("waiting: another job holds them; node")
+    too_small = [node(1, 8) | {"free": 0}]  # what the cluster lacks is not waited for
+    monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
+    assert cluster_findings.slots_for(settings["sft"], {WAITS_VARIABLE: "1"}) == too_small
