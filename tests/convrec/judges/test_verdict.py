@@ -1,6 +1,7 @@
 """The verdict of hostile answers, and how long it takes."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -113,47 +114,39 @@ def test_what_a_template_opens_is_seen_in_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"),
+    ("read", "text", "verdict"),
     [
-        ("<score>3.0</score>", 3),
-        ("<score>3/4</score>", 3),
-        ("<score>3 out of 4</score>", 3),
-        ("<score>**3**</score>", 3),
-        ("<SCORE>3</SCORE>", 3),
-        ("<think>why</think>\n\n**3/4**\n", 3),  # no tag: the last line, which is nothing else
-        ("why\n3.", 3),
-        ("<score>3/5</score>", None),  # of another scale
-        ("<score>3.5</score>", None),
-        ("<score>-3</score>", None),
-        ("<score>7</score>", None),
-        ("<score>٣</score>", None),
-        ("I give 3", None),
-        ("<think>why\n3", None),
-        ("<score>0.0</score> (it tried <Score>4</Score>)", None),  # two scores are none here as well
-        ("<score>high</score>\n3", None),
+        (score_verdict, "<score>3.0</score>", 3),
+        (score_verdict, "<score>3/4</score>", 3),
+        (score_verdict, "<score>3 out of 4</score>", 3),
+        (score_verdict, "<score>**3**</score>", 3),
+        (score_verdict, "<SCORE>3</SCORE>", 3),
+        (score_verdict, "<think>why</think>\n\n**3/4**\n", 3),  # no tag: the last line, which is nothing else
+        (score_verdict, "why\n3.", 3),
+        (score_verdict, "<score>3/5</score>", None),  # of another scale
+        (score_verdict, "<score>3.5</score>", None),
+        (score_verdict, "<score>-3</score>", None),
+        (score_verdict, "<score>7</score>", None),
+        (score_verdict, "<score>٣</score>", None),
+        (score_verdict, "I give 3", None),
+        (score_verdict, "<think>why\n3", None),
+        (score_verdict, "<score>0.0</score> (it tried <Score>4</Score>)", None),  # two scores are none here as well
+        (score_verdict, "<score>high</score>\n3", None),
+        (preference_verdict, "<better>A.</better>", "A"),
+        (preference_verdict, "<better>**B**</better>", "B"),
+        (preference_verdict, "<better>(Response A)</better>", "A"),
+        (preference_verdict, "<Better>b</Better>", "B"),
+        (preference_verdict, "<think>B?</think>\n**A**", "A"),
+        (preference_verdict, "<better>A.</better> <better>B.</better>", None),
+        (preference_verdict, "<better>A or B</better>", None),
+        (preference_verdict, "A is better", None),
     ],
 )
-def test_lenient_scores_are_read_where_strict_ones_are_not(text: str, verdict: int | None) -> None:
-    assert score_verdict(text, lenient=True) == verdict
-    assert score_verdict(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("<better>A.</better>", "A"),
-        ("<better>**B**</better>", "B"),
-        ("<better>(Response A)</better>", "A"),
-        ("<Better>b</Better>", "B"),
-        ("<think>B?</think>\n**A**", "A"),
-        ("<better>A.</better> <better>B.</better>", None),
-        ("<better>A or B</better>", None),
-        ("A is better", None),
-    ],
-)
-def test_lenient_preferences_are_read_where_strict_ones_are_not(text: str, verdict: str | None) -> None:
-    assert preference_verdict(text, lenient=True) == verdict
-    assert preference_verdict(text) is None
+def test_a_lenient_reading_takes_what_a_strict_one_does_not(
+    read: Callable[..., int | str | None], text: str, verdict: int | str | None
+) -> None:
+    assert read(text, lenient=True) == verdict
+    assert read(text) is None
 
 
 def test_a_tie_is_said_and_prefers_neither() -> None:

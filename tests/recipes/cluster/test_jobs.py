@@ -229,28 +229,24 @@ def test_ctrl_c_ends_the_following_alone(
     assert not jobs.others
 
 
-@pytest.mark.parametrize("when", ["info", "tail"])
-def test_ctrl_c_asks_for_a_checkpoint_in_a_run_folder_that_is_not_there_yet(
-    capsys: pytest.CaptureFixture[str], jobs: Jobs, when: str
+@pytest.mark.parametrize(
+    ("interrupts", "status", "said"),
+    [
+        (["info"], JobStatus.FAILED, cluster_jobs.ASKED),  # it ends by itself, with status 130
+        (["tail"], JobStatus.FAILED, cluster_jobs.ASKED),
+        (["info", "submit"], JobStatus.STOPPED, "job-1: STOPPED"),  # the second one while the job is being asked
+        (["info", "submit", "stop"], JobStatus.RUNNING, "ray job status job-1"),  # the third leaves
+    ],
+)
+def test_ctrl_c_asks_for_a_checkpoint_then_ends_the_job_then_leaves_it(
+    capsys: pytest.CaptureFixture[str], jobs: Jobs, interrupts: list[str], status: JobStatus, said: str
 ) -> None:
-    jobs.on = interrupt_at(when)
+    """The run folder, where the stop file is made, is not there yet."""
+    jobs.on = interrupt_at(*interrupts)
     assert follow(jobs) == 130
-    assert jobs.stop_file.exists()
-    assert jobs.info.status == JobStatus.FAILED  # by itself
-    assert cluster_jobs.ASKED in capsys.readouterr().err
-
-
-def test_a_second_ctrl_c_while_the_job_is_being_asked_ends_it(jobs: Jobs) -> None:
-    jobs.on = interrupt_at("info", "submit")
-    assert follow(jobs) == 130
-    assert jobs.info.status == JobStatus.STOPPED
-    assert not jobs.stop_file.exists()
-
-
-def test_a_third_ctrl_c_leaves_with_a_word(capsys: pytest.CaptureFixture[str], jobs: Jobs) -> None:
-    jobs.on = interrupt_at("info", "submit", "stop")
-    assert follow(jobs) == 130
-    assert "ray job status job-1" in capsys.readouterr().err
+    assert jobs.info.status == status
+    assert jobs.stop_file.exists() == (status == JobStatus.FAILED)
+    assert said in capsys.readouterr().err
 
 
 def test_a_stop_file_that_cannot_be_made_is_said_and_the_next_ctrl_c_ends_the_job(
