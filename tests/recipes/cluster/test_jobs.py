@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from ray.job_submission import JobStatus
@@ -22,50 +22,42 @@ from recipes.launch.recipe import RANK_GRPO
 pytestmark = pytest.mark.usefixtures("outside")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "said"),
-    [
-        (["rank_grpo"], {}, "It is the address of the dashboard, http://head:8265"),
-        (["rank_grpo", "--detach"], {"LR": "fast"}, "error: LR=fast"),
-        (["ppo"], {}, "sft,rank_grpo"),
-        (
-            ["rank_grpo"],
-            {"TRAINFILE": "train.parquet"},
-            "warning: TRAINFILE is set, but no recipe reads it: did you mean TRAIN_FILE?",
-        ),
-    ],
-)
-def test_what_cannot_be_submitted_is_an_error_of_the_user(
+MISSPELT = "warning: TRAINFILE is set, but no recipe reads it: did you mean TRAIN_FILE?"
+WRONG = [  # overrides, and variables
+    (["convrec.num_items=0"], {}, "convrec.num_items=0: expected a positive integer"),
+    (["trainer.total_stepz=3"], {}, "trainer.total_stepz: no such setting; did you mean trainer.total_epochs"),
+    (["convrec.reward=no_module:f"], {}, "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
+    ([], {"LR": "fast"}, "LR=fast"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "variables", "said"), WRONG)
+@pytest.mark.parametrize("command", [submit, doctor])
+def test_a_wrong_setting_is_refused_before_the_cluster_is_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    command: ModuleType,
     arguments: list[str],
     variables: dict[str, str],
     said: str,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["submit", *arguments])
-    assert submit.main() == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("convrec.num_items=0", "convrec.num_items=0: expected a positive integer"),
-        ("trainer.total_stepz=3", "trainer.total_stepz: no such setting; did you mean trainer.total_epochs"),
-        ("convrec.reward=no_module:f", "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
-    ],
-)
-@pytest.mark.parametrize("command", ["submit", "doctor"])
-def test_a_wrong_setting_is_refused_before_the_cluster_is_asked(
-    command: str, override: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [command, "rank_grpo", override])
-    assert {"submit": submit.main, "doctor": doctor.main}[command]() != 0
+    monkeypatch.setattr(sys, "argv", ["command", "rank_grpo", *arguments])
+    assert command.main() != 0
     printed = capsys.readouterr()
     assert said in printed.out + printed.err
     assert "no answer" not in printed.out + printed.err
+
+
+def test_what_cannot_be_submitted_is_an_error_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINFILE", "train.parquet")
+    assert (call(monkeypatch, "ppo"), call(monkeypatch, "rank_grpo", "--detach")) == (2, 2)
+    printed = capsys.readouterr().err
+    for said in ("sft,rank_grpo", MISSPELT, "no answer", "It is the address of the dashboard, http://head:8265"):
+        assert said in printed
 
 
 @pytest.mark.parametrize(
