@@ -15,15 +15,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.runs.folder import METRICS
 from recipes.cluster.client import connect
 from recipes.cluster.job_environment import withheld
+from recipes.cluster.jobs import say
 from recipes.experiments import cluster_runs, local_runs
 from recipes.experiments.amount import composed, described, is_finished
 from recipes.experiments.matrix_file import Matrix, read_matrix
@@ -32,10 +29,6 @@ from recipes.experiments.tables import metrics_file, write_comparisons, write_ta
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
-
-
-def say(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)
 
 
 def chosen_runs(runs: Sequence[MatrixRun], only: Sequence[str], out: Path) -> list[MatrixRun]:
@@ -94,30 +87,25 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
             say("\n".join(described(runs, configs, out)))
         else:
             evaluated.append(run)
-            write_tables(out, all_runs, settings_of(out, run))
+            write_tables(out, all_runs, run.name)
 
     failures: list[str] = []
     if on_cluster:
-        jobs = cluster_runs.MatrixJobs(client, configs, out, evaluation, say)
+        jobs = cluster_runs.MatrixJobs(client, configs, out, evaluation)
         finished = [run for run in runs if is_finished(run, configs[run.name], out)]
         failures = cluster_runs.train_and_evaluate(jobs, tasks, finished, nodes, parallel or len(tasks), after_each)
     else:
-        local_runs.train_and_evaluate(runs, out, evaluation, say, after_each)
+        local_runs.train_and_evaluate(runs, out, evaluation, after_each)
     if evaluated:
-        finish(out, all_runs, settings_of(out, evaluated[-1]))
+        finish(out, all_runs, evaluated[-1].name)
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0
 
 
-def settings_of(out: Path, run: MatrixRun) -> Mapping[str, Any]:
-    """Those that the run was evaluated with."""
-    return read_json(metrics_file(out, run.name))["settings"]
-
-
-def finish(out: Path, runs: Sequence[MatrixRun], settings: Mapping[str, Any]) -> None:
-    """Write the tables and plots of all runs evaluated with these settings, and print the table."""
-    folders = [out / name for name in write_comparisons(out, runs, settings)]
+def finish(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
+    """Write the tables and plots of all runs evaluated as this one, and print the table."""
+    folders = [out / name for name in write_comparisons(out, runs, like)]
     # a run's folder may be gone, its evaluation kept
     plot([folder for folder in folders if any((folder / METRICS).glob("[0-9]*.jsonl"))], out / "plots")
     print((out / "table.md").read_text(encoding="utf-8"), end="")

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tqdm import tqdm
+
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError
 from recipes.cluster.client import AGENT_SECONDS, POLL_SECONDS, connect, persist, submit_job, wait_for
@@ -204,4 +206,5 @@ def client_of(job: str) -> Any:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """A line on the terminal, above a bar where one is drawn."""
+    tqdm.write(text, file=sys.stderr)

@@ -25,7 +25,7 @@ from convrec.runs.folder import LATEST
 from convrec.same_request import digest
 from recipes.cluster.client import POLL_SECONDS, persist, submit_job
 from recipes.cluster.job_environment import check_for_cluster, runtime_environment
-from recipes.cluster.jobs import submit_training
+from recipes.cluster.jobs import say, submit_training
 from recipes.experiments.local_runs import evaluation_of
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.experiments.tables import metrics_file
@@ -120,18 +120,10 @@ class MatrixJobs:
         client: of `recipes.cluster.client.connect`.
         configs: run -> its settings.
         evaluate: the section of the matrix file.
-        say: called with a line for each job that begins or ends.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        configs: Mapping[str, DictConfig],
-        out: Path,
-        evaluate: Mapping[str, Any],
-        say: Callable[[str], None],
-    ) -> None:
-        self.client, self.configs, self.say = client, configs, say
+    def __init__(self, client: Any, configs: Mapping[str, DictConfig], out: Path, evaluate: Mapping[str, Any]) -> None:
+        self.client, self.configs = client, configs
         self.out = out.absolute()
         self.evaluate = {
             name: str(Path(value).absolute()) if name in PATHS and value else value for name, value in evaluate.items()
@@ -150,7 +142,7 @@ class MatrixJobs:
                 self.attempts[named[1]] = max(int(named[2]), self.attempts.get(named[1], 0))
                 if not info.status.is_terminal():
                     self.running[named[1]] = info.submission_id
-                    self.say(f"{named[1]} runs already: {info.submission_id}")
+                    say(f"{named[1]} runs already: {info.submission_id}")
 
     def begin(self, task: Task) -> None:
         self.attempts[task.name] = self.attempts.get(task.name, 0) + 1
@@ -169,7 +161,7 @@ class MatrixJobs:
                 entrypoint_num_gpus=task.gpus,
             )
         self.running[task.name] = job
-        self.say(f"{task.name}: {job}")
+        say(f"{task.name}: {job}")
 
     def outcome(self, task: Task) -> bool | None:
         """True when it has succeeded and its files are seen here, False when it failed, None while it runs."""
@@ -184,12 +176,12 @@ class MatrixJobs:
         if info.status.name != "SUCCEEDED":
             what = f"{info.status.name}, exit status {info.driver_exit_code}: {self._kept_log(job, info.message or '')}"
         elif self._is_seen(task):
-            self.say(f"{task.name} is done")
+            say(f"{task.name} is done")
             return True
         else:
             what = f"it ended well, and {self.out} here has nothing of it: out is no storage shared with the cluster"
         self.failures.append(f"{task.name} failed: {what}")
-        self.say(self.failures[-1])
+        say(self.failures[-1])
         return False
 
     def _is_seen(self, task: Task) -> bool:
@@ -252,6 +244,6 @@ def train_and_evaluate(
                         after_each(task.run, task.kind == "train")
         except BaseException:  # Ctrl-C, or a cluster that is out of reach
             for job in jobs.running.values():
-                jobs.say(f"{job} goes on; to end it: ray job stop {job}")
+                say(f"{job} goes on; to end it: ray job stop {job}")
             raise
     return jobs.failures + [f"{task.name} was not started, as what it needs failed" for task in waiting]

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from convrec.errors import UserError
 from convrec.generation.placement import Placement
 from convrec.lists.settings import ListSettings
+from recipes.cluster.jobs import say
 from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.setup import set_up
@@ -71,7 +72,6 @@ def train_and_evaluate(
     runs: Sequence[MatrixRun],
     out: Path,
     settings: Mapping[str, Any],
-    say: Callable[[str], None],
     after_each: Callable[[MatrixRun, bool], None],
 ) -> None:
     """settings: of `evaluate`. after_each: called when a run is trained, with True, and when it is evaluated.

@@ -27,17 +27,19 @@ Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Sequence[Row], str], str], str]  # title, cell of a variant's rows, of what
 
 
-def write_tables(out: Path, runs: Sequence[MatrixRun], like: Row) -> None:
-    """Write OUT/table.csv and OUT/table.md of all runs evaluated as `like`, settings of an evaluation."""
-    table, _ = evaluated(runs, out, like)
+def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
+    """Write OUT/table.csv and OUT/table.md of all runs evaluated as this one."""
+    settings = read_json(metrics_file(out, like))["settings"]
+    table, _ = evaluated(runs, out, settings)
     write_csv(out / "table.csv", table)
-    write_text(out / "table.md", markdown(table, max(like["ks"])) + "\n")
+    write_text(out / "table.md", markdown(table, max(settings["ks"])) + "\n")
 
 
-def write_comparisons(out: Path, runs: Sequence[MatrixRun], like: Row) -> list[str]:
+def write_comparisons(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
     """Write OUT/slices.csv and OUT/pairs.csv of the same runs, where there is something to be in them. Returns the
     names of the runs."""
-    table, left_out = evaluated(runs, out, like)
+    settings = read_json(metrics_file(out, like))["settings"]
+    table, left_out = evaluated(runs, out, settings)
     slices = [
         {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
         for row in table
@@ -47,7 +49,7 @@ def write_comparisons(out: Path, runs: Sequence[MatrixRun], like: Row) -> list[s
         write_csv(out / "slices.csv", slices)
     for name, unlike in left_out.items():
         print(f"warning: {name}: evaluated with other settings, not in the table ({unlike})", file=sys.stderr)
-    if compared := pairs(table, out, max(like["ks"]), like["catalog_items"]):
+    if compared := pairs(table, out, max(settings["ks"]), settings["catalog_items"]):
         write_csv(out / "pairs.csv", compared)
     return [row["run"] for row in table]
 

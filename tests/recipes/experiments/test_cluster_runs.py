@@ -111,7 +111,7 @@ class Started:
         evaluate = {"data": "test.parquet", "catalog": "catalog.parquet", "ks": [5]}
         tasks = tasks_of(self.runs, self.configs, evaluate, self.nodes)
         finished = [run for run in self.runs if is_finished(run, self.configs[run.name], self.out)]
-        jobs = MatrixJobs(self.client, self.configs, self.out, evaluate, self.said.append)
+        jobs = MatrixJobs(self.client, self.configs, self.out, evaluate)
         return train_and_evaluate(jobs, tasks, finished, self.nodes, most, after_each)
 
 
@@ -135,7 +135,9 @@ def matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Started:
     monkeypatch.setattr(cluster_runs, "POLL_SECONDS", 0.02)
-    return Started(tmp_path, runs, configs)
+    matrix = Started(tmp_path, runs, configs)
+    monkeypatch.setattr(cluster_runs, "say", matrix.said.append)
+    return matrix
 
 
 def test_runs_are_trained_and_evaluated_and_a_failure_stops_what_starts_from_it_alone(matrix: Started) -> None:
