@@ -19,6 +19,9 @@ from recipes.cluster import client
 from recipes.cluster import jobs as cluster_jobs
 from recipes.launch.recipe import RANK_GRPO
 
+Printed = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+Call = Callable[..., int]
 pytestmark = pytest.mark.usefixtures("outside")
 
 
@@ -34,8 +37,9 @@ WRONG = [  # overrides, and variables
 @pytest.mark.parametrize(("arguments", "variables", "said"), WRONG)
 @pytest.mark.parametrize("command", [submit, doctor])
 def test_a_wrong_setting_is_refused_before_the_cluster_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    call: Call,
+    monkeypatch: Patch,
+    capsys: Printed,
     command: ModuleType,
     arguments: list[str],
     variables: dict[str, str],
@@ -43,18 +47,15 @@ def test_a_wrong_setting_is_refused_before_the_cluster_is_asked(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["command", "rank_grpo", *arguments])
-    assert command.main() != 0
+    assert call("rank_grpo", *arguments, command=command) != 0
     printed = capsys.readouterr()
     assert said in printed.out + printed.err
     assert "no answer" not in printed.out + printed.err
 
 
-def test_what_cannot_be_submitted_is_an_error_of_the_user(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_submitted_is_an_error_of_the_user(call: Call, monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.setenv("TRAINFILE", "train.parquet")
-    assert (call(monkeypatch, "ppo"), call(monkeypatch, "rank_grpo", "--detach")) == (2, 2)
+    assert (call("ppo"), call("rank_grpo", "--detach")) == (2, 2)
     printed = capsys.readouterr().err
     for said in ("sft,rank_grpo", MISSPELT, "no answer", "It is the address of the dashboard, http://head:8265"):
         assert said in printed
@@ -64,9 +65,7 @@ def test_what_cannot_be_submitted_is_an_error_of_the_user(
     ("status", "body", "said"),
     [(401, b"no", "asks for a token"), (403, b"no", "asks for a token"), (500, b"token 401 403", "no answer")],
 )
-def test_a_missing_token_is_known_by_the_status(
-    monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, said: str
-) -> None:
+def test_a_missing_token_is_known_by_the_status(monkeypatch: Patch, status: int, body: bytes, said: str) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -134,17 +133,23 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+def call(monkeypatch: Patch) -> Call:
+    """`recipes.submit`, or another command, with these arguments."""
+
+    def run(*arguments: str, command: ModuleType = submit) -> int:
+        monkeypatch.setattr(sys, "argv", ["command", *arguments])
+        return command.main()
+
+    return run
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: Patch) -> Jobs:
     for module in (client, cluster_jobs):
         monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     jobs = Jobs(tmp_path / "runs" / "a b")
     monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
     return jobs
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["submit", *arguments])
-    return submit.main()
 
 
 def follow(jobs: Jobs) -> int:
@@ -168,20 +173,15 @@ def interrupt_at(*calls: str) -> Callable[[str], None]:
     ("status", "exit_code", "expected"), [("SUCCEEDED", 0, 0), ("FAILED", 130, 130), ("FAILED", None, 1)]
 )
 def test_following_prints_each_line_once_and_returns_the_jobs_exit_status(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    jobs: Jobs,
-    status: str,
-    exit_code: int,
-    expected: int,
+    call: Call, capsys: Printed, jobs: Jobs, status: str, exit_code: int, expected: int
 ) -> None:
     jobs.info.status, jobs.info.driver_exit_code = JobStatus(status), exit_code
-    assert call(monkeypatch, "--follow", "job-1") == expected
+    assert call("--follow", "job-1") == expected
     assert capsys.readouterr().out == "step 1\nstep 2\n"
 
 
 def test_a_connection_that_breaks_or_says_nothing_more_is_made_again_and_nothing_is_printed_twice(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs
+    monkeypatch: Patch, capsys: Printed, jobs: Jobs
 ) -> None:
     """Each connection begins with the first line. The second one hangs; the job ends during the third."""
     monkeypatch.setattr(cluster_jobs, "QUIET_SECONDS", 0.1)
@@ -204,9 +204,7 @@ def test_a_connection_that_breaks_or_says_nothing_more_is_made_again_and_nothing
 
 
 @pytest.mark.parametrize("when", ["info", "tail"])
-def test_ctrl_c_ends_the_following_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs, when: str
-) -> None:
+def test_ctrl_c_ends_the_following_alone(call: Call, capsys: Printed, jobs: Jobs, when: str) -> None:
     asked: list[str] = []
 
     def on(name: str) -> None:
@@ -215,7 +213,7 @@ def test_ctrl_c_ends_the_following_alone(
             signal.raise_signal(signal.SIGINT)
 
     jobs.on = on
-    assert call(monkeypatch, "--follow", "job-1") == 130
+    assert call("--follow", "job-1") == 130
     assert "job-1 goes on" in capsys.readouterr().err
     assert jobs.info.status == JobStatus.RUNNING
     assert not jobs.others
@@ -231,7 +229,7 @@ def test_ctrl_c_ends_the_following_alone(
     ],
 )
 def test_ctrl_c_asks_for_a_checkpoint_then_ends_the_job_then_leaves_it(
-    capsys: pytest.CaptureFixture[str], jobs: Jobs, interrupts: list[str], status: JobStatus, said: str
+    capsys: Printed, jobs: Jobs, interrupts: list[str], status: JobStatus, said: str
 ) -> None:
     """The run folder, where the stop file is made, is not there yet."""
     jobs.on = interrupt_at(*interrupts)
@@ -242,7 +240,7 @@ def test_ctrl_c_asks_for_a_checkpoint_then_ends_the_job_then_leaves_it(
 
 
 def test_a_stop_file_that_cannot_be_made_is_said_and_the_next_ctrl_c_ends_the_job(
-    monkeypatch: pytest.MonkeyPatch, jobs: Jobs, tmp_path: Path
+    monkeypatch: Patch, jobs: Jobs, tmp_path: Path
 ) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     told: list[str] = []
@@ -269,24 +267,20 @@ def interrupted_submission(jobs: Jobs, reached: bool) -> None:
 
 
 @pytest.mark.parametrize(("reached", "said"), [(True, "is stopped"), (False, "was not submitted")])
-def test_ctrl_c_while_submitting(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs, reached: bool, said: str
-) -> None:
+def test_ctrl_c_while_submitting(call: Call, capsys: Printed, jobs: Jobs, reached: bool, said: str) -> None:
     interrupted_submission(jobs, reached)
-    assert call(monkeypatch, "rank_grpo") == 130
+    assert call("rank_grpo") == 130
     assert said in capsys.readouterr().err
     assert [info.status for info in jobs.others.values()] == [JobStatus.STOPPED] * reached
 
 
-def test_ctrl_c_anywhere_else_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs
-) -> None:
+def test_ctrl_c_anywhere_else_is_no_traceback(call: Call, capsys: Printed, jobs: Jobs) -> None:
     jobs.on = interrupt_at("info")  # of client_of, before anything is followed
-    assert call(monkeypatch, "--stop", "job-1") == 130
+    assert call("--stop", "job-1") == 130
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_a_network_error_is_waited_out(capsys: pytest.CaptureFixture[str], jobs: Jobs) -> None:
+def test_a_network_error_is_waited_out(capsys: Printed, jobs: Jobs) -> None:
     def break_down(name: str) -> None:
         calls.append(name)
         if len(calls) in (2, 3):
@@ -301,7 +295,7 @@ def test_a_network_error_is_waited_out(capsys: pytest.CaptureFixture[str], jobs:
 
 
 def test_a_cluster_that_stays_away_leaves_the_job_alone_and_says_how_to_come_back(
-    monkeypatch: pytest.MonkeyPatch, jobs: Jobs
+    monkeypatch: Patch, jobs: Jobs
 ) -> None:
     def break_down(name: str) -> None:
         raise ConnectionError("reset by peer")
@@ -312,14 +306,12 @@ def test_a_cluster_that_stays_away_leaves_the_job_alone_and_says_how_to_come_bac
         follow(jobs)
 
 
-def test_stop_asks_for_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs
-) -> None:
-    assert call(monkeypatch, "--stop", "job-1") == 0
+def test_stop_asks_for_a_checkpoint(call: Call, capsys: Printed, jobs: Jobs) -> None:
+    assert call("--stop", "job-1") == 0
     assert jobs.stop_file.exists()
     assert jobs.info.status == JobStatus.RUNNING  # it looks at the end of its step
     assert "save a checkpoint and end" in capsys.readouterr().err
-    assert call(monkeypatch, "--stop", "job-1") == 0
+    assert call("--stop", "job-1") == 0
     assert "job-1 has ended: FAILED" in capsys.readouterr().err  # with exit status 130
 
 
@@ -327,7 +319,7 @@ def test_stop_asks_for_a_checkpoint(
     ("ends", "log", "printed"), [(0, 'a warning\n{"ok": true}\n', '{"ok": true}\n'), (1, "", "why\n")]
 )
 def test_the_doctor_is_a_job_whose_findings_are_printed_or_why_it_has_none(
-    capsys: pytest.CaptureFixture[str], jobs: Jobs, ends: int, log: str, printed: str
+    capsys: Printed, jobs: Jobs, ends: int, log: str, printed: str
 ) -> None:
     put = jobs.submit_job
     jobs.submit_job = lambda submission_id, **_: put(f"echo -n why >&2; exit {ends}", submission_id)  # type: ignore
@@ -344,13 +336,13 @@ def test_ctrl_c_takes_the_doctors_job_along(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("option", ["--follow", "--stop"])
 def test_a_job_that_is_not_there_or_not_ours_and_no_address(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: Jobs, option: str
+    call: Call, monkeypatch: Patch, capsys: Printed, jobs: Jobs, option: str
 ) -> None:
-    assert call(monkeypatch, option, "job-2") == 2
+    assert call(option, "job-2") == 2
     assert "job-2: the cluster knows no such job" in capsys.readouterr().err
     jobs.info.metadata = None
-    assert call(monkeypatch, option, "job-1") == 2
+    assert call(option, "job-1") == 2
     assert "no training of ours" in capsys.readouterr().err
     monkeypatch.delenv("RAY_ADDRESS")
-    assert call(monkeypatch, option, "job-1") == 2
+    assert call(option, "job-1") == 2
     assert "RAY_ADDRESS is not set" in capsys.readouterr().err
