@@ -43,7 +43,7 @@ def chosen_runs(runs: Sequence[MatrixRun], only: Sequence[str], out: Path) -> li
     return chosen
 
 
-def of_the_shell(runs: Sequence[MatrixRun], environment: Mapping[str, str]) -> list[str]:
+def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) -> list[str]:
     """A warning for each of the recipes' variables that is set outside of the file and counts for some runs."""
     names = {variable.name for variable in VARIABLES if environment.get(variable.name)} - {"SAVE_PATH"}
     counts = {name: sum(name not in run.variables for run in runs) for name in sorted(names)}
@@ -63,7 +63,7 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
         client, nodes = connect(address), cluster_runs.nodes_of(address)
     elif parallel:
         raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
-    warnings = misspelt_variables(os.environ) + of_the_shell(runs, os.environ)
+    warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
     for warning in warnings + (withheld(os.environ) if on_cluster else []):
         say(f"warning: {warning}")
     configs = composed(runs, out)
@@ -116,10 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
-    of_parallel = "jobs of the cluster at once, at most (as many as it has slots for)"
-    parser.add_argument("--parallel", type=int, metavar="N", help=of_parallel)
-    of_dry_run = "check the file and say what would run: runs, steps, hours as far as they are known"
-    parser.add_argument("--dry-run", action="store_true", help=of_dry_run)
+    parallel_help = "jobs of the cluster at once, at most (as many as it has slots for)"
+    parser.add_argument("--parallel", type=int, metavar="N", help=parallel_help)
+    dry_run_help = "check the file and say what would run: runs, steps, hours as far as they are known"
+    parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
     options = parser.parse_args(arguments)
     if options.parallel is not None and options.parallel < 1:
         parser.error("--parallel: at least 1")

@@ -212,14 +212,14 @@ def _of_table(
     size = len(known)
     cell_R = np.array([known[t] * size + known[p] for t, p in zip(true, predicted, strict=True)])
 
-    def of_rows(weights_R: np.ndarray) -> float:
+    def statistic_of(weights_R: np.ndarray) -> float:
         return statistic(np.bincount(cell_R, weights_R, size * size).reshape(size, size))
 
-    whole = of_rows(np.ones(len(cell_R)))
+    whole = statistic_of(np.ones(len(cell_R)))
     if len(indexes) == 1:
         return {"mean": whole, "se": math.nan}
     drawn = (times_C for times_SC in resamples(len(indexes), seed) for times_C in times_SC)
-    resampled = np.array([of_rows(times_C[context_R]) for times_C in drawn])
+    resampled = np.array([statistic_of(times_C[context_R]) for times_C in drawn])
     resampled = resampled[~np.isnan(resampled)]
     return {"mean": whole, "se": float(resampled.std(ddof=1)) if len(resampled) > 1 else math.nan}
 

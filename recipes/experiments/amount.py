@@ -26,16 +26,16 @@ def composed(runs: Sequence[MatrixRun], out: Path) -> dict[str, DictConfig]:
 
     Raises UserError that names the run for settings that cannot be used.
     """
-    of_variant: dict[str, DictConfig] = {}
+    by_variant: dict[str, DictConfig] = {}
     for run in runs:
-        if run.variant in of_variant:
+        if run.variant in by_variant:
             continue
         try:
             config = compose_files(RECIPES[run.recipe], run.overrides, ONE_DEVICE, run.environment(out))
         except UserError as error:
             raise UserError(f"{run.name}: {error}") from None
-        of_variant[run.variant] = config
-    return {run.name: of_variant[run.variant] for run in runs}
+        by_variant[run.variant] = config
+    return {run.name: by_variant[run.variant] for run in runs}
 
 
 def steps_of(config: DictConfig) -> int | None:

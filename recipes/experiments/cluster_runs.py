@@ -79,9 +79,9 @@ def tasks_of(
     """
     most = max((node["total"] for node in nodes), default=0)
     replicas = evaluate.get("replicas", 1)  # "auto": what the GPUs of its job are enough for
-    of_evaluation = evaluate.get("tensor_parallel", 1) * (replicas if isinstance(replicas, int) else 1)
-    if of_evaluation > most:
-        raise UserError(f"evaluate: it needs {of_evaluation} GPU slots of one node; the nodes have up to {most:g}")
+    evaluation_gpus = evaluate.get("tensor_parallel", 1) * (replicas if isinstance(replicas, int) else 1)
+    if evaluation_gpus > most:
+        raise UserError(f"evaluate: it needs {evaluation_gpus} GPU slots of one node; the nodes have up to {most:g}")
     names = {run.name for run in runs}
     tasks = []
     for run in runs:
@@ -101,7 +101,7 @@ def tasks_of(
         trained = tuple(f"{start}-train" for start in starts)
         tasks.append(Task(run, "train", trained, gpus, needed_cpu_slots(config).total))
         evaluated = (f"{run.name}-train", *(f"{start}-evaluate" for start in starts))
-        tasks.append(Task(run, "evaluate", evaluated, of_evaluation))
+        tasks.append(Task(run, "evaluate", evaluated, evaluation_gpus))
     return tasks
 
 

@@ -94,15 +94,15 @@ def _start(start: str, variables: Mapping[str, str], before: Sequence[MatrixRun]
     for run in before:
         if run.name in (start, f"{start}-s{seed}"):
             return run.name
-    of_start = [run for run in before if run.group == start]
-    if len({run.seed for run in of_start}) > 1:
-        of_start = [run for run in of_start if run.seed == seed]
-    same = [run for run in of_start if all(variables.get(name, value) == value for name, value in run.point.items())]
+    candidates = [run for run in before if run.group == start]
+    if len({run.seed for run in candidates}) > 1:
+        candidates = [run for run in candidates if run.seed == seed]
+    same = [run for run in candidates if all(variables.get(name, value) == value for name, value in run.point.items())]
     if len(same) == 1:
         return same[0].name
     if same:
         raise UserError(f"start={start} is {len(same)} runs: name one of {', '.join(run.name for run in same)}")
-    known = f"; there are {', '.join(run.name for run in of_start)}" if of_start else ""
+    known = f"; there are {', '.join(run.name for run in candidates)}" if candidates else ""
     raise UserError(f"start={start}: no run of that name comes before it (seed {seed}{known})")
 
 

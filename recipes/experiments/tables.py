@@ -171,8 +171,9 @@ def pairs(table: Sequence[Row], out: Path, k: int, num_items: int) -> list[dict[
     return compared
 
 
-def _means(of_seeds: Sequence[Sequence[Row]], names: Sequence[str]) -> list[dict[str, float]]:
+def _means(rows_of_seeds: Sequence[Sequence[Row]], names: Sequence[str]) -> list[dict[str, float]]:
     """Of each row the mean over the seeds."""
     return [
-        {name: float(np.mean([row[name] for row in rows])) for name in names} for rows in zip(*of_seeds, strict=True)
+        {name: float(np.mean([row[name] for row in rows])) for name in names}
+        for rows in zip(*rows_of_seeds, strict=True)
     ]

@@ -46,16 +46,16 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit {options.limit}: at least 1 row; leave it out for all of them")
     places = Placement(options.replicas, options.tensor_parallel, options.address)
-    of_api = model.startswith(API)
-    model_path = model if of_api else resolve_model(model, "--model ")
-    if not of_api:
+    is_api = model.startswith(API)
+    model_path = model if is_api else resolve_model(model, "--model ")
+    if not is_api:
         hub.require(model_path, "--model ")
     rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[: options.limit]
     scores = scores_of(rows[0][1])
     contents = {"data": file_hash(data)}
     other = read_other(Path(options.against), mode, contents) if options.against else None
     warnings = _warnings(Path(model_path), rows[0][1], mode)
-    kept, in_thinking = (rows, False) if of_api else _short_enough(model_path, rows, options)
+    kept, in_thinking = (rows, False) if is_api else _short_enough(model_path, rows, options)
     if not kept:
         raise UserError(
             f"{data}: no prompt fits --max-prompt-length {options.max_prompt_length} and the model beside "
@@ -68,7 +68,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_tokens": options.max_response_length, "temperature": 0.0, "seed": seed}
     settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start, path = time.monotonic(), out / "generations.parquet"
-    if of_api:
+    if is_api:
         answers, generated = api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
     else:
         answers, generated = model_answers(Asked(model_path, prompts, path), places=places, **settings)
