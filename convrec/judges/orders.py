@@ -5,7 +5,6 @@ answers to both orders with each other: a judge that always says A then has answ
 where in each order alone all earn the same and nothing is learned.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ SEPARATE, CONSISTENT, TOGETHER = ORDERS = ("separate", "consistent", "together")
 
 
 def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:
-    """The indexes of each row and of the same with A and B swapped. name: of the file or files, for the error.
+    """The places of each row and of the same with A and B swapped. name: of the file or files, for the error.
 
     Raises UserError for rows that are there in one order alone.
     """
@@ -24,13 +23,13 @@ def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, in
 
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
-    for index, row in enumerate(rows):
+    for place, row in enumerate(rows):
         query, (first, second) = query_text(row["input"]), responses_of(row)
         if others := waiting.get((query, second, first)):
-            pairs.append((others.pop(), index))
+            pairs.append((others.pop(), place))
         else:
-            waiting.setdefault((query, first, second), []).append(index)
-    alone = sorted(itertools.chain(*waiting.values()))
+            waiting.setdefault((query, first, second), []).append(place)
+    alone = sorted(place for places in waiting.values() for place in places)
     if alone:
         more = f" and {len(alone) - NAMED} more" * (len(alone) > NAMED)
         raise UserError(

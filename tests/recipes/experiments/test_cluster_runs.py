@@ -254,22 +254,12 @@ def test_an_evaluation_takes_the_gpus_of_its_replicas(
 @pytest.mark.parametrize(
     ("run", "evaluate", "nodes", "message"),
     [
-        (
-            RANK,
-            {},
-            [node(8, 64)],
-            "rank: cluster: N_NODES=2 with N_GPUS_PER_NODE=2 are asked for",
-        ),
-        (RANK, {}, [node(8, 6), node(8, 6)], "rank: cluster: the nodes have 12 CPU slots together, 16 are needed"),
+        (RANK, {}, [node(8, 64)], "rank: cluster: N_NODES=2 with N_GPUS_PER_NODE=2"),
+        (RANK, {}, [node(8, 6), node(8, 6)], "rank: cluster: .*CPU slots.* 16 "),
         (SFT, {"tensor_parallel": 16}, ROOMY, "evaluate: it needs 16 GPU slots of one node; the nodes have up to 8"),
         (SFT, {}, [node(0, 64)], "evaluate: it needs 1 GPU slots"),
         (replace(SFT, variables={}), {}, ROOMY, "sft: set N_GPUS_PER_NODE .*: nodes have up to 8 GPUs"),
-        (
-            replace(SFT, overrides=["data.train_files=[here/a.parquet]"]),
-            {},
-            ROOMY,
-            "a relative path means nothing",
-        ),
+        (replace(SFT, overrides=["data.train_files=[here/a.parquet]"]), {}, ROOMY, "a relative path means nothing"),
     ],
 )
 def test_what_cannot_run_there_is_refused_before_anything_is_submitted(
@@ -315,7 +305,7 @@ def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
         left = iter(seen)
         monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda left=left: [next(left)])
         assert cluster_findings.slots_for(settings["sft"], environment) == [found]
-    assert capsys.readouterr().out.startswith("waiting: another job holds them; node")
+    assert capsys.readouterr().out.startswith("waiting: another job holds them; ")
     too_small = [node(1, 8) | {"free": 0}]  # what the cluster lacks is not waited for
     monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
     assert cluster_findings.slots_for(settings["sft"], {WAITS_VARIABLE: "1"}) == too_small
