@@ -82,12 +82,11 @@ def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str
         if _is_setting(name) and not PASSWORD_IN_URL.search(value):
             is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
             values[name] = _absolute(name, value) if is_path else value
-    model = Path(OmegaConf.select(config, recipe.requirements.model_key)).name
-    for name in PATHS:
-        path = values.get(name) or (OmegaConf.select(config, keys[name][0]) if keys[name] else None)
-        if name == "SAVE_PATH":
-            path = path or f"checkpoints/{recipe.name}/{model}"
-        if isinstance(path, str) and keys[name]:
+    for name in (name for name in PATHS if keys[name]):
+        path = values.get(name) or OmegaConf.select(config, keys[name][0])
+        if name == "SAVE_PATH" and not path:
+            path = f"checkpoints/{recipe.name}/{Path(OmegaConf.select(config, recipe.requirements.model_key)).name}"
+        if isinstance(path, str):
             values[name] = _absolute(name, path)
     if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):
         values["MODEL_PATH"] = _absolute("MODEL_PATH", values["MODEL_PATH"])
