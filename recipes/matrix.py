@@ -15,131 +15,111 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.runs.folder import METRICS
 from recipes.cluster.client import connect
-from recipes.experiments import here, there
-from recipes.experiments.amount import composed, described, work_of
-from recipes.experiments.matrix_file import Run, read_matrix, runs_of
-from recipes.experiments.matrix_jobs import PATHS, MatrixJobs
-from recipes.experiments.needs import nodes_of, tasks_of, with_devices
-from recipes.experiments.tables import write_comparisons, write_tables
+from recipes.cluster.job_environment import withheld
+from recipes.cluster.jobs import say
+from recipes.experiments import cluster_runs, local_runs
+from recipes.experiments.amount import composed, described, is_finished
+from recipes.experiments.matrix_file import Matrix, read_matrix
+from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
 
 
-def say(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)
-
-
-def chosen_runs(runs: Sequence[Run], only: Sequence[str], out: Path) -> list[Run]:
+def chosen_runs(runs: Sequence[MatrixRun], only: Sequence[str], out: Path) -> list[MatrixRun]:
     """Those of `only`, or all. Raises UserError for one that is none, and one whose start is not evaluated yet."""
-    if unknown := set(only) - {run.name for run in runs}:
-        raise UserError(f"--only {sorted(unknown)[0]}: no such run; there are {', '.join(run.name for run in runs)}")
-    chosen = [run for run in runs if not only or run.name in only]
-    names = {run.name for run in chosen}
+    names = {run.name for run in runs}
+    if unknown := set(only) - names:
+        raise UserError(f"--only {min(unknown)}: no such run; there are {', '.join(run.name for run in runs)}")
+    chosen = [run for run in runs if run.name in (only or names)]
     for run in chosen:
-        if run.start and run.start not in names and not _metrics_file(out, run.start).exists():
+        if only and run.start and run.start not in only and not metrics_file(out, run.start).exists():
             raise UserError(f"--only {run.name}: {run.start}, its start, is not evaluated yet; add it to --only")
     return chosen
 
 
-def of_the_shell(runs: Sequence[Run], environment: Mapping[str, str]) -> list[str]:
+def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) -> list[str]:
     """A warning for each of the recipes' variables that is set outside of the file and counts for some runs."""
-    names = sorted({variable.name for variable in VARIABLES} & {name for name, value in environment.items() if value})
-    others = {name: sum(name not in run.variables for run in runs) for name in names if name != "SAVE_PATH"}
+    names = {variable.name for variable in VARIABLES if environment.get(variable.name)} - {"SAVE_PATH"}
+    counts = {name: sum(name not in run.variables for run in runs) for name in sorted(names)}
     return [
         f"{name} is set in the shell, and counts for {count} of {len(runs)} runs, for which the file has none"
-        for name, count in others.items()
+        for name, count in counts.items()
         if count
     ]
 
 
-def run_matrix(matrix: Mapping[str, Any], only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
+def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
     """Exit status: 0, or 1 where runs failed on the cluster. Raises UserError; on this machine for a failed run too."""
-    out, all_runs = Path(matrix["out"]), runs_of(matrix)
+    out, all_runs, evaluation = Path(matrix.out), runs_of(matrix), matrix.evaluate
     runs = chosen_runs(all_runs, only, out)
     address = os.environ.get("RAY_ADDRESS", "")
-    if is_there := address.startswith("http"):
-        client, nodes = connect(address), nodes_of(address)
-        runs = with_devices(runs, nodes)
+    if on_cluster := address.startswith("http"):
+        client, nodes = connect(address), cluster_runs.nodes_of(address)
     elif parallel:
         raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
-    for warning in misspelt_variables(os.environ):
-        say(f"warning: {warning}")
-    for warning in of_the_shell(runs, os.environ):
+    warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
+    for warning in warnings + (withheld(os.environ) if on_cluster else []):
         say(f"warning: {warning}")
     configs = composed(runs, out)
-    if is_there:
-        rewards = there.check(runs, configs)
-        tasks = tasks_of(runs, configs, matrix["evaluate"], nodes)
-        say(f"{address}: {len(nodes)} nodes with {sum(node.gpus for node in nodes)} GPU slots")
+    if on_cluster:
+        tasks = cluster_runs.tasks_of(runs, configs, evaluation, nodes)
+        say(f"{address}: {len(nodes)} nodes with {sum(node['total'] for node in nodes):g} GPU slots")
     if not dry_run:
-        here.prepare(matrix.get("prepare") or ())
-    files = [Path(matrix["evaluate"][name]) for name in PATHS if matrix["evaluate"].get(name)]
-    if not (dry_run or is_there) or all(file.exists() for file in files):  # else they may come, or be the cluster's
-        here.check_evaluation(matrix["evaluate"], configs, out)
-    works = work_of(runs, configs, out)
-    say("\n".join(described(works)))
+        local_runs.prepare(matrix.prepare or ())
+    files = [Path(evaluation[name]) for name in cluster_runs.PATHS if evaluation.get(name)]
+    if not (dry_run or on_cluster) or all(file.exists() for file in files):  # else they may come, or be the cluster's
+        local_runs.check_evaluation(evaluation, configs, out)
+    say("\n".join(described(runs, configs, out)))
     if dry_run:
         say("nothing was started (--dry-run)")
         return 0
 
-    evaluated: list[Run] = []
+    evaluated: list[MatrixRun] = []
 
-    def after_each(run: Run, is_training: bool) -> None:
+    def after_each(run: MatrixRun, is_training: bool) -> None:
         if is_training:
-            say("\n".join(described(work_of(runs, configs, out))))
+            say("\n".join(described(runs, configs, out)))
         else:
             evaluated.append(run)
-            write_tables(out, all_runs, _settings(out, run))
+            write_tables(out, all_runs, run.name)
 
     failures: list[str] = []
-    if is_there:
-        schedule = there.schedule_of(tasks, works, nodes, parallel)
-        jobs = MatrixJobs(client, runs, out, matrix["evaluate"], rewards, say)
-        failures = there.train_and_evaluate(jobs, schedule, after_each)
+    if on_cluster:
+        jobs = cluster_runs.MatrixJobs(client, configs, out, evaluation)
+        finished = [run for run in runs if is_finished(run, configs[run.name], out)]
+        failures = cluster_runs.train_and_evaluate(jobs, tasks, finished, nodes, parallel or len(tasks), after_each)
     else:
-        here.train_and_evaluate(runs, out, matrix["evaluate"], say, after_each)
+        local_runs.train_and_evaluate(runs, out, evaluation, after_each)
     if evaluated:
-        finish(out, all_runs, _settings(out, evaluated[-1]))
+        finish(out, all_runs, evaluated[-1].name)
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0
 
 
-def finish(out: Path, runs: Sequence[Run], settings: Mapping[str, Any]) -> None:
-    """Write the tables and plots of all runs evaluated with these settings, and print the table."""
-    table = write_tables(out, runs, settings)
-    write_comparisons(out, runs, settings)
-    drawn = [out / row["run"] for row in table]  # a run's folder may be gone, its evaluation kept
-    plot([run for run in drawn if any((run / METRICS).glob("[0-9]*.jsonl"))], out / "plots")
+def finish(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
+    """Write the tables and plots of all runs evaluated as this one, and print the table."""
+    folders = [out / name for name in write_comparisons(out, runs, like)]
+    # a run's folder may be gone, its evaluation kept
+    plot([folder for folder in folders if any((folder / METRICS).glob("[0-9]*.jsonl"))], out / "plots")
     print((out / "table.md").read_text(encoding="utf-8"), end="")
     print(f"written to {out}")
-
-
-def _settings(out: Path, run: Run) -> dict[str, Any]:
-    return read_json(_metrics_file(out, run.name))["settings"]
-
-
-def _metrics_file(out: Path, name: str) -> Path:
-    return out / "evaluation" / name / "metrics.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
-    of_parallel = "jobs of the cluster at once, at most (as many as have room; 1 where Ray has no GPU slots)"
-    parser.add_argument("--parallel", type=int, metavar="N", help=of_parallel)
-    of_dry_run = "check the file and say what would run: runs, steps, hours as far as they are known"
-    parser.add_argument("--dry-run", action="store_true", help=of_dry_run)
+    parallel_help = "jobs of the cluster at once, at most (as many as it has slots for)"
+    parser.add_argument("--parallel", type=int, metavar="N", help=parallel_help)
+    dry_run_help = "check the file and say what would run: runs, steps, hours as far as they are known"
+    parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
     options = parser.parse_args(arguments)
     if options.parallel is not None and options.parallel < 1:
         parser.error("--parallel: at least 1")

@@ -23,7 +23,7 @@ def main() -> int:
         return 0
     try:
         if len(arguments) == 2 and arguments[0] == "--follow":
-            return follow(client_of(arguments[1]), arguments[1], stops=False)
+            return follow(client_of(arguments[1]), arguments[1])
         if len(arguments) == 2 and arguments[0] == "--stop":
             return stop(client_of(arguments[1]), arguments[1])
         if not arguments or arguments[0] not in RECIPES:

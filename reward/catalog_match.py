@@ -127,8 +127,8 @@ def compute_score(
             returns = rank_returns(relevance, num_items, reward, **settings)
         if rewards:
             parts = get_parts(catalog_path, lists, rewards, train_files)
-            of_items = parts.returns(matched.catalog_index, matched.duplicate, matched.seen, num_items)
-            by_part = {RELEVANCE: returns} | of_items
+            item_returns = parts.returns(matched.catalog_index, matched.duplicate, matched.seen, num_items)
+            by_part = {RELEVANCE: returns} | item_returns
             scored["part_returns"] = [by_part[name] for name in parts.weights]
             returns = combined(by_part, parts.weights, num_items)
         scored["rank_returns"] = returns

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.ranking import best_of_n, constant_best_of_n, pair_ranking
+from convrec.judges.ranking import best_of_n, indexes_by, pair_ranking
 from convrec.judges.verdict import TIE
 from convrec.statistics import bootstrap, resamples
 
@@ -66,20 +66,19 @@ def pairwise_summary(
 
     {name: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "ties", "baseline".
     """
-    ties = [place for place, label in enumerate(true) if label == TIE]
-    kept = [place for place, label in enumerate(true) if label != TIE]
-    rows = [comparison_metrics(true[place], verdicts[place], swapped_verdicts[place]) for place in kept]
-    queries = [contexts[place] for place in kept]
-    labels = [true[place] for place in kept]
+    ties = [index for index, label in enumerate(true) if label == TIE]
+    kept = [index for index, label in enumerate(true) if label != TIE]
+    rows = [comparison_metrics(true[i], verdicts[i], swapped_verdicts[i]) for i in kept]
+    queries, labels = [contexts[i] for i in kept], [true[i] for i in kept]
     share = sum(label == "A" for label in labels) / len(labels) if labels else math.nan
-    said = [verdicts[p] or NO_VERDICT for p in kept] + [OTHER[swapped_verdicts[p]] or NO_VERDICT for p in kept]
+    said = [verdicts[i] or NO_VERDICT for i in kept] + [OTHER[swapped_verdicts[i]] or NO_VERDICT for i in kept]
     constant = dict.fromkeys(comparison_metrics("A", "A", "A"), 0.0) | {"inconsistent": 1.0, "prefers_a": 1.0}
     constant |= {"accuracy": max(share, 1 - share), "accuracy_swapped": max(share, 1 - share)}
     return _means(rows, queries, seed) | {
         "kappa": kappa(labels * 2, said, queries * 2, seed),
-        "by_source": _by([sources[p] for p in kept] if sources else [], rows, queries, PAIRWISE, seed),
+        "by_source": _by([sources[i] for i in kept] if sources else [], rows, queries, PAIRWISE, seed),
         "by_label": _by(labels, rows, queries, PAIRWISE, seed),
-        "ties": _ties([(verdicts[p], swapped_verdicts[p]) for p in ties], [contexts[p] for p in ties], seed),
+        "ties": _ties([(verdicts[i], swapped_verdicts[i]) for i in ties], [contexts[i] for i in ties], seed),
         "baseline": constant | {"kappa": 0.0},
     }
 
@@ -139,7 +138,8 @@ def pointwise_summary(
     if pairs:
         summary["pair_ranking"] = _mean([value for value, _ in pairs], [c for _, c in pairs], seed)
         summary["best_of_n"] = _mean([value for value, _ in best], [c for _, c in best], seed)
-        baseline |= {"pair_ranking": 0.5, "best_of_n": constant_best_of_n(true, contexts)}
+        constant = [value for value, _ in best_of_n(true, [0] * len(true), contexts)]
+        baseline |= {"pair_ranking": 0.5, "best_of_n": sum(constant) / len(constant)}
     return summary | {
         "by_source": _by(sources or [], rows, contexts, POINTWISE, seed),
         "by_label": _by(true, rows, contexts, POINTWISE, seed),
@@ -167,12 +167,9 @@ def _by(
     names: Sequence[Hashable], rows: Sequence[Row], contexts: Sequence[Hashable], metrics: Sequence[str], seed: int
 ) -> dict[str, Summary]:
     """{name: the metrics over the rows of that name}, in the order of the names."""
-    places: dict[Hashable, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
     return {
-        str(name): _means([{key: rows[p][key] for key in metrics} for p in own], [contexts[p] for p in own], seed)
-        for name, own in sorted(places.items(), key=lambda item: str(item[0]))
+        str(name): _means([{key: rows[i][key] for key in metrics} for i in own], [contexts[i] for i in own], seed)
+        for name, own in sorted(indexes_by(names).items(), key=lambda item: str(item[0]))
     }
 
 
@@ -208,21 +205,21 @@ def _of_table(
     if not true:
         return {"mean": math.nan, "se": math.nan}
     known: Mapping[Any, int] = {
-        name: place for place, name in enumerate(sorted({*true, *predicted}, key=lambda name: (str(type(name)), name)))
+        name: index for index, name in enumerate(sorted({*true, *predicted}, key=lambda name: (str(type(name)), name)))
     }
-    places: dict[Hashable, int] = {}
-    context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
+    indexes: dict[Hashable, int] = {}
+    context_R = np.array([indexes.setdefault(context, len(indexes)) for context in contexts])
     size = len(known)
     cell_R = np.array([known[t] * size + known[p] for t, p in zip(true, predicted, strict=True)])
 
-    def of_rows(weights_R: np.ndarray) -> float:
+    def statistic_of(weights_R: np.ndarray) -> float:
         return statistic(np.bincount(cell_R, weights_R, size * size).reshape(size, size))
 
-    whole = of_rows(np.ones(len(cell_R)))
-    if len(places) == 1:
+    whole = statistic_of(np.ones(len(cell_R)))
+    if len(indexes) == 1:
         return {"mean": whole, "se": math.nan}
-    drawn = (times_C for times_SC in resamples(len(places), seed) for times_C in times_SC)
-    resampled = np.array([of_rows(times_C[context_R]) for times_C in drawn])
+    drawn = (times_C for times_SC in resamples(len(indexes), seed) for times_C in times_SC)
+    resampled = np.array([statistic_of(times_C[context_R]) for times_C in drawn])
     resampled = resampled[~np.isnan(resampled)]
     return {"mean": whole, "se": float(resampled.std(ddof=1)) if len(resampled) > 1 else math.nan}
 

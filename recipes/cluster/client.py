@@ -1,6 +1,7 @@
 """The cluster's job API: connect, submit, ask again while it is out of reach, wait."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -64,7 +65,9 @@ def persist(ask: Callable[[], Answer], job: str) -> Answer:
             return ask()
         except Exception as error:
             if "status code 404" in str(error):
-                raise UserError(f"{job}: the cluster does not know it (any more)") from error
+                raise UserError(
+                    f"{job}: the cluster knows no such job (any more); `ray job list` names them"
+                ) from error
             if time.monotonic() > deadline:
                 raise UserError(
                     f"no answer from the cluster for {NETWORK_SECONDS / 60:.0f} minutes ({one_line(error)}): {job} "
@@ -73,7 +76,7 @@ def persist(ask: Callable[[], Answer], job: str) -> Answer:
             time.sleep(POLL_SECONDS)
 
 
-def wait_for(client: Any, job: str, seconds: float) -> Any:
+def wait_for(client: Any, job: str, seconds: float = math.inf) -> Any:
     """The job's info when it has ended, or as it is after this time."""
     deadline = time.monotonic() + seconds
     while True:

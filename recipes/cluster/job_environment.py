@@ -15,21 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from convrec.lists import user_rewards
-from recipes.launch import settings
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
 
 HERE = Path(__file__).resolve().parents[2]
-PATHS = {  # variable -> key in conf/<recipe>.yaml with its default
-    "TRAIN_FILE": "data.train_files",
-    "VAL_FILE": "data.val_files",
-    "CATALOG_FILE": "convrec.catalog_file",
-    "SAVE_PATH": "trainer.default_local_dir",
-}
+PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
+RUN_FOLDER = "trainer.default_local_dir"
 # What else of the caller's environment a job needs: how libraries, and SIGTERM, behave there. Never what looks like a
 # secret.
 SETTINGS = re.compile(
@@ -47,37 +42,64 @@ NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VL
 HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 
 
-def job_environment(recipe: Recipe, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> dict[str, str]:
+def runtime_environment(
+    recipe: Recipe, config: DictConfig, environment: Mapping[str, str], arguments: Sequence[str] = ()
+) -> dict[str, Any]:
+    """runtime_env.yaml with this folder as what is uploaded, and the caller's variables. A rank reward of the user's
+    own is tried out, and its package or module uploaded too.
+
+    config: composed of the variables and these arguments. Raises UserError for what cannot be used on a cluster.
+    """
+    runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
+    runtime_env["working_dir"] = str(HERE)
+    runtime_env["env_vars"] |= job_environment(recipe, config, environment)
+    if reward := check_for_cluster(recipe, config, arguments):
+        _upload_too(runtime_env, user_rewards.own_sources(reward))
+    return runtime_env
+
+
+def check_for_cluster(recipe: Recipe, config: DictConfig, arguments: Sequence[str]) -> str:
+    """The rank reward of the user's own, "" without one. Raises UserError for one that does not work, and for an
+    override that is of no use on a cluster."""
+    refuse_relative_paths(recipe, arguments)
+    ours = config.get("convrec", {})
+    reward = str(ours.get("reward", ""))
+    if not user_rewards.is_user_reward(reward):
+        return ""
+    user_rewards.check(reward, ours.num_items)
+    return reward
+
+
+def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables as the job must see them: relative paths, defaults too, would point into the unpacked copy.
 
-    arguments: overrides of the command line, which may name the model that the run folder is called after.
     Raises UserError for a path of a user that is not known here.
     """
-    defaults = yaml.safe_load((settings.CONF / f"{recipe.name}.yaml").read_text())
-    ours = {variable.name for variable in VARIABLES}  # read without the space around them, and unset where empty
-    values = {name: value.strip() for name, value in environment.items() if name in ours and value.strip()}
+    keys = {variable.name: variable.keys_of(recipe) for variable in VARIABLES}
+    # read without the space around them, and unset where empty
+    values = {name: value.strip() for name, value in environment.items() if name in keys and value.strip()}
     for name, value in environment.items():
         if _is_setting(name) and not PASSWORD_IN_URL.search(value):
             is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
             values[name] = _absolute(name, value) if is_path else value
-    known = {variable.name for variable in VARIABLES if variable.keys_of(recipe)}
-    for name, key in PATHS.items():
-        section, entry = key.split(".")
-        default = defaults.get(section, {}).get(entry)
-        if name == "SAVE_PATH" and not values.get(name):
-            config = settings.compose_files(recipe, arguments, environment=environment)
-            model = OmegaConf.select(config, recipe.requirements.model_key)
-            default = f"checkpoints/{recipe.name}/{Path(model).name}"
-        if name in known and (values.get(name) or default):
-            values[name] = _absolute(name, values.get(name) or default)
+    for name in (name for name in PATHS if keys[name]):
+        path = values.get(name) or OmegaConf.select(config, keys[name][0])
+        if name == "SAVE_PATH" and not path:
+            path = f"checkpoints/{recipe.name}/{Path(OmegaConf.select(config, recipe.requirements.model_key)).name}"
+        if isinstance(path, str):
+            values[name] = _absolute(name, path)
     if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):
         values["MODEL_PATH"] = _absolute("MODEL_PATH", values["MODEL_PATH"])
     return values
 
 
 def withheld(environment: Mapping[str, str]) -> list[str]:
-    """Settings that stay behind because their value holds a password."""
-    return [name for name, value in environment.items() if _is_setting(name) and PASSWORD_IN_URL.search(value)]
+    """A warning for each setting that stays behind because its value holds a password."""
+    return [
+        f"{name} holds a password and stays here; set it where `ray start` is called, if the job needs it"
+        for name, value in environment.items()
+        if _is_setting(name) and PASSWORD_IN_URL.search(value)
+    ]
 
 
 def _is_setting(name: str) -> bool:
@@ -101,22 +123,18 @@ def _is_hub_id(text: str) -> bool:
 def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Raise UserError for an override that names a file relative to a folder that the job does not have.
 
-    And for one of the run folder: stop files are put where SAVE_PATH says.
+    And for one of the run folder: stop files are put where SAVE_PATH says. arguments: Hydra has composed them.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
 
     path_keys = {
         key for variable in VARIABLES if variable.name in (*PATHS, "MODEL_PATH") for key in variable.keys_of(recipe)
     }
     parser = OverridesParser.create()
     for argument in arguments:
-        try:
-            override = parser.parse_override(argument)
-        except HydraException as error:
-            raise UserError(f"{argument}: {str(error).splitlines()[0]}") from error
+        override = parser.parse_override(argument)
         for key, value in _leaves(override.key_or_group, override.value()):
-            if key == PATHS["SAVE_PATH"]:
+            if key == RUN_FOLDER:
                 raise UserError(f"{argument}: set SAVE_PATH instead, which the submitter reads too")
             is_path = key in path_keys or key.endswith((".path", "_dir", "_path", "_file", "_files"))
             if not is_path or not isinstance(value, str) or value in ("", "null"):
@@ -128,31 +146,14 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of everything an override sets."""
-    from hydra.core.override_parser.types import ChoiceSweep
-
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner)
-    elif isinstance(value, (list, ChoiceSweep)):
-        for inner in value if isinstance(value, list) else value.list:
+    elif isinstance(value, list):
+        for inner in value:
             yield from _leaves(key, inner)
     else:
         yield key, value
-
-
-def runtime_environment(
-    recipe: Recipe, environment: Mapping[str, str], reward: str = "", arguments: Sequence[str] = ()
-) -> dict[str, Any]:
-    """runtime_env.yaml with this folder as what is uploaded, and the caller's variables.
-
-    reward: `convrec.reward`; the package or module of one of the user's own is uploaded too.
-    """
-    runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
-    runtime_env["working_dir"] = str(HERE)
-    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **job_environment(recipe, environment, arguments)}
-    if user_rewards.is_user_reward(reward):
-        _upload_too(runtime_env, user_rewards.own_sources(reward))
-    return runtime_env
 
 
 def _upload_too(runtime_env: dict[str, Any], sources: Sequence[Path]) -> None:

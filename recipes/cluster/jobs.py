@@ -5,92 +5,64 @@ import contextlib
 import os
 import shlex
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
+from tqdm import tqdm
 
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
-from convrec.errors import UserError, one_line
-from convrec.lists import user_rewards
+from convrec.errors import UserError
 from recipes.cluster.client import AGENT_SECONDS, POLL_SECONDS, connect, persist, submit_job, wait_for
-from recipes.cluster.job_environment import HERE, refuse_relative_paths, runtime_environment, withheld
+from recipes.cluster.job_environment import HERE, runtime_environment, withheld
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_files
-from recipes.launch.variables import overrides_from_environment
 
 STOP_SECONDS = 60.0
-DOCTOR_SECONDS = 900.0
+QUIET_SECONDS = 60.0  # without a word of the log before its connection is made anew
 ASKED = "asked the job to save a checkpoint and end, at the end of its step"
-AFTER_CTRL_C = {"follow": "ask", "ask": "end", "wait": "end"}  # what `follow` does -> what it does next
 
 
 def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     """Submit, print the job's log as it comes, and return its exit status (1 when it has none)."""
-    reward = _checked_reward(recipe, arguments)  # a wrong setting stops here, not on the cluster
+    runtime_env = checked_environment(recipe, arguments)  # a wrong setting stops here, not on the cluster
     address = os.environ["RAY_ADDRESS"]
     client = connect(address)
     job = f"{recipe.name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
     try:
-        save_path = submit_training(client, recipe, arguments, os.environ, job, reward)
+        submit_training(client, recipe, arguments, runtime_env, job)
     except KeyboardInterrupt:
         say(f"interrupted: {job} " + ("is stopped" if _withdraw(client, job) else "was not submitted"))
         return 130
-    say(f"submitted {job} to {address}; checkpoints, metrics and log: {save_path}")
+    say(f"submitted {job} to {address}; checkpoints, metrics and log: {runtime_env['env_vars']['SAVE_PATH']}")
     if detach:
         ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes.submit"
         say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
         return 0
-    return follow(client, job)
+    return follow(client, job, [ask_to_end, stop_now])
+
+
+def checked_environment(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
+    """The job's `runtime_environment` by the variables here, with warnings about them."""
+    for warning in (*misspelt_variables(os.environ), *withheld(os.environ)):
+        say(f"warning: {warning}")
+    return runtime_environment(recipe, compose_files(recipe, arguments), os.environ, arguments)
 
 
 def submit_training(
-    client: Any,
-    recipe: Recipe,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    job: str,
-    reward: str = "",
-) -> str:
-    """Submit the recipe with these variables under this id. Returns SAVE_PATH as the cluster sees it.
-
-    reward: `reward_of` its settings.
-    """
-    runtime_env = runtime_environment(recipe, environment, reward, arguments)
-    runtime_env["env_vars"][SUBMISSION_VARIABLE] = job
-    save_path = runtime_env["env_vars"]["SAVE_PATH"]
-    for name in withheld(environment):
-        say(f"warning: {name} holds a password and stays here; set it where `ray start` is called, if the job needs it")
+    client: Any, recipe: Recipe, arguments: Sequence[str], runtime_env: Mapping[str, Any], job: str, **more: str
+) -> None:
+    """Submit the recipe under this id. more: variables of the job's environment."""
+    variables = {**runtime_env["env_vars"], **more, SUBMISSION_VARIABLE: job}
     submit_job(
         client,
         entrypoint=shlex.join(["python", "-m", *recipe.command, *arguments]),
-        runtime_env=runtime_env,
+        runtime_env={**runtime_env, "env_vars": variables},
         submission_id=job,
-        metadata={"recipe": recipe.name, "save_path": save_path},
+        metadata={"recipe": recipe.name, "save_path": variables["SAVE_PATH"]},
     )
-    return save_path
-
-
-def _checked_reward(recipe: Recipe, arguments: Sequence[str]) -> str:
-    """`convrec.reward`, once variables, overrides and a rank reward of the user's own have been checked."""
-    overrides_from_environment(recipe, os.environ)  # at once: what follows takes seconds
-    refuse_relative_paths(recipe, arguments)
-    for warning in misspelt_variables(os.environ):
-        say(f"warning: {warning}")
-    return reward_of(compose_files(recipe, arguments))
-
-
-def reward_of(config: DictConfig) -> str:
-    """`convrec.reward` of these settings, tried out where it is the user's own; "" of a recipe without one."""
-    ours = config.get("convrec", {})
-    reward = str(ours.get("reward", ""))
-    if user_rewards.is_user_reward(reward):
-        user_rewards.check(reward, ours.num_items)
-    return reward
 
 
 def _withdraw(client: Any, job: str) -> bool:
@@ -102,99 +74,95 @@ def _withdraw(client: Any, job: str) -> bool:
 
 
 def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
-    """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status.
-
-    Raises UserError when it has not ended after DOCTOR_SECONDS; then, and on Ctrl-C, the job is stopped.
-    """
-    reward = _checked_reward(recipe, arguments)
+    """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status. Ctrl-C stops it."""
+    runtime_env = checked_environment(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
     command = ["python", "-m", "recipes.doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
-    runtime_env = runtime_environment(recipe, os.environ, reward)
     try:
         submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
-        info = wait_for(client, job, DOCTOR_SECONDS)
+        info = wait_for(client, job)
     except KeyboardInterrupt:
         _withdraw(client, job)
         return 130
-    if not info.status.is_terminal():
-        stop_now(client, job)
-        raise UserError(
-            f"the doctor has not ended in {DOCTOR_SECONDS / 60:.0f} minutes ({info.message}): its job is stopped. Is "
-            "the head node busy, or cannot it make the environment?"
-        )
     lines = persist(lambda: client.get_job_logs(job), job).splitlines()
     wanted = [line for line in lines if line.startswith('{"ok"')] if as_json else lines
-    print("\n".join(wanted or lines))
+    print("\n".join(wanted or lines or [str(info.message)]))
     return 0 if info.status.name == "SUCCEEDED" else 1
 
 
-def follow(client: Any, job: str, stops: bool = True) -> int:
+def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], None]] = ()) -> int:
     """Print the job's log until it has ended. Returns its exit status; 130 when it was interrupted from here.
 
-    stops: Ctrl-C stops the job; else it ends the following alone.
+    on_interrupt: what the first Ctrl-C does, the second, ...; the one after them ends the following alone.
     """
-    ended = threading.Event()
-    log = threading.Thread(target=lambda: asyncio.run(_print_log(client, job, ended)), daemon=True)
-    log.start()
-    doing = "follow"
+    log, left = JobLog(client, job), list(on_interrupt)
+    act: Callable[[Any, str], None] | None = None
     while True:
         try:  # all that takes time is in here, so that Ctrl-C is an answer to it, whatever it is
-            if doing == "ask":
-                doing = _ask(client, job)
-            if doing == "end":
-                stop_now(client, job)
-            info = persist(lambda: client.get_job_info(job), job)
-            if info.status.is_terminal():
-                break
-            time.sleep(POLL_SECONDS)
+            if act:
+                act(client, job)
+            info = log.follow()
+            break
         except KeyboardInterrupt:
-            if not stops:
-                say(f"{job} goes on")
+            if not left:
+                say(f"{job} goes on, unless it was told to end: ray job status {job}")
                 return 130
-            if doing == "end":
-                say(f"{job} was told to end, and whether it has is not known: ray job status {job}")
-                return 130
-            doing = AFTER_CTRL_C[doing]
-    ended.set()
-    log.join(timeout=10)
+            act = left.pop(0)
     say(f"{job}: {info.status}")
-    if doing != "follow":
+    if act:
         return 130
     if info.status.name == "SUCCEEDED":
         return 0
     return info.driver_exit_code if (info.driver_exit_code or 0) > 0 else 1
 
 
-def _ask(client: Any, job: str) -> str:
-    """Ask the job to stop, and say so, or why not. Returns what `follow` does next."""
+class JobLog:
+    """A job's log, printed as it comes. A connection that breaks is made again; what has been printed is skipped."""
+
+    def __init__(self, client: Any, job: str) -> None:
+        self.client, self.job = client, job
+        self.printed = 0  # characters
+
+    def follow(self) -> Any:
+        """Until the job has ended. Returns its info."""
+        while True:
+            with contextlib.suppress(Exception):  # of the connection: the job's status decides
+                asyncio.run(self._tail())
+            info = persist(lambda: self.client.get_job_info(self.job), self.job)
+            if info.status.is_terminal():
+                break
+            time.sleep(POLL_SECONDS)
+        try:
+            self._print(persist(lambda: self.client.get_job_logs(self.job), self.job), 0)
+        except UserError as error:
+            say(f"the end of the log is missing: {error}")
+        return info
+
+    async def _tail(self) -> None:
+        """While the connection holds; one that says nothing may have broken without a word, too."""
+        start = 0
+        async with asyncio.timeout(QUIET_SECONDS) as quiet:
+            async for text in self.client.tail_job_logs(self.job):
+                quiet.reschedule(asyncio.get_running_loop().time() + QUIET_SECONDS)
+                self._print(text, start)
+                start += len(text)
+
+    def _print(self, text: str, start: int) -> None:
+        """What is new of a piece of the log that begins at this character."""
+        new = text[max(0, self.printed - start) :]
+        print(new, end="", flush=True)
+        self.printed += len(new)
+
+
+def ask_to_end(client: Any, job: str) -> None:
+    """For the first Ctrl-C: `ask_to_stop`, and say so, or why not."""
     try:
         ask_to_stop(client, job)
         said = ASKED
     except UserError as error:
         said = f"the job could not be asked to save and end: {error}"
     say(f"{said}; Ctrl-C again ends it at once")
-    return "wait"
-
-
-async def _print_log(client: Any, job: str, ended: threading.Event) -> None:
-    """As it comes. A connection that breaks is made again; what has been printed is skipped."""
-    printed = 0
-    while True:
-        seen = 0
-        with contextlib.suppress(Exception):  # who follows asks for the job's status, and decides
-            async for text in client.tail_job_logs(job):
-                seen += len(text)
-                if seen > printed:
-                    print(text[max(0, len(text) - (seen - printed)) :], end="", flush=True)
-                    printed = seen
-        if ended.is_set():
-            break
-        await asyncio.sleep(POLL_SECONDS)
-    try:
-        print(persist(lambda: client.get_job_logs(job), job)[printed:], end="", flush=True)
-    except UserError as error:
-        say(f"the end of the log is missing: {error}")
 
 
 def ask_to_stop(client: Any, job: str) -> None:
@@ -232,16 +200,11 @@ def client_of(job: str) -> Any:
     if not address.startswith("http"):
         raise UserError("RAY_ADDRESS is not set: give the address of the cluster's dashboard, http://head:8265")
     client = connect(address)
-    try:
-        metadata = client.get_job_info(job).metadata or {}
-    except Exception as error:
-        if "status code 404" in str(error):
-            raise UserError(f"{job}: no such job on {address}; `ray job list` names them") from error
-        raise UserError(f"RAY_ADDRESS={address}: no answer about {job} ({one_line(error)})") from error
-    if "save_path" not in metadata:
+    if "save_path" not in (persist(lambda: client.get_job_info(job), job).metadata or {}):
         raise UserError(f"{job} is no training of ours, which alone can be followed and stopped here")
     return client
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """A line on the terminal, above a bar where one is drawn."""
+    tqdm.write(text, file=sys.stderr)

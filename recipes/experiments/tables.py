@@ -1,5 +1,6 @@
-"""One table of all runs: a line for each, means over seeds, parts of the split, pairs of variants."""
+"""Tables of all runs: a line for each, means over seeds, parts of the split, pairs of variants."""
 
+import itertools
 import json
 import math
 import sys
@@ -8,91 +9,67 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from convrec.files import read_json, write_text
+from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
+from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES
-from recipes.evaluation.scoring import SCORED_WITH, constrained_gain, model_line
+from recipes.evaluation.scoring import SCORED_WITH, beyond_difference, constrained_gain, model_line
 from recipes.evaluation.slices import slice_lines
-from recipes.experiments.matrix_file import Run
-from recipes.experiments.pairs import pairs
+from recipes.experiments.matrix_runs import MatrixRun
 
 # of an evaluation's settings; sha256 is of what the files held
 COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
 CONSTRAINED = "{} constrained gain"  # a column of table.csv
-Column = tuple[str, Callable[[Sequence[Mapping[str, Any]], str], str], str]  # title, cell of a variant's rows, of what
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Sequence[Row], str], str], str]  # title, cell of a variant's rows, of what
 
 
-def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
-    line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]}
-    protocol = metrics["settings"]["protocols"][0]
-    result = metrics["results"][protocol]["model"]
-    return line | {
-        **model_line(metrics),
-        "in catalog": result["catalog_hit_ratio"],
-        "repeats per list": result["repeats_per_list"],
-        "distinct items": result["distinct_items"],
-        **constrained_gain(metrics),
-    }
+def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
+    """Write OUT/table.csv and OUT/table.md of all runs evaluated as this one."""
+    settings = read_json(metrics_file(out, like))["settings"]
+    table, _ = evaluated(runs, out, settings)
+    write_csv(out / "table.csv", table)
+    write_text(out / "table.md", markdown(table, max(settings["ks"])) + "\n")
 
 
-def markdown(table: Sequence[Mapping[str, Any]], k: int) -> str:
-    """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start; of Recall and
-    NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists, what they gain over the
-    free ones. What is not known (NaN) is an empty cell."""
-    accuracy = [f"recall@{k}", f"ndcg@{k}"]
-    beyond = [name for name in MEASURES if all(name in row for row in table)]
-    tables = [[column for name in names for column in _with_gain(name)] for names in (accuracy, beyond)]
-    if any(CONSTRAINED.format(name) in row for row in table for name in accuracy):
-        tables.append([(f"{name} constrained minus free", _gain_cell, CONSTRAINED.format(name)) for name in accuracy])
-    return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
+def write_comparisons(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
+    """Write OUT/slices.csv and OUT/pairs.csv of the same runs, where there is something to be in them. Returns the
+    names of the runs."""
+    settings = read_json(metrics_file(out, like))["settings"]
+    table, left_out = evaluated(runs, out, settings)
+    slices = [
+        {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
+        for row in table
+        for line in slice_lines(read_json(metrics_file(out, row["run"])).get("slices", {}))
+    ]
+    if slices:
+        write_csv(out / "slices.csv", slices)
+    for name, unlike in left_out.items():
+        print(f"warning: {name}: evaluated with other settings, not in the table ({unlike})", file=sys.stderr)
+    if compared := pairs(table, out, max(settings["ks"]), settings["catalog_items"]):
+        write_csv(out / "pairs.csv", compared)
+    return [row["run"] for row in table]
 
 
-def _with_gain(name: str) -> list[Column]:
-    return [(name, _mean_cell, name), ("gain", _gain_cell, f"{name} gain")]
+def metrics_file(out: Path, name: str) -> Path:
+    """Of a run's evaluation."""
+    return out / "evaluation" / name / "metrics.json"
 
 
-def _markdown_table(table: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
-    lines = ["| variant | seeds | " + " | ".join(title for title, _, _ in columns) + " |"]
-    lines.append("|---" * (2 + len(columns)) + "|")
-    for variant in dict.fromkeys(row["variant"] for row in table):
-        rows = [row for row in table if row["variant"] == variant]
-        cells = [variant, str(len(rows)), *(cell(rows, name) for _, cell, name in columns)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _mean_cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Mean over the seeds and the standard deviation between them."""
-    values = [row[name] for row in rows]
-    if math.isnan(mean := np.mean(values)):
-        return ""
-    return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
-
-
-def _gain_cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Mean over the seeds that have it, and the standard error of each."""
-    rows = [row for row in rows if name in row]
-    if not rows or math.isnan(mean := np.mean([row[name] for row in rows])):
-        return ""
-    errors = "/".join(f"{row[f'{name} se']:.4f}" for row in rows)
-    return f"{mean:+.4f} (se of each {errors})"
-
-
-def evaluated(runs: Sequence[Run], out: Path, like: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """table.csv's lines, one for each run with an evaluation in OUT; and the runs left out, evaluated unlike `like`.
-
-    like: settings of an evaluation.
-    """
-    table, left_out = [], []
+def evaluated(runs: Sequence[MatrixRun], out: Path, like: Row) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """table.csv's lines, one for each run with an evaluation in OUT; and of the runs evaluated unlike `like`, settings
+    of an evaluation, the first one that differs."""
+    table, left_out = [], {}
     for run in runs:
-        file = out / "evaluation" / run.name / "metrics.json"
-        if not file.exists():
+        if not metrics_file(out, run.name).exists():
             continue
-        metrics = json.loads(file.read_text(encoding="utf-8"), object_hook=_with_nan)
-        if any(metrics["settings"].get(key) != like.get(key) for key in COMPARABLE):
-            left_out.append(run.name)
+        metrics = json.loads(metrics_file(out, run.name).read_text(encoding="utf-8"), object_hook=_with_nan)
+        own, other = ({key: settings.get(key) for key in COMPARABLE} for settings in (metrics["settings"], like))
+        if unlike := differences(own, other):
+            left_out[run.name] = unlike[0]
         else:
             table.append(row_of(run, metrics))
     return table, left_out
@@ -103,25 +80,100 @@ def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
     return {key: math.nan if inner is None and key in ("mean", "se", "p") else inner for key, inner in value.items()}
 
 
-def write_tables(out: Path, runs: Sequence[Run], like: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write OUT/table.csv and OUT/table.md of all runs evaluated as `like`; returns table.csv's lines."""
-    table, _ = evaluated(runs, out, like)
-    write_csv(out / "table.csv", table)
-    write_text(out / "table.md", markdown(table, max(like["ks"])) + "\n")
-    return table
+def row_of(run: MatrixRun, metrics: Row) -> dict[str, Any]:
+    """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
+    protocol = metrics["settings"]["protocols"][0]
+    result = metrics["results"][protocol]["model"]
+    return {
+        "run": run.name,
+        "variant": run.variant,
+        "seed": run.seed,
+        **model_line(metrics),
+        "in catalog": result["catalog_hit_ratio"],
+        "repeats per list": result["repeats_per_list"],
+        "distinct items": result["distinct_items"],
+        **constrained_gain(metrics),
+    }
 
 
-def write_comparisons(out: Path, runs: Sequence[Run], like: Mapping[str, Any]) -> None:
-    """Write OUT/slices.csv and OUT/pairs.csv of the same runs, where there is something to be in them."""
-    table, left_out = evaluated(runs, out, like)
-    of_slices = [
-        {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
-        for row in table
-        for line in slice_lines(read_json(out / "evaluation" / row["run"] / "metrics.json").get("slices", {}))
+def markdown(table: Sequence[Row], k: int) -> str:
+    """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start; of Recall and
+    NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists, what they gain over the
+    free ones. What is not known (NaN) is an empty cell."""
+    accuracy = [f"recall@{k}", f"ndcg@{k}"]
+    beyond = [name for name in MEASURES if all(name in row for row in table)]
+    tables: list[list[Column]] = [
+        [column for name in names for column in ((name, _mean_cell, name), ("gain", _gain_cell, f"{name} gain"))]
+        for names in (accuracy, beyond)
     ]
-    if of_slices:
-        write_csv(out / "slices.csv", of_slices)
-    if left_out:
-        print(f"warning: {', '.join(left_out)}: evaluated with other settings, not in the table", file=sys.stderr)
-    if differences := pairs(table, out, max(like["ks"]), like["catalog_items"]):
-        write_csv(out / "pairs.csv", differences)
+    if any(CONSTRAINED.format(name) in row for row in table for name in accuracy):
+        tables.append([(f"{name} constrained minus free", _gain_cell, CONSTRAINED.format(name)) for name in accuracy])
+    return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
+
+
+def _markdown_table(table: Sequence[Row], columns: Sequence[Column]) -> str:
+    lines = ["| variant | seeds | " + " | ".join(title for title, _, _ in columns) + " |"]
+    lines.append("|---" * (2 + len(columns)) + "|")
+    for variant in dict.fromkeys(row["variant"] for row in table):
+        rows = [row for row in table if row["variant"] == variant]
+        cells = [variant, str(len(rows)), *(cell(rows, name) for _, cell, name in columns)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean_cell(rows: Sequence[Row], name: str) -> str:
+    """Mean over the seeds and the standard deviation between them."""
+    values = [row[name] for row in rows]
+    if math.isnan(mean := np.mean(values)):
+        return ""
+    return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
+
+
+def _gain_cell(rows: Sequence[Row], name: str) -> str:
+    """Mean over the seeds that have it, and the standard error of each."""
+    rows = [row for row in rows if name in row]
+    if not rows or math.isnan(mean := np.mean([row[name] for row in rows])):
+        return ""
+    errors = "/".join(f"{row[f'{name} se']:.4f}" for row in rows)
+    return f"{mean:+.4f} (se of each {errors})"
+
+
+def pairs(table: Sequence[Row], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
+    """Each two variants with the same seeds, or of which the earlier has one, as a start: the later minus the earlier.
+
+    Conversation by conversation, a conversation's value being its mean over the seeds; se and p are over conversations.
+    A row that one seed lacks is left out. Differences between seeds are not in them: table.md has those. num_items:
+    different items of the catalog.
+    """
+    names = (f"recall@{k}", f"ndcg@{k}")
+    seeds: dict[str, list[str]] = {}
+    sides: dict[str, list[dict[tuple[str, str], dict[str, Any]]]] = {}  # of a variant: its rows, seed by seed
+    for line in table:
+        rows = pq.read_table(out / "evaluation" / line["run"] / "rows.parquet").to_pylist()
+        seeds.setdefault(line["variant"], []).append(line["seed"])
+        sides.setdefault(line["variant"], []).append({(row["sample_id"], row["prompt_id"]): row for row in rows})
+    compared = []
+    for first, second in itertools.combinations(seeds, 2):
+        if set(seeds[first]) != set(seeds[second]) and len(seeds[first]) > 1:
+            continue
+        both = [*sides[first], *sides[second]]
+        shared = [key for key in both[0] if all(key in rows for rows in both)]
+        shared = [key for key in shared if not math.isnan(both[0][key][names[0]])]  # rows with ground truth
+        before, after = ([[rows[key] for key in shared] for rows in sides[variant]] for variant in (first, second))
+        contexts = [prompt for _, prompt in shared]
+        found = paired(_means(before, names), _means(after, names), [k], contexts)
+        pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(seeds[second])}
+        for name in names:
+            pair |= {f"{name} {what}": found[name][what] for what in ("mean", "se", "p")}
+        for name, difference in beyond_difference(before, after, contexts, num_items).items():
+            pair |= {f"{name} {what}": difference[what] for what in ("mean", "se")}
+        compared.append(pair)
+    return compared
+
+
+def _means(rows_of_seeds: Sequence[Sequence[Row]], names: Sequence[str]) -> list[dict[str, float]]:
+    """Of each row the mean over the seeds."""
+    return [
+        {name: float(np.mean([row[name] for row in rows])) for name in names}
+        for rows in zip(*rows_of_seeds, strict=True)
+    ]

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
-from convrec.data.chat import Message, fits, render_prompt
+from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table
 from convrec.generation.answers import Answer, Asked, model_answers, prompt_id
@@ -35,68 +35,54 @@ from recipes.evaluation.setup import refuse_to_replace
 from recipes.judge.scoring import COMPARED, Rows, compare, read_other, rows_table, summary_of
 
 
-def evaluate_judge(
-    *,
-    mode: str,
-    model: str | Path,
-    data: str | Path,
-    out: str | Path,
-    limit: int | None = None,
-    seed: int = 3407,
-    max_prompt_length: int = 4096,
-    max_response_length: int = MAX_RESPONSE_TOKENS,
-    verdicts: str = "strict",
-    against: str | Path | None = None,
-    tensor_parallel: int = 1,
-    replicas: int | str = 1,
-    address: str | None = None,
-    progress: bool = True,
-) -> dict[str, Any]:
+def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     """Evaluate, write OUT's three files and return what metrics.json holds.
 
     {"settings", "results": judge_metrics' summary, "lenient": the same by a lenient reading, "generation", "paired"
     (this minus `against`), "warnings"}. Rows whose prompt has more than max_prompt_length tokens are left out and
     counted. Raises UserError for bad input, before vLLM starts.
     """
-    out = Path(out)
-    if limit is not None and limit < 1:
-        raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
-    places = Placement(replicas, tensor_parallel, address)
-    model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
-    if not str(model).startswith(API):
+    mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
+    if options.limit is not None and options.limit < 1:
+        raise UserError(f"--limit {options.limit}: at least 1 row; leave it out for all of them")
+    places = Placement(options.replicas, options.tensor_parallel, options.address)
+    is_api = model.startswith(API)
+    model_path = model if is_api else resolve_model(model, "--model ")
+    if not is_api:
         hub.require(model_path, "--model ")
-    rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[:limit]
+    rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[: options.limit]
     scores = scores_of(rows[0][1])
     contents = {"data": file_hash(data)}
-    other = read_other(Path(against), mode, contents) if against else None
+    other = read_other(Path(options.against), mode, contents) if options.against else None
     warnings = _warnings(Path(model_path), rows[0][1], mode)
-    kept, in_thinking = rows, False
-    if not model_path.startswith(API):
-        kept, in_thinking = _short_enough(model_path, rows, mode, max_prompt_length, max_response_length)
+    kept, in_thinking = (rows, False) if is_api else _short_enough(model_path, rows, options)
     if not kept:
         raise UserError(
-            f"{data}: no prompt fits --max-prompt-length {max_prompt_length} and the model beside "
-            f"--max-response-length {max_response_length}"
+            f"{data}: no prompt fits --max-prompt-length {options.max_prompt_length} and the model beside "
+            f"--max-response-length {options.max_response_length}"
         )
 
     orders = (False, True) if mode == "pairwise" else (False,)
     asked = {order: [prompt_of(row, mode, swapped=order) for _, row in kept] for order in orders}
-    settings: dict[str, Any] = {"max_tokens": max_response_length, "temperature": 0.0, "seed": seed}
-    settings |= {"max_prompt_tokens": max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
-    start = time.monotonic()
     prompts = {prompt_id(prompt): prompt for prompts_of_order in asked.values() for prompt in prompts_of_order}
-    answers, generated = _answers(model_path, prompts, out, settings, places, progress)
+    settings: dict[str, Any] = {"max_tokens": options.max_response_length, "temperature": 0.0, "seed": seed}
+    settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
+    start, path = time.monotonic(), out / "generations.parquet"
+    if is_api:
+        answers, generated = api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
+    else:
+        answers, generated = model_answers(Asked(model_path, prompts, path), places=places, **settings)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
         for order, prompts_of_order in asked.items()
     }
 
-    readings = READINGS if verdicts == "lenient" else READINGS[:1]
+    readings = READINGS if options.verdicts == "lenient" else READINGS[:1]
     table = rows_table(kept, mode, texts, readings)
     results = {reading: summary_of(table, mode, scores, reading, seed) for reading in readings}
     metrics: dict[str, Any] = {
-        "settings": {"judge": mode, "model": str(model), "model_path": model_path, "data": str(data), "limit": limit}
+        "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
         | {"sha256": contents}
         | settings,
         "results": results.pop("strict"),
@@ -111,23 +97,22 @@ def evaluate_judge(
         "warnings": warnings,
     }
     if other is not None:
-        metrics["paired"] = compare(other, table, mode, scores, seed) | {"against": str(against)}
+        metrics["paired"] = compare(other, table, mode, scores, seed) | {"against": options.against}
     write_table(out / "rows.parquet", pa.Table.from_pylist(table))
     write_json(out / "metrics.json", metrics)
     return metrics
 
 
-def _short_enough(
-    model_path: str, rows: Rows, mode: str, max_prompt_length: int, max_response_length: int
-) -> tuple[Rows, bool]:
+def _short_enough(model_path: str, rows: Rows, options: argparse.Namespace) -> tuple[Rows, bool]:
     """(the rows that fit, whether the chat template opens the thinking)"""
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
-    limit = min(max_prompt_length, getattr(config, "max_position_embeddings", 2**20) - max_response_length)
-    if mode == "pairwise":
+    positions = getattr(config, "max_position_embeddings", 2**20)
+    limit = min(options.max_prompt_length, positions - options.max_response_length)
+    if options.mode == "pairwise":
         limit -= 2  # the other order of two responses may be a token or two longer
-    rendered = [render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS) for _, row in rows]
+    rendered = [render_prompt(tokenizer, prompt_of(row, options.mode), **TEMPLATE_SETTINGS) for _, row in rows]
     kept = [row for row, text in zip(rows, rendered, strict=True) if fits(tokenizer, text, limit)]
     return kept, opens_thinking(rendered[0])
 
@@ -149,20 +134,6 @@ def _warnings(model: Path, row: Mapping[str, Any], mode: str) -> list[str]:
     except UserError as error:
         return [f"the judge was not trained as a {mode} one ({error})"]
     return [f"{model / FILE}: the judge was trained by other criteria than those of the data, which it is asked by"]
-
-
-def _answers(
-    model: str,
-    prompts: Mapping[str, list[Message]],
-    out: Path,
-    settings: dict[str, Any],
-    places: Placement,
-    progress: bool,
-) -> tuple[dict[str, Answer], int]:
-    path = out / "generations.parquet"
-    if model.startswith(API):
-        return api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
-    return model_answers(Asked(model, prompts, path), places=places, progress=progress, **settings)
 
 
 # ---- command
@@ -221,16 +192,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_placement(parser)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
-    options = vars(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
     try:
-        if not options.pop("overwrite"):
-            refuse_to_replace(Path(options["out"]), options["model"], options["data"])
-        metrics = evaluate_judge(**options)
+        if not options.overwrite:
+            refuse_to_replace(Path(options.out), options.model, options.data)
+        metrics = evaluate_judge(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(format_metrics(metrics))
     for warning in metrics["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {options['out']}")
+    print(f"written to {options.out}")
     return 0

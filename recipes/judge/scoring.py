@@ -30,14 +30,14 @@ def rows_table(
 ) -> list[dict[str, Any]]:
     """A line a row; verdicts None where there are none. texts: by whether A and B were swapped."""
     table: list[dict[str, Any]] = []
-    for place, (number, row) in enumerate(kept):
+    for index, (number, row) in enumerate(kept):
         record: dict[str, Any] = {
             "row": number,
             "query": query_text(row["input"]),
             "source": row["source"] or "",
             "label": label_of(row, mode),
         }
-        record |= {"text": texts[False][place]} | ({"text_swapped": texts[True][place]} if mode == "pairwise" else {})
+        record |= {"text": texts[False][index]} | ({"text_swapped": texts[True][index]} if mode == "pairwise" else {})
         for reading in readings:
             suffix, lenient = SUFFIXES[reading], reading == "lenient"
             if mode == "pointwise":
@@ -64,14 +64,14 @@ def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, re
 
 def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
     """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode and of data with
-    these contents (its `sha256`, noted since 0.2)."""
+    these contents (its `sha256`)."""
     for name in ("metrics.json", "rows.parquet"):
         if not (folder / name).exists():
             raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
     settings = read_json(folder / "metrics.json")["settings"]
     if settings.get("judge") != mode:
         raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
-    if settings.get("sha256", contents) != contents:
+    if settings["sha256"] != contents:
         raise UserError(f"--against {folder}: its data had other contents ({settings['data']}); evaluate both alike")
     return {row["row"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
 

@@ -1,6 +1,7 @@
 """What the nodes of a cluster, or this machine, have against what a run asks for."""
 
 import ipaddress
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,10 @@ from omegaconf import DictConfig
 from recipes.preflight import node
 from recipes.preflight.cores import missing_cpu_slots, needed_cpu_slots, rollout_devices
 from recipes.preflight.finding import GIB, Finding
+
+BUSY = "another job holds them"
+WAITS_VARIABLE = "CONVREC_WAITS_FOR_SLOTS"  # of a job of a matrix: it waits where another start would be refused
+WAIT_SECONDS = 5.0
 
 
 def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
@@ -67,7 +72,7 @@ def slot_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
         fix = "lower N_NODES or N_GPUS_PER_NODE, or add nodes; on hosts without a GPU: ray start --num-gpus=1"
         return [Finding("devices", "failure", "cluster", f"{asked} are asked for; {text}", fix)]
     if not _have_room(groups, [n["free"] for n in nodes]):
-        what = f"another job holds them; {text}"
+        what = f"{BUSY}; {text}"
         return [Finding("devices", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
     return [Finding("devices", "ok", "cluster", text)]
 
@@ -82,9 +87,23 @@ def core_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
     if missing := missing_cpu_slots(needed, nodes, "cpus_total"):
         return [Finding("cores", "failure", "cluster", missing, fix)]
     if missing := missing_cpu_slots(needed, nodes, "cpus_free"):
-        what = f"another job holds them; {missing}"
+        what = f"{BUSY}; {missing}"
         return [Finding("cores", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
     return [Finding("cores", "ok", "cluster", f"{needed.total} CPU slots are needed, and free")]
+
+
+def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """`node.slots_of_cluster`; with WAITS_VARIABLE once no other job holds slots that the run asks for."""
+    said = ""
+    while True:
+        slots = node.slots_of_cluster()
+        busy = [f.what for f in (*slot_findings(config, slots), *core_findings(config, slots)) if BUSY in f.what]
+        if not (busy and environment.get(WAITS_VARIABLE)):
+            return slots
+        if not said:
+            said = f"waiting: {busy[0]}"
+            print(said, flush=True)
+        time.sleep(WAIT_SECONDS)
 
 
 def _have_room(groups: Sequence[tuple[int, int]], slots: Sequence[float]) -> bool:

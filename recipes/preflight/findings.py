@@ -23,6 +23,7 @@ from recipes.preflight.cluster_findings import (
     node_findings,
     port_findings,
     slot_findings,
+    slots_for,
 )
 from recipes.preflight.finding import GIB, Finding
 
@@ -175,7 +176,7 @@ def examine(
     driver = node.report(*paths_of(config, requirements))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
-        slots = node.slots_of_cluster()
+        slots = slots_for(config, os.environ)
         findings += (
             slot_findings(config, slots)
             + core_findings(config, slots)

@@ -73,7 +73,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     said = stderr.splitlines()
     assert first.returncode == 130, left
     assert second.returncode == 0, stdout + stderr
-    assert "2 runs, 0 of them finished; 0 of 2 steps" in left
+    assert "0 of 2 runs finished; 0 of 2 steps" in left
     assert left.count(" goes on; to end it: ray job stop matrix-") == 2
     for name in RUNS:
         assert [line for line in said if line.startswith(f"{name}-train runs already: matrix-")]
@@ -82,7 +82,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
         evaluation = read_json(out / "evaluation" / name / "metrics.json")
         assert (evaluation["settings"]["model"], evaluation["generation"]["generated"]) == (str(out / name), 4)
         assert f"| {name} | 1 |" in stdout
-    assert "2 runs, 2 of them finished; 2 of 2 steps" in said
+    assert "2 of 2 runs finished; 2 of 2 steps" in said
     # side by side: each began before the other had trained its step
     begun = [(out / name / "starts.jsonl").stat().st_mtime for name in RUNS]
     ended = [(out / name / "metrics" / "0001.jsonl").stat().st_mtime for name in RUNS]

@@ -1,6 +1,7 @@
 """The command: parts of a matrix, the tables of all of it, what it says beforehand. The rest is in experiments/."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,31 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipes import matrix
-from recipes.experiments import here
-from recipes.experiments.matrix_file import Run
-
-pytestmark = pytest.mark.usefixtures("here_alone")
-
-
-@pytest.fixture
-def here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
+from recipes.experiments import local_runs
+from recipes.experiments.matrix_runs import MatrixRun
 
 SMALL = """
-out: OUT
 seeds: [1]
 runs: {sft: {recipe: sft}, a: {recipe: sft, start: sft}, b: {recipe: sft, start: sft}}
 evaluate: {data: d, catalog: c, ks: [5]}
 """
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`recipes.matrix` of a file with this text on this machine, with these arguments; OUT is tmp_path/out."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def run(*arguments: str, text: str = SMALL) -> int:
+        (tmp_path / "matrix.yaml").write_text(f"out: {tmp_path / 'out'}\n{text}")
+        return matrix.main([str(tmp_path / "matrix.yaml"), *arguments])
+
+    return run
+
+
+@pytest.fixture
+def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_runs, "train", lambda run, out: pytest.fail("trained"))
 
 
 def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, Any]:
@@ -45,24 +54,19 @@ def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, A
 
 
 def test_what_the_shell_gives_to_runs_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "matrix.yaml"
-    file.write_text(SMALL.replace("OUT", str(tmp_path / "out")).replace("a: {", "a: {variables: {LR: 1e-3}, "))
-    monkeypatch.setenv("LR", "0.5")
-    monkeypatch.setenv("SAVE_PATH", "nothing/reads/it")
-    monkeypatch.setenv("SEED", "9")
-    assert matrix.main([str(file), "--dry-run"]) == 0
+    for name, value in {"LR": "0.5", "SAVE_PATH": "nothing/reads/it", "SEED": "9"}.items():
+        monkeypatch.setenv(name, value)
+    assert start("--dry-run", text=SMALL.replace("a: {", "a: {variables: {LR: 1e-3}, ")) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert warnings == ["warning: LR is set in the shell, and counts for 2 of 3 runs, for which the file has none"]
 
 
 def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    file = tmp_path / "matrix.yaml"
-    file.write_text(SMALL.replace("OUT", str(out)))
 
     def evaluate(out: Path, **_: Any) -> dict[str, Any]:
         found = metrics_of(*{"sft": (0.1, None), "a": (0.2, 0.1), "b": (0.3, 0.2)}[out.name])
@@ -73,17 +77,17 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
         pq.write_table(pa.Table.from_pylist([row]), out / "rows.parquet")
         return found
 
-    def train(run: Run, out: Path) -> None:
+    def train(run: MatrixRun, out: Path) -> None:
         (out / run.name / "metrics").mkdir(parents=True, exist_ok=True)
         (out / run.name / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"rank_grpo/return@1": 0.5}}\n')
 
     drawn: list[list[str]] = []
-    monkeypatch.setattr(here, "check_evaluation", lambda *_: None)
-    monkeypatch.setattr(here, "evaluate", evaluate)
-    monkeypatch.setattr(here, "train", train)
+    monkeypatch.setattr(local_runs, "check_evaluation", lambda *_: None)
+    monkeypatch.setattr(local_runs, "evaluate", evaluate)
+    monkeypatch.setattr(local_runs, "train", train)
     monkeypatch.setattr(matrix, "plot", lambda runs, out: drawn.append([run.name for run in runs]))
-    assert matrix.main([str(file), "--only", "sft", "b"]) == 0
-    assert matrix.main([str(file), "--only", "a"]) == 0
+    assert start("--only", "sft", "b") == 0
+    assert start("--only", "a") == 0
     assert [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()] == ["run", "sft", "a", "b"]
     assert "| b | 1 | 0.3000 | +0.2000 (se of each nan) |" in (out / "table.md").read_text()
     assert (out / "slices.csv").read_text().splitlines() == [
@@ -94,62 +98,54 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
 
     (out / "evaluation" / "b" / "metrics.json").write_text(json.dumps(metrics_of(0.9, 0.9, limit=5)))
     capsys.readouterr()
-    assert matrix.main([str(file), "--only", "a"]) == 0
-    assert "warning: b: evaluated with other settings" in capsys.readouterr().err
+    assert start("--only", "a") == 0
+    assert "warning: b: evaluated with other settings, not in the table (limit was 5 and" in capsys.readouterr().err
     assert drawn[-1] == ["sft", "a"]
 
 
-def test_a_start_that_is_not_evaluated_is_said_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [
+        ("a", "--only a: sft, its start, is not evaluated yet; add it to --only"),
+        ("c", "--only c: no such run; there are sft, a, b"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_said_before_anything_is_trained(
+    start: Callable[..., int], nothing_is_trained: None, capsys: pytest.CaptureFixture[str], only: str, said: str
 ) -> None:
-    file = tmp_path / "matrix.yaml"
-    file.write_text(SMALL.replace("OUT", str(tmp_path / "out")))
-    monkeypatch.setattr(here, "train", lambda run, out: pytest.fail("trained"))
-    assert matrix.main([str(file), "--only", "a"]) == 2
-    assert "--only a: sft, its start, is not evaluated yet; add it to --only" in capsys.readouterr().err
+    assert start("--only", only) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_an_evaluation_without_its_file_is_said_after_the_preparation_and_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., int], nothing_is_trained: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, made = tmp_path / "matrix.yaml", tmp_path / "made"
-    text = SMALL.replace("OUT", str(tmp_path / "out")) + f"prepare: [{{creates: {made}, run: touch {made}}}]\n"
-    file.write_text(text.replace("data: d", f"data: {tmp_path / 'd.parquet'}"))
-    monkeypatch.setattr(here, "train", lambda run, out: pytest.fail("trained"))
-    assert matrix.main([str(file)]) == 2
-    assert made.exists()
+    text = SMALL + f"prepare: [{{creates: {tmp_path / 'made'}, run: touch {tmp_path / 'made'}}}]\n"
+    assert start(text=text.replace("data: d", f"data: {tmp_path / 'd.parquet'}")) == 2
+    assert (tmp_path / "made").exists()
     assert "error: evaluate: " in capsys.readouterr().err
 
 
 def test_a_dry_run_says_how_much_it_is_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = tmp_path / "matrix.yaml", tmp_path / "out"
-    text = SMALL.replace("OUT", str(out)).replace(
-        "sft: {recipe: sft}", "sft: {recipe: sft, variables: {TOTAL_STEPS: [10, 20]}}"
-    )
-    made = tmp_path / "made"
-    file.write_text(
-        text.replace("start: sft", "start: sft-TOTAL_STEPS=10, variables: {TOTAL_STEPS: 5}")
-        + f"prepare: [{{creates: {made}, run: touch {made}}}]\n"
-    )
-    assert matrix.main([str(file), "--dry-run"]) == 0
+    text = SMALL.replace("sft: {recipe: sft}", "sft: {recipe: sft, variables: {TOTAL_STEPS: [10, 20]}}")
+    text = text.replace("start: sft", "start: sft-TOTAL_STEPS=10, variables: {TOTAL_STEPS: 5}")
+    text += f"prepare: [{{creates: {tmp_path / 'made'}, run: touch {tmp_path / 'made'}}}]\n"
+    assert start("--dry-run", text=text) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "4 runs, 0 of them finished; 0 of 40 steps",
-        "the hours of 4 runs are unknown until the first steps are done",
+        "0 of 4 runs finished; 0 of 40 steps",
+        "runs whose hours are unknown until the first steps are done: 4",
         "nothing was started (--dry-run)",
     ]
-    assert not out.exists()
-    assert not made.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["matrix.yaml"]
 
 
 def test_what_is_of_a_cluster_wants_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "matrix.yaml"
-    file.write_text(SMALL.replace("OUT", str(tmp_path / "out")))
-    assert matrix.main([str(file), "--parallel", "2"]) == 2
+    assert start("--parallel", "2") == 2
     assert "set RAY_ADDRESS=http://head:8265" in capsys.readouterr().err
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    assert matrix.main([str(file)]) == 2
+    assert start() == 2
     assert "RAY_ADDRESS=http://127.0.0.1:9: no answer" in capsys.readouterr().err

@@ -36,29 +36,22 @@ def test_pointwise_reward_of_every_score(truth: int) -> None:
     assert [pointwise(f"<think>.</think><score>{p}</score>", truth) for p in range(5)] == REWARDS[truth]
 
 
-@pytest.mark.parametrize("truth", range(5))
-@pytest.mark.parametrize("text", ["no tag", "", "<score>10</score>", "<score>-1</score>", "<score>3.9</score>"])
-def test_an_answer_without_a_score_in_range_earns_nothing_whatever_the_truth(text: str, truth: int) -> None:
-    assert pointwise(text, truth) == 0  # a missing verdict is not a 0
-
-
 def test_pairwise_reward_is_equality() -> None:
     assert [pairwise(f"<better>{p}</better>", t) for t in "AB" for p in "AB"] == [1, 0, 0, 1]
     assert pairwise("nothing", "A") == pairwise("<better>A or B</better>", "B") == 0
     assert pairwise("<better>A</better>", "tie") == pairwise("<better>A or B</better>", "tie") == 0
 
 
-def test_malformed_may_earn_less_than_wrong() -> None:
+@pytest.mark.parametrize(
+    ("judge", "truth", "wrong", "right"),
+    [
+        (judge_pairwise, "A", "<better>B</better>", "<better>A</better>"),
+        (judge_pointwise, 1, "<score>4</score>", "<score>1</score>"),
+    ],
+)
+def test_malformed_may_earn_less_than_wrong(judge: Any, truth: object, wrong: str, right: str) -> None:
     """A group of malformed and wrong answers alone then has a difference to learn from."""
-    rewards = [
-        judge_pairwise.compute_score("d", text, "A", malformed=-1.0)["score"]
-        for text in ("?", "<better>B</better>", "<better>A</better>")
-    ]
-    assert rewards == [-1, 0, 1]
-    rewards = [
-        judge_pointwise.compute_score("d", text, 1, malformed=-1.0)["score"]
-        for text in ("?", "<score>4</score>", "<score>1</score>")
-    ]
+    rewards = [judge.compute_score("d", text, truth, malformed=-1.0)["score"] for text in ("?", wrong, right)]
     assert rewards == [-1, 0, 1]
 
 
@@ -76,34 +69,16 @@ def test_another_range_of_scores_comes_with_the_row() -> None:
 
 def test_every_answer_has_the_same_keys_and_they_are_numbers() -> None:
     """verl collates the keys of a batch, and its validation metrics take numbers only."""
-    assert judge_pointwise.compute_score("d", "<score>3</score>", {"helpfulness": 4}) == {
-        "score": 0.75,
-        "exact_match": 0,
-        "no_verdict": 0,
-        "predicted_helpfulness": 3,
-        "true_helpfulness": 4,
-    }
-    assert judge_pointwise.compute_score("d", "?", {"helpfulness": 0}) == {
-        "score": 0.0,
-        "exact_match": 0,
-        "no_verdict": 1,
-        "predicted_helpfulness": -1,
-        "true_helpfulness": 0,
-    }
-    assert judge_pairwise.compute_score("d", "<better>A</better>", {"preference": "B"}) == {
-        "score": 0.0,
-        "accuracy": 0,
-        "no_verdict": 0,
-        "prefers_a": 1,
-        "true_a": 0,
-    }
-    assert judge_pairwise.compute_score("d", "?", {"preference": "A"}) == {
-        "score": 0.0,
-        "accuracy": 0,
-        "no_verdict": 1,
-        "prefers_a": 0,
-        "true_a": 1,
-    }
+    for text, truth, score, exact, missing, predicted in (
+        ("<score>3</score>", 4, 0.75, 0, 0, 3),
+        ("?", 0, 0.0, 0, 1, -1),
+    ):
+        verdicts = {"predicted_helpfulness": predicted, "true_helpfulness": truth}
+        wanted = {"score": score, "exact_match": exact, "no_verdict": missing, **verdicts}
+        assert judge_pointwise.compute_score("d", text, {"helpfulness": truth}) == wanted
+    for text, truth, missing, prefers_a, true_a in (("<better>A</better>", "B", 0, 1, 0), ("?", "A", 1, 0, 1)):
+        wanted = {"score": 0.0, "accuracy": 0, "no_verdict": missing, "prefers_a": prefers_a, "true_a": true_a}
+        assert judge_pairwise.compute_score("d", text, {"preference": truth}) == wanted
 
 
 @pytest.mark.parametrize("truth", [{"helpfulness": 3}, 3, "3", 3.0, np.int64(3), '{"helpfulness": 3}'])
@@ -111,28 +86,29 @@ def test_forms_of_a_true_score(truth: object) -> None:
     assert judge_pointwise.true_score(truth) == 3
 
 
-@pytest.mark.parametrize(
-    "truth", [None, {}, {"helpfulness": None}, "", "abc", 2.9, 5, -1, True, [3], float("nan"), {"preference": "A"}]
-)
-def test_a_true_score_that_is_none_is_the_datas_fault(truth: object) -> None:
-    with pytest.raises(UserError, match=r"expected \{\"helpfulness\": 0-4\}.*data_prep\.judge"):
-        judge_pointwise.true_score(truth)
-
-
 @pytest.mark.parametrize("truth", [{"preference": "B"}, "B", '{"preference": "B"}'])
 def test_forms_of_a_true_preference(truth: object) -> None:
     assert judge_pairwise.true_preference(truth) == "B"
 
 
-@pytest.mark.parametrize("truth", [None, {}, {"preference": None}, "", "b", "{A", 1, {"helpfulness": 3}])
-def test_a_true_preference_that_is_none_is_the_datas_fault(truth: object) -> None:
-    with pytest.raises(UserError, match=r"expected \{\"preference\".*data_prep\.judge"):
-        judge_pairwise.true_preference(truth)
+NO_SCORES = [None, {}, {"helpfulness": None}, "", "abc", 2.9, 5, -1, True, [3], float("nan"), {"preference": "A"}]
+NO_PREFERENCES = [None, {}, {"preference": None}, "", "b", "{A", 1, {"helpfulness": 3}]
 
 
-PIECES = st.sampled_from(
-    ["<think>", "</think>", "<score>", "</score>", "<better>", "</better>", "0", "4", "10", "A", "B"]
+@pytest.mark.parametrize(
+    ("read", "truth", "wanted"),
+    [
+        *((judge_pointwise.true_score, truth, r"\{\"helpfulness\": 0-4\}") for truth in NO_SCORES),
+        *((judge_pairwise.true_preference, truth, r"\{\"preference\"") for truth in NO_PREFERENCES),
+    ],
 )
+def test_a_truth_that_is_none_is_the_datas_fault(read: Callable[[object], object], truth: object, wanted: str) -> None:
+    with pytest.raises(UserError, match=rf"expected {wanted}.*data_prep\.judge"):
+        read(truth)
+
+
+TAGS = ("<think>", "</think>", "<score>", "</score>", "<better>", "</better>")
+PIECES = st.sampled_from([*TAGS, "0", "4", "10", "A", "B"])
 HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=30).map("".join)
 
 

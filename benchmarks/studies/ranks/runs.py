@@ -10,8 +10,9 @@ import numpy as np
 from convrec.files import read_json
 from convrec.report.curves import Series, read_curves
 from recipes.evaluation.single import evaluate
-from recipes.experiments.here import evaluation_of
-from recipes.experiments.matrix_file import Run, read_matrix, runs_of
+from recipes.experiments.local_runs import evaluation_of
+from recipes.experiments.matrix_file import read_matrix
+from recipes.experiments.matrix_runs import MatrixRun, runs_of
 
 BEYOND = ("coverage", "popularity_lift", "diversity")
 BEYOND_FILE = "beyond.json"  # what kept.py leaves of an evaluation's metrics.json
@@ -22,7 +23,7 @@ LAST_STEPS = 10  # of which a checkpoint's KL, entropy and repeats are the means
 class Trained:
     """A run and its curves (name -> {step: value})."""
 
-    run: Run
+    run: MatrixRun
     folder: Path
     curves: Mapping[str, Series]
 
@@ -62,7 +63,7 @@ class Study:
 
     def __init__(self, file: Path) -> None:
         self.matrix = read_matrix(file)
-        self.out = Path(self.matrix["out"]).absolute()  # what is read is cached by its path
+        self.out = Path(self.matrix.out).absolute()  # what is read is cached by its path
         self.runs: dict[str, dict[str, Trained]] = {}
         self.starts: dict[str, dict[str, Path]] = {}  # evaluations
         for run in runs_of(self.matrix):
@@ -89,6 +90,6 @@ class Study:
         if (out / "rows.parquet").exists():
             return out
         print(f"== {trained.run.name}, step {step}", file=sys.stderr)
-        options = evaluation_of(trained.run, self.out, self.matrix["evaluate"])
+        options = evaluation_of(trained.run, self.out, self.matrix.evaluate)
         evaluate(**options | {"model": trained.folder / f"global_step_{step}", "out": out, "against": None})
         return out

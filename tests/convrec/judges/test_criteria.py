@@ -13,14 +13,9 @@ OWN = "task: Rate it.\nprinciples: [Be strict., Be fair.]\n"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_defaults_come_back_as_they_were_written(mode: str) -> None:
+def test_the_defaults_come_back_as_they_were_written_and_have_safety_among_them(mode: str) -> None:
     assert parse_criteria(criteria_text(DEFAULTS[mode], mode), mode, "defaults") == DEFAULTS[mode]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_safety_is_among_the_default_principles(mode: str) -> None:
-    """As in the recipe that this follows."""
-    assert any("safe" in principle for principle in DEFAULTS[mode].principles)
+    assert any("safe" in principle for principle in DEFAULTS[mode].principles)  # as in the recipe that this follows
 
 
 def test_own_criteria() -> None:
@@ -50,9 +45,6 @@ def test_what_is_refused_and_why(text: str, mode: str, said: str, tmp_path: Path
     (tmp_path / "own.yaml").write_text(text)
     with pytest.raises(UserError, match=said):
         read_criteria(tmp_path / "own.yaml", mode)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml: no such file"):
         read_criteria(tmp_path / "none.yaml", "pairwise")
 

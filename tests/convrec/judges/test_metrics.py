@@ -76,13 +76,6 @@ def test_accuracy_by_source() -> None:
     assert summary["by_label"]["0"]["exact_match"]["mean"] == 0
 
 
-def test_a_judge_that_always_says_a_agrees_with_itself_nowhere() -> None:
-    summary = pairwise_summary(["A", "B"] * 10, ["A"] * 20, ["A"] * 20, contexts=range(20))
-    assert summary["accuracy"]["mean"] == summary["accuracy_swapped"]["mean"] == 0.5
-    assert summary["agreement"] == {"mean": 0.0, "se": 0.0}
-    assert summary["prefers_a"]["mean"] == 1.0
-
-
 def test_pointwise_by_hand() -> None:
     summary = pointwise_summary([0, 1, 2, 4], [0, 3, 1, None], [1.0, 0.0, 0.75, 0.0], contexts=range(4))
     assert summary["exact_match"]["mean"] == 1 / 4  # no verdict is wrong

@@ -1,6 +1,7 @@
 """The verdict of hostile answers, and how long it takes."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -36,18 +37,6 @@ from convrec.judges.verdict import (
         ("<score>4", None),
         ("4", None),
         ("", None),
-        ("<score></score>", None),
-        ("<score>-1</score>", None),
-        ("<score>5</score>", None),
-        ("<score>10</score>", None),
-        ("<score>4.5</score>", None),
-        ("<score>3.0</score>", None),
-        ("<score>7/4</score>", None),
-        ("<score>0-4</score>", None),  # the format, copied
-        ("<score>3 or 4</score>", None),
-        ("<score>four</score>", None),
-        ("<score>٣</score>", None),  # Arabic-Indic 3: int() would take it
-        ("<score>３</score>", None),  # full-width 3
         ("<SCORE>4</SCORE>", None),
         ("<score >4</score>", None),
         ("<think>x <score>4</score></think>", None),  # thinking never counts
@@ -79,13 +68,6 @@ def test_score_verdict(text: str, verdict: int | None) -> None:
         ("<better>Response  A</better>", "A"),
         ("<better>A</better> no: <better>B</better>", None),  # two answers are none
         ("<better>B</better> as I said: <better>response b</better>", "B"),
-        ("<better>A or B</better>", None),
-        ("<better>both</better>", None),  # holds a b
-        ("<better>EQUAL</better>", None),  # holds an a
-        ("<better>neither</better>", None),
-        ("<better>AB</better>", None),
-        ("<better>А</better>", None),  # Cyrillic
-        ("<better>Ａ</better>", None),  # full-width
         ("Response B is better", None),
         ("<think><better>A</better>", None),
         ("<think><better>A</better></think>", None),
@@ -94,6 +76,16 @@ def test_score_verdict(text: str, verdict: int | None) -> None:
 )
 def test_preference_verdict(text: str, verdict: str | None) -> None:
     assert preference_verdict(text) == verdict
+
+
+# 0-4 is the format, copied; of the digits int() would take the Arabic-Indic and the full-width 3
+NO_SCORES = ("", "-1", "5", "10", "4.5", "3.0", "7/4", "0-4", "3 or 4", "four", "٣", "３")
+NO_PREFERENCES = ("A or B", "both", "EQUAL", "neither", "AB", "А", "Ａ")  # letters of theirs, Cyrillic, full-width
+
+
+def test_what_is_not_of_the_form_is_no_verdict() -> None:
+    assert not [content for content in NO_SCORES if score_verdict(f"<score>{content}</score>") is not None]
+    assert not [content for content in NO_PREFERENCES if preference_verdict(f"<better>{content}</better>") is not None]
 
 
 def test_a_prompt_that_opened_the_thinking_hides_its_tags() -> None:
@@ -113,47 +105,35 @@ def test_what_a_template_opens_is_seen_in_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"),
+    ("read", "text", "verdict"),
     [
-        ("<score>3.0</score>", 3),
-        ("<score>3/4</score>", 3),
-        ("<score>3 out of 4</score>", 3),
-        ("<score>**3**</score>", 3),
-        ("<SCORE>3</SCORE>", 3),
-        ("<think>why</think>\n\n**3/4**\n", 3),  # no tag: the last line, which is nothing else
-        ("why\n3.", 3),
-        ("<score>3/5</score>", None),  # of another scale
-        ("<score>3.5</score>", None),
-        ("<score>-3</score>", None),
-        ("<score>7</score>", None),
-        ("<score>٣</score>", None),
-        ("I give 3", None),
-        ("<think>why\n3", None),
-        ("<score>0.0</score> (it tried <Score>4</Score>)", None),  # two scores are none here as well
-        ("<score>high</score>\n3", None),
+        (score_verdict, "<score>3.0</score>", 3),
+        (score_verdict, "<score>3/4</score>", 3),
+        (score_verdict, "<score>3 out of 4</score>", 3),
+        (score_verdict, "<score>**3**</score>", 3),
+        (score_verdict, "<SCORE>3</SCORE>", 3),
+        (score_verdict, "<think>why</think>\n\n**3/4**\n", 3),  # no tag: the last line, which is nothing else
+        (score_verdict, "why\n3.", 3),
+        *((score_verdict, f"<score>{other}</score>", None) for other in ("3/5", "3.5", "-3", "7", "٣")),
+        (score_verdict, "I give 3", None),
+        (score_verdict, "<think>why\n3", None),
+        (score_verdict, "<score>0.0</score> (it tried <Score>4</Score>)", None),  # two scores are none here as well
+        (score_verdict, "<score>high</score>\n3", None),
+        (preference_verdict, "<better>A.</better>", "A"),
+        (preference_verdict, "<better>**B**</better>", "B"),
+        (preference_verdict, "<better>(Response A)</better>", "A"),
+        (preference_verdict, "<Better>b</Better>", "B"),
+        (preference_verdict, "<think>B?</think>\n**A**", "A"),
+        (preference_verdict, "<better>A.</better> <better>B.</better>", None),
+        (preference_verdict, "<better>A or B</better>", None),
+        (preference_verdict, "A is better", None),
     ],
 )
-def test_lenient_scores_are_read_where_strict_ones_are_not(text: str, verdict: int | None) -> None:
-    assert score_verdict(text, lenient=True) == verdict
-    assert score_verdict(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("<better>A.</better>", "A"),
-        ("<better>**B**</better>", "B"),
-        ("<better>(Response A)</better>", "A"),
-        ("<Better>b</Better>", "B"),
-        ("<think>B?</think>\n**A**", "A"),
-        ("<better>A.</better> <better>B.</better>", None),
-        ("<better>A or B</better>", None),
-        ("A is better", None),
-    ],
-)
-def test_lenient_preferences_are_read_where_strict_ones_are_not(text: str, verdict: str | None) -> None:
-    assert preference_verdict(text, lenient=True) == verdict
-    assert preference_verdict(text) is None
+def test_a_lenient_reading_takes_what_a_strict_one_does_not(
+    read: Callable[..., int | str | None], text: str, verdict: int | str | None
+) -> None:
+    assert read(text, lenient=True) == verdict
+    assert read(text) is None
 
 
 def test_a_tie_is_said_and_prefers_neither() -> None:

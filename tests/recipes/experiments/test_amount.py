@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from convrec.errors import UserError
 from convrec.runs.folder import LATEST
-from recipes.experiments.amount import Work, composed, described, seconds_a_step, steps_of, work_of
-from recipes.experiments.matrix_file import Run
+from recipes.experiments.amount import composed, described, is_finished, seconds_a_step, steps_of
+from recipes.experiments.matrix_runs import MatrixRun
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
@@ -44,33 +44,41 @@ def test_a_folder_whose_times_are_another_copys_says_nothing(tmp_path: Path) -> 
     assert seconds_a_step(left_by(tmp_path / "run", (1000, 100, [1, 2]))) is None  # its last line before its start
 
 
-def work(name: str, steps: int | None, done: int, seconds: float | None, recipe: str = "rank_grpo") -> Work:
-    return Work(Run(name, name.split("-s")[0], recipe, None, {"SEED": "1"}), steps, done, seconds)
+def amount(folder: Path, *runs: tuple[str, str, int | None, int, float | None]) -> list[str]:
+    """What is printed of these runs: (name, recipe, steps, done, seconds of a step)."""
+    made, configs = [], {}
+    for name, recipe, steps, done, seconds in runs:
+        made.append(MatrixRun(name, name.split("-s")[0], recipe, None, {"SEED": "1"}))
+        configs[name] = OmegaConf.create(
+            {"trainer": {"total_training_steps": steps}, "data": {"train_batch_size": None}}
+        )
+        left_by(folder / name, *([(0, 10 * seconds, [*range(10)])] if seconds else []), saved=done)
+    return described(made, configs, folder)
 
 
-def test_hours_are_by_the_runs_own_pace_or_that_of_its_variant_or_of_its_recipe() -> None:
+def test_hours_are_by_the_runs_own_pace_or_that_of_its_variant_or_of_its_recipe(tmp_path: Path) -> None:
     """a-s1: 40 s x 90 steps left = 1 h. a-s2 as a-s1: 100 x 40 s. b by the mean of all rank_grpo: 50 s x 72 = 1 h."""
-    works = [
-        work("sft", 300, 300, 2.0, "sft"),
-        work("a-s1", 100, 10, 40.0),
-        work("a-s2", 100, 0, None),
-        work("c", 10, 10, 60.0),
-        work("b", 72, 0, None),
-    ]
-    assert described(works) == [
-        "5 runs, 2 of them finished; 320 of 582 steps",
-        "about 3.1 hours of training left in 3 runs, added up, at 43.3 s a step of rank_grpo so far",
+    assert amount(
+        tmp_path,
+        ("sft", "sft", 300, 300, 2.0),
+        ("a-s1", "rank_grpo", 100, 10, 40.0),
+        ("a-s2", "rank_grpo", 100, 0, None),
+        ("c", "rank_grpo", 10, 10, 60.0),
+        ("b", "rank_grpo", 72, 0, None),
+    ) == [
+        "2 of 5 runs finished; 320 of 582 steps",
+        "about 3.1 hours of training left, added up",
     ]
 
 
-def test_what_is_not_known_is_said() -> None:
-    works = [work("a", 100, 0, None), work("b", None, 0, None), work("c", 10, 0, 36.0, "sft")]
-    assert described(works) == [
-        "3 runs, 0 of them finished; 0 of 110 steps, and those of 1 run whose data are not there yet",
-        "about 0.1 hours of training left in 1 run, added up, at 36.0 s a step of sft so far; "
-        "the hours of 2 runs are unknown until the first steps are done",
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    unknown = [("a", "rank_grpo", 100, 0, None), ("b", "rank_grpo", None, 0, None)]
+    assert amount(tmp_path / "some", *unknown, ("c", "sft", 10, 0, 36.0)) == [
+        "0 of 3 runs finished; 0 of 110 steps; runs whose steps are unknown, as their data are not there yet: 1",
+        "about 0.1 hours of training left, added up; runs whose hours are unknown until the first steps are done: 2",
     ]
-    assert described([work("a", 5, 5, None)]) == ["1 run, 1 of them finished; 5 of 5 steps", "nothing is left to train"]
+    finished = amount(tmp_path / "all", ("a", "rank_grpo", 5, 5, None))
+    assert finished == ["1 of 1 runs finished; 5 of 5 steps", "nothing is left to train"]
 
 
 def test_steps_are_said_or_counted_in_the_data(tmp_path: Path, sample: Path) -> None:
@@ -86,14 +94,10 @@ def test_steps_are_said_or_counted_in_the_data(tmp_path: Path, sample: Path) -> 
 
 
 def test_settings_are_composed_once_a_variant_and_a_wrong_one_names_its_run(tmp_path: Path) -> None:
-    runs = [Run(f"a-s{seed}", "a", "sft", None, {"SEED": seed, "TOTAL_STEPS": "6"}) for seed in ("1", "2")]
+    runs = [MatrixRun(f"a-s{seed}", "a", "sft", None, {"SEED": seed, "TOTAL_STEPS": "6"}) for seed in ("1", "2")]
     configs = composed(runs, tmp_path)
     assert configs["a-s1"] is configs["a-s2"]
-    left_by(tmp_path / "a-s2", (0, 30, [1, 2, 3]), saved=3)
-    found = work_of(runs, configs, tmp_path)
-    assert [(one.steps, one.done, one.seconds, one.is_finished) for one in found] == [
-        (6, 0, None, False),
-        (6, 3, 10.0, False),
-    ]
+    left_by(tmp_path / "a-s2", (0, 30, [1, 2, 3]), saved=6)
+    assert [is_finished(run, configs[run.name], tmp_path) for run in runs] == [False, True]
     with pytest.raises(UserError, match=r"b-s1: trainer\.stepz: no such setting"):
-        composed([Run("b-s1", "b", "sft", None, {"SEED": "1"}, ["trainer.stepz=1"])], tmp_path)
+        composed([MatrixRun("b-s1", "b", "sft", None, {"SEED": "1"}, ["trainer.stepz=1"])], tmp_path)

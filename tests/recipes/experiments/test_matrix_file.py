@@ -1,13 +1,12 @@
-"""The matrix file becomes runs, each with its start."""
+"""The matrix file: what it says becomes runs, and a mistake in it is named."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from convrec.errors import UserError
-from recipes.experiments.matrix_file import LONGEST_NAME, Run, read_matrix, runs_of
+from recipes.experiments.matrix_file import read_matrix
+from recipes.experiments.matrix_runs import LONGEST_NAME, runs_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,7 +24,7 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
         (run.variables["TOTAL_STEPS"], run.variables["ROLLOUT_N"]) for run in runs.values() if run.recipe != "sft"
     }
     assert len(budgets) == 1  # the same rollouts for all
-    assert "--source /data/redial" in read["prepare"][0]["run"]
+    assert "--source /data/redial" in read.prepare[0].run
 
 
 def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,34 +54,38 @@ RUNS = "out: o\nruns: {a: {}}\n"
     ("text", "message"),
     [
         ("out: $NOT_SET_ANYWHERE\nruns: {}\n" + EVALUATE, "NOT_SET_ANYWHERE is not set"),
-        ("out: o\nruns: {}\n", "it needs out, runs and evaluate"),
-        (RUNS + EVALUATE + "seedz: [1]\n", r"seedz is no section of a matrix; did you mean seeds\?"),
-        ("out: o\nruns: [a]\n" + EVALUATE, r"matrix\.yaml: runs: expected names with their values, such as {sft: {re"),
+        ("out: o\nruns: {}\n", r"evaluate: missing; give names with their values, such as {data: test\.parquet"),
+        ("[1]", r"matrix\.yaml: out: missing; give the name of a folder"),
+        (RUNS + EVALUATE + "seedz: [1]\n", r"seedz is no setting here; did you mean seeds\?"),
+        ("out: o\nruns: [a]\n" + EVALUATE, r"matrix\.yaml: runs: expected names with their settings, such as {a: {re"),
         ("out: o\nruns: {}\n" + EVALUATE, "runs: there is none"),
         (RUNS + "variables: [LR]\n" + EVALUATE, "variables: expected names with their values, such as {LR: 1e-6}"),
         (
             RUNS + "seeds: 3\n" + EVALUATE,
-            r"seeds: expected a list in \[\], each of it an integer of at least 0; it is 3",
+            r"seeds: expected a list .* an integer of at least 0; it is 3",
         ),
+        (RUNS + "seeds: [1, -1]\n" + EVALUATE, r"seeds\.1: expected a list in \[\], each of it an integer.*; it is -1"),
         (RUNS + "seeds:\n" + EVALUATE, "seeds: expected a list"),
         (RUNS + "seeds: []\n" + EVALUATE, "runs: there is none"),
         (RUNS + "evaluate:\n", "evaluate: expected names with their values, such as {data: test.parquet, "),
         (RUNS + "evaluate: {catalog: c}\n", r"evaluate\.data: missing; give the split to score"),
         (RUNS + "evaluate: {data: d}\n", r"evaluate\.catalog: missing; give the catalog of its items"),
-        (RUNS + "evaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting of an evaluation; there are address, allow"),
+        (RUNS + "evaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting here; there are tensor_parallel, re"),
         (RUNS + "evaluate: {num_item: 5}\n", r"evaluate\.num_item is no .*; did you mean num_items\?"),
         (RUNS + "evaluate: {against: x}\n", r"evaluate\.against is no setting"),
-        (RUNS + "evaluate: {data: d, catalog: c, ks: 5}\n", r"evaluate\.ks: expected a list in \[\].*; it is 5"),
-        (RUNS + "evaluate: {data: d, catalog: c, baselines: [oracle]}\n", r"evaluate\.baselines: .*one of popularity"),
+        (RUNS + "evaluate: {data: d, catalog: c, ks: 5}\n", r"evaluate\.ks: Input should be a valid list; it is 5"),
+        (RUNS + "evaluate: {data: d, catalog: c, limit: x}\n", r"evaluate\.limit: .*valid integer; it is x"),
+        (
+            RUNS + "evaluate: {data: d, catalog: c, baselines: [oracle]}\n",
+            r"evaluate\.baselines\.0: .*'popularity'.*",
+        ),
         ("out: o\nruns: {a: {start: b}}\n" + EVALUATE, r"runs\.a: start=b: no run of that name comes before"),
         ("out: o\nruns: {a: {variables: {LEARNING_RATE: 1}}}\n" + EVALUATE, r"runs\.a: LEARNING_RATE is no variable"),
         ("out: o\nruns: {a: {variables: {MU: x}}}\n" + EVALUATE, r"runs\.a: MU=x: expected a positive integer"),
         ("out: o\nruns: {a: {variables: {MU: [1, 0]}}}\n" + EVALUATE, r"runs\.a: MU=0: expected a positive integer"),
-        ("out: o\nruns: {a: {recipe: dpo}}\n" + EVALUATE, "recipe=dpo: one of sft, rank_grpo"),
-        ("out: o\nruns: {a: {seed: 5}}\n" + EVALUATE, r"runs\.a: seed is no setting of a run; did you mean seeds\?"),
-        ("out: o\nruns: {a: {override: [b=1]}}\n" + EVALUATE, r"runs\.a: override is .*did you mean overrides\?"),
-        ("out: o\nruns: {a: {variable: {LR: 1}}}\n" + EVALUATE, r"runs\.a: variable is .*did you mean variables\?"),
-        ("out: o\nruns: {a: sft}\n" + EVALUATE, r"runs\.a: a run: expected names with their values"),
+        ("out: o\nruns: {a: {recipe: dpo}}\n" + EVALUATE, r"runs\.a: recipe: expected sft or rank_grpo; it is dpo"),
+        ("out: o\nruns: {a: {seed: 5}}\n" + EVALUATE, r"runs\.a: seed is no setting here; did you mean seeds\?"),
+        ("out: o\nruns: {a: sft}\n" + EVALUATE, r"runs\.a: expected names with their settings.*; it is sft"),
         ("out: o\nruns: {a: {seeds: 5}}\n" + EVALUATE, r"runs\.a: seeds: expected a list"),
         ("out: o\nruns: {a: {overrides: b=1}}\n" + EVALUATE, r"runs\.a: overrides: expected a list .*; it is b=1"),
         ("out: o\nseeds: [1, 1]\nruns: {a: {}}\n" + EVALUATE, "a-s1: two runs have this name"),
@@ -90,8 +93,7 @@ RUNS = "out: o\nruns: {a: {}}\n"
         ("out: o\n\truns: {}\n", r"(?s)matrix\.yaml: not readable as YAML .*; indent with spaces"),
         ("out: o\nruns: {a: {\n" + EVALUATE, "not readable as YAML"),
         ("out:\nruns: {a: {}}\n" + EVALUATE, r"out: expected the name of a folder"),
-        ("out: 5\nruns: {a: {}}\n" + EVALUATE, r"out: expected the name of a folder; it is 5"),
-        (RUNS + "prepare: [{run: x}]\n" + EVALUATE, r"prepare: expected {creates: FILE, run: COMMAND} for each step"),
+        (RUNS + "prepare: [{run: x}]\n" + EVALUATE, r"prepare\.0\.creates: expected {creates: FILE, run: COMMAND} for"),
         (RUNS + "prepare: x\n" + EVALUATE, "prepare: expected"),
         ("out: o\nruns: {1: {}}\n" + EVALUATE, r"runs\.1: the name of a run becomes a folder in out"),
         ("out: o\nruns: {../../x: {}}\n" + EVALUATE, r"runs\.\.\./\.\./x: the name of a run becomes a folder"),
@@ -111,55 +113,3 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "matrix.yaml").write_bytes(b"out: \xff\n")
     with pytest.raises(UserError, match=r"matrix\.yaml: not readable as YAML"):
         read_matrix(tmp_path / "matrix.yaml")
-
-
-def starts_of(text: str) -> dict[str, str | None]:
-    matrix: dict[str, Any] = yaml.safe_load(text)
-    return {run.name: run.start for run in runs_of(matrix)}
-
-
-def test_names_have_the_values_of_the_lists_and_the_seed() -> None:
-    runs = runs_of(yaml.safe_load("seeds: [3407, 3408]\nruns: {rank_exp_inf: {variables: {LR: [1e-6, 3e-6]}}}"))
-    names = [f"rank_exp_inf-LR={rate}-s{seed}" for rate in ("1e-6", "3e-6") for seed in (3407, 3408)]
-    assert [run.name for run in runs] == names
-    assert [run.variant for run in runs[:2]] == ["rank_exp_inf-LR=1e-6"] * 2  # one line of the table
-    assert runs[-1].variables == {"LR": "3e-6", "SEED": "3408"}
-
-
-def test_a_run_starts_from_the_same_seed_and_the_same_value() -> None:
-    """TRAIN_BATCH_SIZE is a list of both, LR the run's own, and what the start has no list of does not matter."""
-    starts = starts_of("""
-seeds: [1, 2]
-variables: {TRAIN_BATCH_SIZE: [8, 16], MU: [1, 2]}
-runs:
-  sft: {recipe: sft}
-  rank: {start: sft, variables: {LR: [1e-6]}}
-""")
-    assert list(starts)[:4] == [f"sft-TRAIN_BATCH_SIZE={size}-s{seed}" for size in (8, 16) for seed in (1, 2)]
-    assert len(starts) == 4 + 2 * 2 * 2
-    for name, start in list(starts.items())[4:]:
-        size, seed = name.split("SIZE=")[1].split("-")[0], name[-1]
-        assert start == f"sft-TRAIN_BATCH_SIZE={size}-s{seed}", name
-
-
-def test_one_start_of_a_list_is_named() -> None:
-    text = "seeds: [1, 2]\nruns:\n  sft: {recipe: sft, variables: {LR: [1e-3, 4e-3]}}\n  rank: {start: sft-LR=4e-3}"
-    assert starts_of(text)["rank-s2"] == "sft-LR=4e-3-s2"
-    with pytest.raises(UserError, match=r"rank: start=sft is 2 runs: name one of sft-LR=1e-3-s1, sft-LR=4e-3-s1"):
-        starts_of(text.replace("sft-LR=4e-3", "sft"))
-    with pytest.raises(UserError, match=r"no run of that name.*\(seed 1; there are sft-LR=1e-3-s1"):
-        starts_of(text.replace("start: sft-LR=4e-3", "start: sft, variables: {LR: 1e-6}"))
-
-
-def test_a_start_of_one_seed_is_the_start_of_all() -> None:
-    starts = starts_of("seeds: [1, 2]\nruns:\n  sft: {recipe: sft, seeds: [5]}\n  rank: {start: sft}")
-    assert starts == {"sft": None, "rank-s1": "sft", "rank-s2": "sft"}
-
-
-def test_a_run_has_its_variables_its_folder_and_its_start_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MU", "3")
-    monkeypatch.setenv("SAVE_PATH", "elsewhere")
-    of_start = {"MU": "2", "SAVE_PATH": "out/r", "MODEL_PATH": "out/sft"}
-    assert Run("r", "r", "sft", "sft", {"MU": "2"}).environment(Path("out")).items() >= of_start.items()
-    own_model = Run("r", "r", "sft", None, {"MODEL_PATH": "m"}).environment(Path("out"))
-    assert own_model.items() >= {"MU": "3", "MODEL_PATH": "m"}.items()

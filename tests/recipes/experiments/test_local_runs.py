@@ -8,17 +8,18 @@ from omegaconf import OmegaConf
 
 from convrec.errors import UserError
 from data_prep.sample import write_sample
-from recipes.experiments import here
-from recipes.experiments.here import check_evaluation, prepare, train
-from recipes.experiments.matrix_file import Run
+from recipes.experiments import local_runs
+from recipes.experiments.local_runs import check_evaluation, prepare, train
+from recipes.experiments.matrix_file import Preparation
+from recipes.experiments.matrix_runs import MatrixRun
 
 
 def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "run_rank_grpo.sh"
     script.write_text('echo "$MODEL_PATH $SAVE_PATH $MU $1" > seen; exit ${STATUS:-0}\n')
-    monkeypatch.setattr(here, "ROOT", tmp_path)
+    monkeypatch.setattr(local_runs, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
-    run = Run("r-s1", "r", "rank_grpo", "sft", {"MU": "2", "SEED": "1"}, ["a=b"])
+    run = MatrixRun("r-s1", "r", "rank_grpo", "sft", {"MU": "2", "SEED": "1"}, ["a=b"])
     train(run, Path("out"))
     assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 a=b\n"
     monkeypatch.setenv("STATUS", "3")
@@ -28,12 +29,12 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     made = tmp_path / "made"
-    steps = [{"creates": str(made), "run": f"python -c \"open({str(made)!r}, 'a').write('x')\""}]
+    steps = [Preparation(creates=str(made), run=f"python -c \"open({str(made)!r}, 'a').write('x')\"")]
     prepare(steps)
     prepare(steps)
     assert made.read_text() == "x"
     with pytest.raises(UserError, match="prepare: `false` failed"):
-        prepare([{"creates": str(tmp_path / "never"), "run": "false"}])
+        prepare([Preparation(creates=str(tmp_path / "never"), run="false")])
 
 
 CONFIGS = {  # SFT has no lists of its own

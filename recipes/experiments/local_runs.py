@@ -1,6 +1,5 @@
 """What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
 
-import inspect
 import shlex
 import subprocess
 import sys
@@ -13,26 +12,28 @@ from omegaconf import DictConfig
 from convrec.errors import UserError
 from convrec.generation.placement import Placement
 from convrec.lists.settings import ListSettings
+from recipes.cluster.jobs import say
 from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
-from recipes.experiments.matrix_file import Run
+from recipes.experiments.matrix_file import Preparation
+from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACEMENT = ("replicas", "tensor_parallel", "address")  # of an evaluation's settings
 
 
-def prepare(steps: Sequence[Mapping[str, str]]) -> None:
+def prepare(steps: Sequence[Preparation]) -> None:
     """Run each command whose `creates` is not there."""
     for step in steps:
-        if Path(step["creates"]).exists():
+        if Path(step.creates).exists():
             continue
-        command = [sys.executable if word == "python" else word for word in shlex.split(step["run"])]
-        print(f"preparing {step['creates']}", file=sys.stderr)
+        command = [sys.executable if word == "python" else word for word in shlex.split(step.run)]
+        print(f"preparing {step.creates}", file=sys.stderr)
         if subprocess.run(command, check=False).returncode:
-            raise UserError(f"prepare: `{step['run']}` failed")
+            raise UserError(f"prepare: `{step.run}` failed")
 
 
 def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConfig], out: Path) -> None:
@@ -40,25 +41,25 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
 
     settings: of `evaluate`. configs: of the runs; `ks` must fit the shortest of their lists. Raises UserError.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    of_model = {name: given.pop(name, None) for name in ("probe", "constrained", "allow")}
-    known = inspect.signature(set_up).parameters
     shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
-    options = {"num_items": shortest} | {name: value for name, value in given.items() if name in known}
+    options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
+    probe, constrained, allow = (options.pop(name, None) for name in ("probe", "constrained", "allow"))
+    placement = {name: options.pop(name) for name in PLACEMENT if name in options}
+    options.pop("progress", None)
     try:
-        Placement(**{name: given[name] for name in PLACEMENT if name in given})
+        Placement(**placement)
         split = set_up(out=out / "evaluation", **options | {"baselines": ["copy"]}).split  # one that needs no training
-        if of_model["probe"]:
+        if probe:
             empty_prompt(split)
-        if allow := of_model["allow"]:
-            if not of_model["constrained"]:
-                raise UserError("allow: it says what constrained lists may hold; add constrained: true")
+        if allow and not constrained:
+            raise UserError("allow: it says what constrained lists may hold; add constrained: true")
+        if allow:
             read_allowed(Path(allow), split.matcher)
     except UserError as error:
         raise UserError(f"evaluate: {error}") from None
 
 
-def train(run: Run, out: Path) -> None:
+def train(run: MatrixRun, out: Path) -> None:
     """The recipe's script; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails."""
     script = RECIPES[run.recipe].script
     environment = run.environment(out) | {"PYTHON": sys.executable}
@@ -68,11 +69,10 @@ def train(run: Run, out: Path) -> None:
 
 
 def train_and_evaluate(
-    runs: Sequence[Run],
+    runs: Sequence[MatrixRun],
     out: Path,
     settings: Mapping[str, Any],
-    say: Callable[[str], None],
-    after_each: Callable[[Run, bool], None],
+    after_each: Callable[[MatrixRun, bool], None],
 ) -> None:
     """settings: of `evaluate`. after_each: called when a run is trained, with True, and when it is evaluated.
 
@@ -86,7 +86,7 @@ def train_and_evaluate(
         after_each(run, False)
 
 
-def evaluation_of(run: Run, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def evaluation_of(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `evaluate`: the run against its start."""
     folder = out / "evaluation"
     against = folder / run.start if run.start else None
