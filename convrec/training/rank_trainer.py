@@ -32,6 +32,7 @@ from verl.workers.utils.padding import response_to_nested
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
+from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
 from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
 from convrec.training import registration
@@ -81,11 +82,7 @@ class RankGRPOMixin(ConvRecMixin):
 
     @property
     def _is_on_policy(self) -> bool:
-        """mu = 1: the batch is used for one update, so the old log-probs are the new ones, detached."""
-        actor = self.config.actor_rollout_ref.actor
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        corrected = self.config.algorithm.rollout_correction.rollout_is is not None or self._old_is_rollout
-        return self.is_rank_level and one_update and not corrected and self.parameter_sync_step == 1
+        return is_on_policy(self.config) and self.parameter_sync_step == 1
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Skip the pass when strictly on-policy, but for the one that compares rollout and actor at start-up."""
