@@ -37,6 +37,7 @@ def main() -> int:
     phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
     with tempfile.TemporaryDirectory(prefix="convrec-gpu-check-") as folder:
         os.environ.update(process_environment(gpus > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
+        os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # who is killed leaves it tqdm's lock
         return check(phases, Machine(Path(folder), gpus), SECONDS, options.json)
 
 

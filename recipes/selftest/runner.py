@@ -46,9 +46,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a phase. seconds: the first of a process also loads libraries. *_bytes: the most in use, of the
-    phase's processes (proportional set sizes) and of the GPU with the most, as nvidia-smi says; 0 where not measured.
-    """
+    """What became of a phase. *_bytes: the most in use, by the phase's processes (proportional set sizes) and of the
+    GPU with the most, as nvidia-smi says; 0 where not measured."""
 
     phase: str
     status: Literal["pass", "fail", "skipped"]
