@@ -8,11 +8,9 @@ from uuid import uuid4
 
 import torch
 
-from convrec.cpu.engine import register_engine
 from convrec.rank_grpo.policy_loss import RankLossSettings
 from convrec.training.attention import varlen
 from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
-from convrec.training.loss import rank_grpo_loss
 from recipes.preflight.host import has_flash_attention
 from recipes.selftest.checks import Machine
 
@@ -27,6 +25,8 @@ def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | N
     if machine.gpus:
         torch.cuda.set_device(rank)
     else:
+        from convrec.cpu.engine import register_engine
+
         register_engine()
     meeting = meeting or machine.folder / f"group-{uuid4().hex}"
     backend = "cpu:gloo,cuda:nccl" if machine.gpus else "gloo"
@@ -109,6 +109,8 @@ def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 def update(engine: Any, batch: Any) -> dict[str, float]:
     """One step of the optimizer with the rank-level loss: its loss and the gradient's norm."""
+    from convrec.training.loss import rank_grpo_loss
+
     with engine.train_mode():
         output = engine.train_batch(batch, loss_function=partial(rank_grpo_loss, settings=RankLossSettings(RANKS)))
     loss = torch.tensor(output["loss"]).sum()

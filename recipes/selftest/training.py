@@ -12,14 +12,23 @@ import torch
 
 from convrec.files import read_json, write_json
 from recipes.selftest.checks import Machine, require, require_at_most
+from recipes.selftest.engine import (
+    LORA_RANK,
+    ROWS,
+    build_engine,
+    join_group,
+    log_probs,
+    make_batch,
+    packed_attention_name,
+    parameters,
+    update,
+)
 
 UPDATES = 5
 
 
 def collective(machine: Machine) -> dict[str, Any]:
     """A sum and a gather through the backend, and seconds of 64 MiB."""
-    from recipes.selftest.engine import join_group
-
     join_group(machine)
     ones = torch.ones(2**24, device=machine.device)
     torch.distributed.all_reduce(ones)
@@ -39,8 +48,6 @@ def collective(machine: Machine) -> dict[str, Any]:
 
 def fsdp2(machine: Machine) -> dict[str, Any]:
     """Updates with one batch make tokens of positive advantage likelier than those of negative advantage."""
-    from recipes.selftest.engine import build_engine, log_probs, make_batch, update
-
     engine, batch = build_engine(machine), make_batch()
     rows = zip(batch["prompts"].unbind(), batch["advantages"].unbind(), strict=True)
     advantages = torch.cat([torch.nn.functional.pad(row, (len(prompt) - 1, 0)) for prompt, row in rows])
@@ -61,8 +68,6 @@ def fsdp2(machine: Machine) -> dict[str, Any]:
 
 def _same_updates(machine: Machine, plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Log-probs before an update, its loss and gradient, and log-probs after it, both ways."""
-    from recipes.selftest.engine import build_engine, log_probs, make_batch, update
-
     found = []
     for settings in (plain, other):
         engine, batch = build_engine(machine, **settings), make_batch(**settings)
@@ -83,8 +88,6 @@ def _same_updates(machine: Machine, plain: dict[str, Any], other: dict[str, Any]
 
 def packed(machine: Machine) -> dict[str, Any]:
     """One row without padding, with the attention that a run takes for it, against padded rows with sdpa."""
-    from recipes.selftest.engine import packed_attention_name
-
     return {"attention": packed_attention_name()} | _same_updates(machine, {}, {"packed": True})
 
 
@@ -104,8 +107,6 @@ def fused(machine: Machine) -> dict[str, Any]:
 def resume(machine: Machine) -> dict[str, Any]:
     """An update, a checkpoint of shards, another update; a new engine that loads it makes the same one."""
     from transformers import AutoModelForCausalLM
-
-    from recipes.selftest.engine import build_engine, make_batch, parameters, update
 
     folder = machine.folder / "checkpoint"
     first = build_engine(machine)
@@ -133,8 +134,6 @@ def resume(machine: Machine) -> dict[str, Any]:
 
 def lora(machine: Machine) -> dict[str, Any]:
     """Before training the adapters change nothing; an update changes them alone, and only they go to the rollout."""
-    from recipes.selftest.engine import LORA_RANK, build_engine, log_probs, make_batch, parameters, update
-
     plain, adapted, batch = build_engine(machine), build_engine(machine, lora_rank=LORA_RANK), make_batch()
     difference = float((log_probs(plain, batch) - log_probs(adapted, batch)).abs().mean())
     require_at_most("log-probs with new adapters, mean difference", difference, 0.02 if machine.gpus else 1e-5)
@@ -151,8 +150,6 @@ def lora(machine: Machine) -> dict[str, Any]:
 
 def two_ranks(machine: Machine) -> dict[str, Any]:
     """Two data-parallel processes, each with half of a batch, make the update of one with it all."""
-    from recipes.selftest.engine import build_engine, make_batch, update
-
     machine.model()
     processes = torch.multiprocessing.spawn(_one_of_two, (machine,), nprocs=2, join=False)
     expected = update(build_engine(machine), make_batch())  # meanwhile
@@ -169,8 +166,6 @@ def two_ranks(machine: Machine) -> dict[str, Any]:
 
 
 def _one_of_two(rank: int, machine: Machine) -> None:
-    from recipes.selftest.engine import ROWS, build_engine, join_group, make_batch, update
-
     join_group(machine, rank, 2, machine.folder / "meeting")
     result = update(build_engine(machine), make_batch(rows=range(rank, ROWS, 2)))
     write_json(machine.folder / f"rank-{rank}.json", result)
