@@ -62,11 +62,11 @@ def model_size(model: str) -> ModelSize:
 
 
 def _config_file(model: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"
+    from huggingface_hub import hf_hub_download
+
     try:
         return Path(hf_hub_download(model, "config.json", local_files_only=True))
     except (OSError, ValueError) as error:
