@@ -17,8 +17,9 @@ from pathlib import Path
 from convrec.runs import guard
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
 from recipes.preflight import host
-from recipes.selftest import report, runner
+from recipes.selftest.checks import Machine
 from recipes.selftest.phases import PHASES
+from recipes.selftest.report import check
 
 SECONDS = 600.0  # of all phases together
 
@@ -35,10 +36,9 @@ def main() -> int:
     gpus = host.num_accelerators()
     phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
     with tempfile.TemporaryDirectory(prefix="convrec-gpu-check-") as folder:
-        environment = {**os.environ, **process_environment(gpus > 0), guard.FOLDER_VARIABLE: folder}
-        progress = report.Progress(phases, gpus, options.json)
-        runner.run(phases, Path(folder), gpus, environment, SECONDS, progress.add)
-    return progress.finish()
+        os.environ.update(process_environment(gpus > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
+        os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # who is killed leaves it tqdm's lock
+        return check(phases, Machine(Path(folder), gpus), SECONDS, options.json)
 
 
 if __name__ == "__main__":

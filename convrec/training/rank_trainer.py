@@ -32,12 +32,12 @@ from verl.workers.utils.padding import response_to_nested
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
+from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
 from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
 from convrec.training.loss import rank_grpo_loss
-from convrec.training.on_policy import is_on_policy
 from convrec.training.trainer_base import ConvRecMixin, scalar_infos
 from convrec.training.worker import ConvRecDetachWorker
 

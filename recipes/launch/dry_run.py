@@ -62,7 +62,7 @@ def help_text(recipe: Recipe) -> str:
 
 def _described(recipe: Recipe, config: DictConfig, warnings: list[str]) -> list[str]:
     """The run in lines of text. Raises UserError for what the doctor calls a failure."""
-    from recipes.planning.summary import summary
+    from recipes.planning.plan import summary
     from recipes.preflight import finding, findings
 
     where = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"

@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.schema import JudgeSettings, PairwiseJudgeSettings, RankGRPOSettings, RunSettings
-from recipes.planning import estimate
 from recipes.planning.estimate import Requirements
 
 # in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
@@ -75,7 +74,7 @@ SFT = Recipe(
     check=when_called("recipes.preflight.checks:check_sft"),
     train=when_called("recipes.launch.sft_training:train"),
     shown={"train/loss": "loss", "val/loss": "val loss"},
-    requirements=Requirements(SFT_MODEL, DATA_FILES, estimate.sft_needs),
+    requirements=Requirements(SFT_MODEL, DATA_FILES),
     uses_ray=trains_on_ray,
 )
 RANK_GRPO = Recipe(
@@ -97,7 +96,7 @@ RANK_GRPO = Recipe(
         "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
         "actor/kl": "KL",
     },
-    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY), estimate.needs),
+    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY)),
     uses_ray=lambda config: True,
 )
 POINTWISE_JUDGE = replace(

@@ -11,129 +11,219 @@ L layers, H hidden size:
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from math import ceil
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recipes.planning.constants import BASE_BYTES
+from convrec.lists.settings import ListSettings
 from recipes.planning.models import ModelSize
 
+GIB = 2**30
 CPU_PROCESSES = 12  # that import verl or vLLM
-PROCESS_BYTES = 6 * 2**30 // 10  # 0.3-0.6 GiB each
+PROCESS_BYTES = 6 * GIB // 10  # 0.3-0.6 GiB each
 
 FUSED_CHUNK = 512  # tokens; verl's FusedLinearForPPO
 SHARD_BYTES = 12  # of a parameter in a checkpoint's shards: fp32 weights and Adam's two moments
 EXPORT_BYTES = 4  # and in its Hugging Face form, fp32
 FULL = 0.9  # of a device's memory: with more the allocator runs out of it by fragments
+BASE_BYTES = 2 * GIB  # a process besides its tensors, assumed: CUDA context, NCCL, the allocator's slack
+ASLEEP_BYTES = 16 * GIB // 10  # vLLM asleep: measured on one H100, notes/gpu.md
+VLLM_BYTES = 4 * GIB  # vLLM besides weights and cache, assumed: activations, CUDA graphs
+PROMPT_TOKENS = 400.0  # assumed: conversation and instruction
+ITEM_TOKENS = 9.9  # mean of Reddit-v2's titles, with year and line break: notes/performance.md
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Where a recipe's config says what its runs need: the model it starts from, and the files every node reads."""
+
+    model_key: str
+    file_keys: tuple[str, ...]
+
+
+def at(*keys: str, default: Any = None) -> Any:
+    """A field that the config has under one of these keys, below `actor_rollout_ref` or at its top."""
+    return field(default=default, metadata={"keys": [top + key for key in keys for top in ("actor_rollout_ref.", "")]})
+
+
+@dataclass(frozen=True)
+class Run:
+    """What memory and time follow from. prompt, response: tokens, in the mean. passes: of log-probs, beside the update.
+    tensor_parallel: 0 in SFT, which has no rollout."""
+
+    size: ModelSize
+    prompt: float
+    response: float
+    passes: int = 0
+    device: str = at("trainer.device")
+    nodes: int = at("trainer.nnodes")
+    gpus_per_node: int = at("trainer.n_gpus_per_node")
+    prompts: int = at("data.train_batch_size")
+    rollouts: int = at("rollout.n", default=1)
+    longest: int = at("data.max_length")  # tokens of a sequence
+    by_tokens: bool = at("actor.use_dynamic_bsz", "data.use_dynamic_bsz")
+    most_tokens: int = at("actor.ppo_max_token_len_per_gpu", "data.max_token_len_per_gpu")
+    most_rows: int = at("actor.ppo_micro_batch_size_per_gpu", "data.micro_batch_size_per_gpu", default=1)
+    mini_batch: int = at("actor.ppo_mini_batch_size", "data.train_batch_size")
+    mu: int = at("actor.ppo_epochs", default=1)
+    has_reference: bool = at("actor.use_kl_loss", default=False)
+    fsdp_size: int = at("actor.fsdp_config.fsdp_size", "engine.fsdp_size", default=-1)
+    recomputes: bool = at("model.enable_gradient_checkpointing")
+    lora_rank: int = at("model.lora_rank")
+    fused: bool = at("model.use_fused_kernels")
+    offload_parameters: bool = at("actor.fsdp_config.param_offload")
+    offload_optimizer: bool = at("actor.fsdp_config.optimizer_offload")
+    offload_reference: bool = at("ref.fsdp_config.param_offload")
+    tensor_parallel: int = at("rollout.tensor_model_parallel_size", default=0)
+    rollout_dtype: str = at("rollout.dtype")
+    max_sequences: int = at("rollout.max_num_seqs")
+    memory_share: float = at("rollout.gpu_memory_utilization")
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def sharing(self) -> int:
+        """Processes that have one copy of the model between them."""
+        return self.fsdp_size if 0 < self.fsdp_size < self.gpus else self.gpus
+
+    @property
+    def micro_tokens(self) -> int:
+        """Of a micro-batch, at most."""
+        return max(self.longest, self.most_tokens) if self.by_tokens else self.longest * self.most_rows
+
+    @property
+    def tokens(self) -> float:
+        """Of a GPU's share of a step, in the mean."""
+        return self.prompts * self.rollouts * (self.prompt + self.response) / self.gpus
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes of a GPU over its share of a step."""
+        return max(self.prompts // self.mini_batch, ceil(self.tokens / self.micro_tokens))
+
+
+def run_of(config: DictConfig, size: ModelSize, prompt: float | None = None, response: float | None = None) -> Run:
+    """prompt, response: tokens, in the mean; None: what is assumed of prompts and of lists."""
+    data, given = config.data, dict[str, Any]()
+    for entry in fields(Run):
+        for key in entry.metadata.get("keys", ()):
+            if (value := OmegaConf.select(config, key)) is not None:
+                given.setdefault(entry.name, value)
+    longest_prompt, longest_response = data.get("max_prompt_length"), data.get("max_response_length")
+    longest = given.setdefault("longest", (longest_prompt or 0) + (longest_response or 0))
+    prompt = min(prompt or PROMPT_TOKENS, longest_prompt or longest - 1)
+    num_items = OmegaConf.select(config, "convrec.num_items") or ListSettings().num_items
+    response = min(response or ITEM_TOKENS * num_items + 1, longest_response or longest - prompt)  # + 1: its end
+    return Run(size, prompt, response, **given)
 
 
 @dataclass(frozen=True)
 class Needs:
     """Bytes; of a device where not said otherwise."""
 
-    training_parts: Mapping[str, int]
+    training: int
     rollout_weights: int
-    checkpoint: int  # of the whole run's one checkpoint
     host: int  # of a CPU-only host, all processes together
-
-    @property
-    def training(self) -> int:
-        return sum(self.training_parts.values())
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """Where a recipe's config says what its runs need of every machine.
-
-    model_key: of the model it starts from. file_keys: of the files every node reads.
-    needs: bytes that a model of this size needs with this config.
-    """
-
-    model_key: str
-    file_keys: tuple[str, ...]
-    needs: Callable[[DictConfig, ModelSize], Needs]
 
 
 def needs(config: DictConfig, size: ModelSize) -> Needs:
-    """For Rank-GRPO."""
-    actor, rollout, model = (config.actor_rollout_ref[key] for key in ("actor", "rollout", "model"))
-    sequence = config.data.max_prompt_length + config.data.max_response_length
-    tokens = micro_batch_tokens(actor, sequence)
-    batch = config.data.train_batch_size * rollout.n * sequence
-    sharing = sharing_processes(config, actor.get("fsdp_config"))
-    parts = _training(config, size, model, sharing, tokens, batch, has_reference=actor.use_kl_loss)
-    weights = size.parameters * (4 if rollout.dtype == "float32" else 2) // rollout.tensor_model_parallel_size
-    host = config.trainer.n_gpus_per_node * (sum(parts.values()) + 3 * weights) + CPU_PROCESSES * PROCESS_BYTES
-    return Needs(parts, int(weights), checkpoint_bytes(size), int(host))
+    run = run_of(config, size)
+    training, weights = sum(training_parts(run).values()), rollout_weights(run)
+    processes = CPU_PROCESSES if run.tensor_parallel else 1
+    return Needs(training, weights, run.gpus_per_node * (training + 3 * weights) + processes * PROCESS_BYTES)
 
 
-def micro_batch_tokens(actor: DictConfig, sequence: int) -> int:
-    """At most, of sequences of this length."""
-    if actor.use_dynamic_bsz:
-        return max(sequence, actor.ppo_max_token_len_per_gpu)
-    return sequence * (actor.ppo_micro_batch_size_per_gpu or 1)
+def gpu_parts(run: Run, memory: float) -> tuple[dict[str, int], dict[str, int]]:
+    """What a GPU of so many bytes must hold, by part: while it trains, and while vLLM samples (empty in SFT)."""
+    training = training_parts(run)
+    if not run.tensor_parallel:
+        return training, {}
+    resident = [name for name in ("parameters", "optimizer", "reference") if not getattr(run, f"offload_{name}")]
+    sampling = {name: training[name] for name in resident}
+    sampling |= {"vLLM's weights": rollout_weights(run), "vLLM besides": VLLM_BYTES}
+    return training | {"vLLM asleep": ASLEEP_BYTES}, sampling | {"cache": max(0, cache_bytes(run, memory))}
 
 
-def sft_needs(config: DictConfig, size: ModelSize) -> Needs:
-    """For SFT: training alone."""
-    data = config.data
-    tokens = max(data.max_length, data.max_token_len_per_gpu)
-    if not data.use_dynamic_bsz:
-        tokens = data.max_length * data.micro_batch_size_per_gpu
-    sharing = sharing_processes(config, config.get("engine"))
-    parts = _training(config, size, config.model, sharing, tokens, data.train_batch_size * data.max_length)
-    host = config.trainer.n_gpus_per_node * sum(parts.values()) + PROCESS_BYTES
-    return Needs(parts, 0, checkpoint_bytes(size), int(host))
+def training_parts(run: Run) -> dict[str, int]:
+    """Of a GPU, without vLLM."""
+    size, tokens = run.size, min(run.micro_tokens, run.prompts * run.rollouts * run.longest / run.gpus)
+    width = 4 if run.device == "cpu" else 2  # bytes of an activation
+    share = size.parameters * 4 / run.sharing
+    # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
+    trained = 0 if run.lora_rank else 1
+    parts = {
+        "parameters": share,
+        "gradients": trained * share,
+        "optimizer": trained * share * 2,
+        "reference": trained * run.has_reference * share,
+        "gathered layers": 2 * size.parameters / max(1, size.layers) * width if run.gpus > 1 else 0,
+        "activations": tokens * size.hidden * size.layers * width * (1 if run.recomputes else 16),
+        "logits": (min(tokens, FUSED_CHUNK) if run.fused else tokens) * size.vocabulary * (width + 8),
+        "process": BASE_BYTES,
+    }
+    return {name: int(part) for name, part in parts.items()}
+
+
+def rollout_weights(run: Run) -> int:
+    """Of each GPU of a replica; 0 in SFT."""
+    width = 4 if run.rollout_dtype == "float32" else 2
+    return run.size.parameters * width // run.tensor_parallel if run.tensor_parallel else 0
+
+
+def cache_bytes(run: Run, memory: float) -> int:
+    """Of each GPU, for keys and values; below 0 where vLLM's share does not even hold the weights."""
+    return int(run.memory_share * memory) - rollout_weights(run) - VLLM_BYTES
+
+
+def cache_bytes_of_token(run: Run) -> float:
+    """Keys and values of every layer, in bf16. Their heads are dealt out whole over a replica's GPUs, or copied."""
+    size = run.size
+    return 2 * 2 * size.layers * size.head_size * size.kv_heads / min(run.tensor_parallel, size.kv_heads)
 
 
 def checkpoint_bytes(size: ModelSize) -> int:
     return size.parameters * (SHARD_BYTES + EXPORT_BYTES)
 
 
-def resident_bytes(config: DictConfig, training_parts: Mapping[str, int]) -> int:
-    """What of RL's training stays on a GPU while vLLM samples: all that lasts and is not offloaded to the host."""
-    actor, reference = config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.ref.fsdp_config
-    offloaded = {
-        "parameters": actor.param_offload,
-        "optimizer": actor.optimizer_offload,
-        "reference": reference.param_offload,
-    }
-    return sum(training_parts[name] for name, is_away in offloaded.items() if not is_away)
+def lacks(run: Run, memory: float) -> list[str]:
+    """What does not fit into GPUs of so many bytes, in words; empty where all does."""
+    room, found = FULL * memory, []
+    for name, parts in zip(("training", "sampling"), gpu_parts(run, memory), strict=True):
+        if (needed := sum(parts.values())) > room:
+            found.append(f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} can be used")
+    if (short := cache_lacks(run, memory)) > 0:
+        found.append(
+            f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {run.longest:,} tokens"
+        )
+    return found
 
 
-def sharing_processes(config: DictConfig, engine: DictConfig | None) -> int:
-    """How many processes have one copy of the model between them: verl's fsdp_size, or all. engine: that section."""
-    devices = int(config.trainer.n_gpus_per_node * config.trainer.nnodes)
-    asked = engine.get("fsdp_size", -1) if engine else -1
-    return asked if 0 < asked < devices else devices
+def cache_lacks(run: Run, memory: float) -> float:
+    """Bytes that vLLM's cache lacks for one sequence of the greatest length: it would refuse to start."""
+    return run.longest * cache_bytes_of_token(run) - cache_bytes(run, memory) if run.tensor_parallel else 0.0
 
 
-def _training(
-    config: DictConfig,
-    size: ModelSize,
-    model: DictConfig,
-    sharing: int,
-    tokens: int,
-    batch: int,
-    has_reference: bool = False,
-) -> dict[str, int]:
-    """Bytes of a device, by part. tokens: of a micro-batch, batch: of a step; model: verl's section of that name."""
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    tokens = min(tokens, batch / devices)  # no more than there is
-    width = 4 if config.trainer.device == "cpu" else 2  # bytes of an activation
-    kept = 1 if model.enable_gradient_checkpointing else 16
-    with_logits = min(tokens, FUSED_CHUNK) if model.use_fused_kernels else tokens
-    # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
-    trained = 0 if model.lora_rank else 1
-    parts = {
-        "parameters": size.parameters * 4 / sharing,
-        "gradients": trained * size.parameters * 4 / sharing,
-        "optimizer": trained * size.parameters * 8 / sharing,
-        "reference": trained * has_reference * size.parameters * 4 / sharing,
-        "gathered layers": 2 * size.parameters / max(1, size.layers) * width if devices > 1 else 0,
-        "activations": tokens * size.hidden * size.layers * width * kept,
-        "logits": with_logits * size.vocabulary * (width + 8),
-        "process": BASE_BYTES(),
-    }
-    return {name: int(part) for name, part in parts.items()}
+def with_room(run: Run, memory: float) -> Run:
+    """The same with the fewest GPUs of a node a replica that give its cache room; with the most where none do."""
+    if not run.tensor_parallel:
+        return run
+    node, heads = run.gpus_per_node, run.size.heads
+    spans = [gpus for gpus in range(1, node + 1) if node % gpus == 0 and heads % gpus == 0]
+    wider = [replace(run, tensor_parallel=gpus) for gpus in spans]
+    return next((each for each in wider if cache_lacks(each, memory) <= 0), wider[-1])
+
+
+def remedy(run: Run, memory: float) -> str:
+    """Words of a command line that make it fit: the fewest nodes, doubled, and a replica over more GPUs where vLLM's
+    share is too small. Empty where none do."""
+    base = with_room(run, memory) if cache_lacks(run, memory) > 0 else run
+    while lacks(base, memory):
+        base = replace(base, nodes=2 * base.nodes)
+        if base.nodes > 1024:
+            return ""
+    words = {"N_NODES": (run.nodes, base.nodes), "TENSOR_PARALLEL": (run.tensor_parallel, base.tensor_parallel)}
+    return " ".join(f"{name}={new}" for name, (old, new) in words.items() if new != old)

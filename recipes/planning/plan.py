@@ -1,165 +1,156 @@
-"""A run in figures, each with what it rests on: work, time, memory, storage, network."""
+"""A run on a cluster that is not here, in figures: its work, a step's time by part, what a GPU and a disk hold."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
-from omegaconf import DictConfig
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from recipes.planning import constants, estimate, step_time, work
-from recipes.planning.constants import Constant, recorded
-from recipes.planning.estimate import Requirements
-from recipes.planning.figures import Figure, figure, total
-from recipes.planning.models import ModelSize
-from recipes.planning.network import Cluster, received
-from recipes.planning.run import Data, Run, rollout_of, run_of
-from recipes.planning.step_time import Batch
+from convrec.rank_grpo.on_policy import is_on_policy
+from recipes.planning import estimate
+from recipes.planning.estimate import GIB, Run
+from recipes.planning.models import KNOWN, model_size
+from recipes.planning.step_time import CONSTANTS, GPU, GPUS, START, received_bytes, step_parts
+from recipes.planning.work import checkpoints_of, rows_of, steps_of
 
-DAY = 86_400
+NODES = (1, 2, 4, 8, 16, 32, 64, 128)  # of the table
 
 
-@dataclass(frozen=True)
-class Plan:
-    """phases: seconds of a step, what comes now and then as its share of one. training, sampling: memory of a GPU while
-    it does that; sampling is empty in SFT."""
+def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows: int) -> dict[str, Any]:
+    """Sections of figures by name: numbers, and ranges of two from fast to slow.
 
-    run: Run
-    work: list[Figure]
-    phases: list[Figure]
-    training: list[Figure]
-    sampling: list[Figure]
-    storage: list[Figure]
-    network: list[Figure]
-
-    @property
-    def sections(self) -> dict[str, list[Figure]]:
-        names = ("work", "phases", "training", "sampling", "storage", "network")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def step(self) -> Figure:
-        return total("a step", self.phases)
-
-    @property
-    def hours(self) -> Figure:
-        return next(entry for entry in self.work if entry.name == "hours")
-
-
-def make_plan(config: DictConfig, size: ModelSize, cluster: Cluster, data: Data, requirements: Requirements) -> Plan:
-    """config: complete, of one of the recipes whose requirements these are. Raises UserError as run_of does."""
-    with recorded() as lengths:
-        run = run_of(config, size, cluster, data)
-    steps = work.steps_of(config, data.rows)
+    config: the run's, complete. validation_rows: 0 where they are unknown, and not counted. Raises UserError for what a
+    plan does not model.
+    """
+    if run.device == "cpu":
+        raise UserError("trainer.device=cpu: a plan is for GPUs")
+    if run.size.experts > 1:
+        raise UserError("a mixture of experts, which a plan does not model")
+    if run.gpus % run.sharing:
+        raise UserError(f"fsdp_size={run.sharing} does not divide the {run.gpus} GPUs: choose a divisor")
+    if run.tensor_parallel:
+        if str(config.trainer.v1.trainer_mode).endswith("separate_async"):
+            raise UserError("+scale=separate_async: rollout beside training is not modelled; plan without it")
+        if config.convrec.get("num_items") is None:
+            raise UserError("how long verdicts are is not modelled")
+        has_old = not (config.algorithm.rollout_correction.bypass_mode or is_on_policy(config))
+        run = replace(run, passes=run.has_reference + has_old)
+    steps = steps_of(config, rows)
     if not steps:
-        raise UserError(
-            f"{data.rows:,} rows are not one step: TRAIN_BATCH_SIZE={config.data.train_batch_size}; lower it (--rows)"
-        )
-    written, kept = work.checkpoints_of(config, steps)
-    every = config.trainer.test_freq
+        raise UserError(f"{rows:,} rows are not one step: TRAIN_BATCH_SIZE={run.prompts}; lower it (--rows)")
+    written, kept = checkpoints_of(config, steps)
     # the last step is one of them; with -1 it is SFT's only one, and RL has none
-    validations = -(-steps // every) if every > 0 else int(run.rollout is None)
-    validated = validations / steps if data.validation_rows else 0.0
-    phases = _phases(run, lengths, written / steps, validated)
-    step = total("a step", phases)
-    start = figure("start", "s", lambda: constants.START_SECONDS() if run.rollout else 0.0)
-    hours = Figure("hours", (start.value + steps * step.value) / 3600, "", step.constants | start.constants)
-    counted = [
-        Figure("steps", steps, ""),
-        hours,
-        Figure("checkpoints", written, ""),
-        Figure("validations", validations, ""),
-    ]
-    training, sampling = memory(config, size, cluster, requirements)
-    storage = _storage(run, step, kept, written / steps)
-    return Plan(run, counted, phases, training, sampling, storage, _network(run, lengths))
+    every, most = config.trainer.test_freq, config.data.get("val_max_samples", -1)
+    validations = -(-steps // every) if every > 0 else int(not run.tensor_parallel)
+    validated = min(validation_rows, most) if most > 0 else validation_rows
+
+    parts = step_parts(run, gpu, written / steps, validations / steps if validated else 0.0, validated)
+    step = np.sum(list(parts.values()), axis=0)
+    hours = (START.range * bool(run.tensor_parallel) + steps * step) / 3600
+    training, sampling = estimate.gpu_parts(run, gpu.memory)
+    checkpoint, short = estimate.checkpoint_bytes(run.size) / GIB, estimate.lacks(run, gpu.memory)
+    return {
+        "parameters": run.size.parameters,
+        "work": {
+            "steps": steps,
+            "hours": hours.tolist(),
+            "checkpoints": written,
+            "validations": validations,
+            "tokens of a prompt": run.prompt,
+            "tokens of a response": run.response,
+        },
+        "seconds of a step": {name: part.tolist() for name, part in (parts | {"a step": step}).items()},
+        "GiB of a GPU in training": _in_gib(training),
+        "GiB of a GPU in sampling": _in_gib(sampling),
+        "storage and network": {
+            "a checkpoint, GiB": checkpoint,
+            "kept at once, GiB": kept * checkpoint,
+            "written a day, GiB": (written * checkpoint * 24 / hours).tolist(),
+            "host memory of the first node for it, GiB": estimate.EXPORT_BYTES * run.size.parameters / GIB,
+            "a GPU receives in a step, GiB": received_bytes(run) / GIB,
+        },
+        "lacks": short,
+        "remedy": estimate.remedy(run, gpu.memory) if short else "",
+        "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
+    }
 
 
-def _phases(run: Run, lengths: set[Constant], saved: float, validated: float) -> list[Figure]:
-    """saved, validated: checkpoints and validations of a step."""
-    cluster, size, batch, training, rollout = run.cluster, run.size, run.batch, run.training, run.rollout
-
-    def phase(name: str, compute: Callable[[], float]) -> Figure:
-        return figure(name, "s", compute, besides=lengths)
-
-    def update() -> float:
-        return step_time.update_seconds(cluster, size, batch, training)
-
-    def checkpoint() -> float:
-        return saved * step_time.checkpoint_seconds(cluster, size)
-
-    def log_probs(of: Batch) -> float:
-        return step_time.log_prob_seconds(cluster, size, of, training)
-
-    if rollout is None:
-        return [
-            phase("update", update),
-            figure("checkpoint", "s", checkpoint),
-            phase("validation", lambda: validated * log_probs(run.validation)),
-        ]
-
-    def validation() -> float:
-        prefill = step_time.prefill_seconds(cluster, size, run.validation, rollout)
-        return validated * (prefill + step_time.decode_seconds(cluster, size, run.validation, rollout))
-
-    return [
-        phase("prefill", lambda: step_time.prefill_seconds(cluster, size, batch, rollout)),
-        phase("decode", lambda: step_time.decode_seconds(cluster, size, batch, rollout)),
-        phase("old log-probs", lambda: log_probs(batch) if run.has_old else 0.0),
-        phase("reference", lambda: log_probs(batch) if run.has_reference else 0.0),
-        phase("update", update),
-        figure("weight sync", "s", lambda: step_time.sync_seconds(cluster, size, training)),
-        figure("checkpoint", "s", checkpoint),
-        phase("validation", validation),
-        figure("driver", "s", lambda: step_time.driver_seconds(batch)),
-    ]
+def _in_gib(parts: Mapping[str, int]) -> dict[str, float]:
+    held = {name: part / GIB for name, part in parts.items() if part}
+    return held | {"in all": sum(held.values())} if held else {}
 
 
-def memory(
-    config: DictConfig, size: ModelSize, cluster: Cluster, requirements: Requirements
-) -> tuple[list[Figure], list[Figure]]:
-    """(while it trains, while it samples), of a GPU. The second is empty in SFT."""
-    with recorded() as used:
-        needs = requirements.needs(config, size)
-    parts = [
-        Figure(name, part, "bytes", frozenset(used if name == "process" else ()))
-        for name, part in needs.training_parts.items()
-        if part
-    ]
-    if "actor_rollout_ref" not in config:
-        return parts, []
-    parts.append(figure("vLLM asleep", "bytes", constants.ASLEEP_BYTES))
-    rollout = rollout_of(config)
-    return parts, [
-        Figure("training state", estimate.resident_bytes(config, needs.training_parts), "bytes"),
-        Figure("vLLM's weights", needs.rollout_weights, "bytes"),
-        figure("vLLM besides", "bytes", constants.VLLM_BYTES),
-        figure("cache", "bytes", lambda: max(0.0, step_time.cache_bytes(cluster, size, rollout))),
-    ]
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """A section of figures after the other, what does not fit, then what it rests on."""
+    lines = []
+    for title, figures in plan.items():
+        if isinstance(figures, dict) and figures:
+            lines += ["", title, *(f"  {name:42}{shown(figure):>18}" for name, figure in figures.items())]
+    lines += ["", f"does not fit: {'; '.join(plan['lacks'])}" if plan["lacks"] else "fits"]
+    if plan["lacks"]:
+        lines.append(f"  try: {plan['remedy'] or 'other GPUs'}; or fewer tokens a micro-batch, or offloading")
+    lines += ["", "rests on, from what makes a run fast to what makes it slow"]
+    for constant in plan["constants"]:
+        ends = shown([constant["fast"], constant["slow"]])
+        lines.append(f"  {constant['name']}: {ends} {constant['unit']}".rstrip() + f" ({constant['source']})")
+    return lines
 
 
-def _storage(run: Run, step: Figure, kept: int, saved: float) -> list[Figure]:
-    size = run.size
-    checkpoint = estimate.checkpoint_bytes(size)
-    return [
-        Figure("a checkpoint", checkpoint, "bytes"),
-        figure("seconds to write it", "s", lambda: step_time.checkpoint_seconds(run.cluster, size)),
-        Figure("kept at once", kept * checkpoint, "bytes"),
-        Figure("written a day", saved * checkpoint * DAY / step.value, "bytes/day", step.constants),
-        Figure("host memory of the first node for it", estimate.EXPORT_BYTES * size.parameters, "bytes"),
-    ]
+def shown(figure: int | float | Sequence[float]) -> str:
+    """Counts whole, other numbers with three digits, ranges with two: `15,958`, `7.36`, `3.5 to 8.5`."""
+    if isinstance(figure, int):
+        return f"{figure:,}"
+    digits, ends = (3, [figure]) if isinstance(figure, float) else (2, figure)
+    return " to ".join(f"{float(f'{end:.{digits}g}'):,.12g}" for end in ends)
 
 
-def _network(run: Run, lengths: set[Constant]) -> list[Figure]:
-    """What a GPU receives; in rings as much enters each node, where sharing goes over several. lengths: micro-batches
-    follow from them."""
-    step = (run.cluster, run.size, run.batch, run.training)
-    sharing = run.training.sharing
-    updates = received(step_time.update_bytes(*step), sharing) + step_time.copied_bytes(*step)
-    figures = [Figure("update", updates, "bytes", frozenset(lengths))]
-    if run.has_old or run.has_reference:
-        log_probs = received(step_time.forward_bytes(*step), sharing)
-        figures.append(Figure("a pass of log-probs", log_probs, "bytes", frozenset(lengths)))
-    if run.rollout:
-        synced = received(step_time.sync_bytes(run.size, run.training), sharing)
-        figures.append(Figure("weight sync", synced, "bytes"))
-    return figures
+def plans_at_scale(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows: int) -> list[dict[str, Any]]:
+    """Every size of KNOWN on 1 to 128 nodes, with the same settings and data. A replica spans the fewest GPUs that give
+    its cache room, whatever the config says."""
+    plans = []
+    for name, (_, size) in KNOWN.items():
+        for nodes in NODES:
+            each = estimate.with_room(replace(run, size=size, nodes=nodes), gpu.memory)
+            plan = make_plan(config, each, gpu, rows, validation_rows)
+            plans.append({"model": name, "nodes": nodes, "tensor_parallel": each.tensor_parallel, **plan})
+    return plans
+
+
+def table_lines(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line a plan: hours, seconds of a step and their largest part, GiB of a GPU at most; or what does not fit."""
+    lines = [f"{'model':6}{'nodes':>6}{'TP':>4}{'hours':>16}{'step s':>16}{'GiB':>8}  largest part"]
+    for plan in plans:
+        line = f"{plan['model']:6}{plan['nodes']:6}{plan['tensor_parallel'] or '':>4}"
+        if plan["lacks"]:
+            lines.append(f"{line}  {'; '.join(plan['lacks'])}")
+            continue
+        seconds = {name: sum(ends) for name, ends in plan["seconds of a step"].items()}
+        *_, largest, step = sorted(seconds, key=seconds.__getitem__)
+        held = max(plan[f"GiB of a GPU in {when}"].get("in all", 0) for when in ("training", "sampling"))
+        line += f"{shown(plan['work']['hours']):>16}{shown(plan['seconds of a step'][step]):>16}{held:8.1f}"
+        lines.append(f"{line}  {largest} {seconds[largest] / seconds[step]:.0%}")
+    return lines
+
+
+def summary(config: DictConfig, requirements: estimate.Requirements) -> list[str]:
+    """Of a dry run: steps, checkpoints and, on GPUs, hours. The files of the config are there (Recipe.check)."""
+    rows = rows_of(config)
+    steps = steps_of(config, rows)
+    batch, test = config.data.train_batch_size, config.trainer.test_freq
+    written, kept = checkpoints_of(config, steps)
+    validations = f"a validation every {test} steps" if test > 0 else "no validation on the way"
+    text = [f"steps: {steps:,} of {batch:,} rows out of {rows:,}; {validations}"]
+    try:
+        size = model_size(OmegaConf.select(config, requirements.model_key))
+    except (OSError, ValueError):
+        return [*text, f"checkpoints: {written}, {kept} of them kept; the model is not here, so their size is unknown"]
+    each = estimate.checkpoint_bytes(size) / GIB
+    text.append(f"checkpoints: {written}, {kept} of them kept: {each:.2f} GiB each, {kept * each:.1f} in all")
+    try:
+        plan = make_plan(config, estimate.run_of(config, size), GPUS["H100"], rows, rows_of(config, "val_files"))
+    except UserError:  # what a plan does not model
+        return text
+    figures = f"{shown(plan['work']['hours'])} hours, {shown(plan['seconds of a step']['a step'])} s a step"
+    return [*text, f"time: {figures}, by a model of H100s, not a measurement (convrec plan says what it rests on)"]

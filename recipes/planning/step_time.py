@@ -1,69 +1,114 @@
-"""Seconds of each phase of a step on GPUs, from counted operations and bytes: a model, nothing is measured here.
+"""Seconds of each part of a step on GPUs, from counted operations and bytes: a model, nothing is measured here.
 
 P parameters, L layers, s tokens of a sequence; G rollouts of a prompt share its prefill. A forward pass of a token is
 2 P + 2 L s x heads x head size FLOP: the matrices, and attention to half of the sequence in the mean.
 
-    prefill      a forward pass of each prompt's tokens
-    decode       token after token, a replica's responses at once: what it reads (weights and cache), what it computes,
-                 and a launch; the longest of the three counts, and all-reduces come on top
-    log-probs    a forward pass of all tokens; with mu = 1 there are none of the old policy
-    update       3 forward passes, 4 with recomputation, 1 less for LoRA; once for each of mu
-    weight sync  every GPU gathers the weights in fp32, and hands them to vLLM in bf16
-    checkpoint   each process writes its shards, then the first one the Hugging Face form
-    validation   one response for each of its prompts; in SFT a forward pass
-
-In training FSDP gathers 2 P bytes for each forward and each backward pass of a micro-batch, and sums 4 P of gradients.
-It fetches while it computes: the longer of the two counts.
+    rollout      a forward pass of each prompt's tokens; then token after token, a replica's responses at once, until
+                 the longest is done: what a token reads (weights and cache) or computes, or the least that it takes
+    log-probs    a forward pass of all tokens, of the reference and, unless mu = 1, of the old policy
+    update       3 forward passes, 4 with recomputation, 1 less for LoRA, for each of mu; and what one takes besides
+    weight sync  vLLM sleeps, wakes, and gets the weights
+    driver       one process handles every response
+    network      2 P bytes for each forward and each backward pass of a micro-batch, and 4 P of gradients; 4 P for the
+                 sync. FSDP fetches while it computes: from none of it to all of it is waited for
+    checkpoints  each process writes its shards, then the first one the Hugging Face form; their share of a step
+    validation   one response for each of its prompts, in SFT a forward pass; its share of a step
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
-from recipes.planning import constants
-from recipes.planning.estimate import EXPORT_BYTES, SHARD_BYTES
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.planning.estimate import EXPORT_BYTES, SHARD_BYTES, Run, cache_bytes, cache_bytes_of_token, rollout_weights
 from recipes.planning.models import ModelSize
-from recipes.planning.network import Cluster, collective_seconds, received
+
+Range = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Training:
-    """How FSDP trains. sharing: processes that have one copy of the model between them. micro_tokens: of a micro-batch,
-    at most. mini_batches: updates that a batch is cut into; mu: how often it is used."""
+class Constant:
+    """A range: what makes a run fast, and what makes it slow. source: where it was measured, or that it is assumed;
+    "expected": by somebody who has run such clusters."""
 
-    sharing: int
-    micro_tokens: int
-    mini_batches: int
-    mu: int
-    recomputes: bool
-    lora: bool
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """How vLLM samples: a replica spans tensor_parallel GPUs, takes memory_share of each, and has at most max_sequences
-    at once."""
-
-    tensor_parallel: int
-    max_sequences: int
-    memory_share: float
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Of one step. prompt, response: tokens, in the mean; SFT has rollouts = 1."""
-
-    prompts: int
-    rollouts: int
-    prompt: float
-    response: float
+    name: str
+    fast: float
+    slow: float
+    unit: str
+    source: str
 
     @property
-    def length(self) -> float:
-        return self.prompt + self.response
+    def range(self) -> Range:
+        """(fast, slow): formulas compute with it as with a number, and give such arrays."""
+        return np.array([self.fast, self.slow])
 
-    @property
-    def tokens(self) -> float:
-        return self.prompts * self.rollouts * self.length
+
+LONGEST = Constant("longest answer over the mean", 1.3, 2, "", "assumed: 384 lists that end; one that goes on")
+DECODE_STEP = Constant("least time of a step of decoding", 4, 8, "ms", "assumed: scheduler, sampler, CUDA graph")
+BANDWIDTH = Constant("share of the memory bandwidth in decoding", 0.7, 0.5, "", "assumed")
+PREFILL = Constant("share of the peak in prefill", 0.5, 0.3, "", "assumed: forward passes of long rows")
+ALL_REDUCE = Constant("an all-reduce of tensor parallelism", 15, 30, "us", "assumed: vLLM's own kernel in a node")
+UPDATE = Constant("an update besides its arithmetic", 0.2, 0.5, "s", "0.2 measured: SFT on one H100, notes/gpu.md")
+SYNC = Constant("weight sync, sleep and wake", 1, 1.5, "s", "expected; .42 measured without waking: notes/gpu.md")
+RESPONSE = Constant("the driver, for a response", 1.1, 3.2, "ms", "measured on two busy cores, and half of it")
+WAITED = Constant("network time that is waited for", 0, 1.5, "", "assumed: none; all, at two thirds of the bandwidth")
+WRITER = Constant("a process writes of a checkpoint", 2, 1, "GB/s", "assumed: serialised, checksum, fsync")
+START = Constant("a start", 150, 300, "s", "153 to 196 measured on one H100, tiny models: notes/gpu.md")
+CONSTANTS = (LONGEST, DECODE_STEP, BANDWIDTH, PREFILL, ALL_REDUCE, UPDATE, SYNC, RESPONSE, WAITED, WRITER, START)
+# torchtitan has published .33 to .39 of H100s' peak and .52 to .58 of A100s', by FSDP2 and compiled layers
+HOPPER = Constant("share of the peak in training", 0.39, 0.15, "", "torchtitan's best; eager layers: .15-.20 expected")
+AMPERE = Constant("share of the peak in training", 0.58, 0.25, "", "torchtitan's best; assumed of eager layers")
+
+
+@dataclass(frozen=True)
+class GPU:
+    """By NVIDIA's data sheets of SXM forms: dense bf16 FLOP/s, bytes, bytes/s in one direction; an adapter a GPU."""
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: float
+    nvlink: float
+    network: float
+    training_share: Constant
+
+
+GPUS = {
+    "H100": GPU("H100", 989e12, 3.35e12, 80e9, 450e9, 50e9, HOPPER),
+    "H200": GPU("H200", 989e12, 4.8e12, 141e9, 450e9, 50e9, HOPPER),
+    "A100": GPU("A100", 312e12, 2.039e12, 80e9, 300e9, 25e9, AMPERE),
+}
+
+
+def step_parts(run: Run, gpu: GPU, checkpoints: float, validations: float, validation_rows: int) -> dict[str, Range]:
+    """checkpoints, validations: in a step, so below 1."""
+    check = replace(run, prompts=validation_rows, rollouts=1)
+    checked = rollout_seconds(check, gpu) if run.tensor_parallel else forward_seconds(check, gpu)
+    saved = (SHARD_BYTES / run.gpus + EXPORT_BYTES) * run.size.parameters / (WRITER.range * 1e9)
+    parts: dict[str, Range] = {}
+    if run.tensor_parallel:
+        parts["rollout"] = rollout_seconds(run, gpu)
+        parts["log-probs"] = run.passes * forward_seconds(run, gpu)
+        parts["weight sync"] = SYNC.range
+        parts["driver"] = run.prompts * run.rollouts * RESPONSE.range / 1e3
+    training = {"update": update_seconds(run, gpu), "network": network_seconds(run, gpu)}
+    return parts | training | {"checkpoints": checkpoints * saved, "validation": validations * checked}
+
+
+def rollout_seconds(run: Run, gpu: GPU) -> Range:
+    prompts = ceil(run.prompts / (run.gpus // run.tensor_parallel))  # of the busiest replica: all rollouts of a prompt
+    peak = run.tensor_parallel * gpu.flops * PREFILL.range
+    prefill = prompts * run.prompt * forward_flops(run.size, run.prompt) / peak
+    room = int(cache_bytes(run, gpu.memory) / (cache_bytes_of_token(run) * (run.prompt + run.response)))
+    rows = max(1, min(prompts * run.rollouts, run.max_sequences, room))
+    reads = rollout_weights(run) + rows * (run.prompt + run.response / 2) * cache_bytes_of_token(run)
+    reading, computing = reads / (gpu.bandwidth * BANDWIDTH.range), rows * 2 * run.size.parameters / peak
+    token = np.maximum(np.maximum(reading, computing), DECODE_STEP.range / 1e3)
+    if run.tensor_parallel > 1:
+        token += 2 * run.size.layers * ALL_REDUCE.range * 1e-6
+    # responses that wait for room come in turns; the last of them end with the longest
+    return prefill + run.response * (prompts * run.rollouts / rows - 1 + LONGEST.range) * token
 
 
 def forward_flops(size: ModelSize, length: float) -> float:
@@ -71,140 +116,25 @@ def forward_flops(size: ModelSize, length: float) -> float:
     return 2 * size.parameters + 2 * size.layers * length * size.heads * size.head_size
 
 
-# ---- training ----
+def forward_seconds(run: Run, gpu: GPU) -> Range:
+    """Of a GPU's share of a step's tokens."""
+    return run.tokens * forward_flops(run.size, run.prompt + run.response) / (gpu.flops * gpu.training_share.range)
 
 
-def micro_batches(cluster: Cluster, batch: Batch, training: Training, parts: int = 1) -> int:
-    """Forward passes of a GPU over its share of a batch that is cut into so many parts."""
-    return parts * max(1, math.ceil(batch.tokens / cluster.gpus / parts / training.micro_tokens))
-
-
-def _compute_seconds(cluster: Cluster, size: ModelSize, batch: Batch) -> float:
-    """Of a forward pass of a GPU's share of the batch."""
-    flops = batch.tokens / cluster.gpus * forward_flops(size, batch.length)
-    return flops / (cluster.gpu.flops() * cluster.gpu.training_share())
-
-
-def forward_bytes(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
-    """That FSDP gathers for a forward pass of the batch."""
-    return 2 * size.parameters * micro_batches(cluster, batch, training)
-
-
-def log_prob_seconds(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
-    gathers = micro_batches(cluster, batch, training) * (size.layers + 1)
-    network = collective_seconds(cluster, forward_bytes(cluster, size, batch, training), training.sharing, gathers)
-    return max(_compute_seconds(cluster, size, batch), network)
-
-
-def _micro_batches_of_updates(cluster: Cluster, batch: Batch, training: Training) -> int:
-    """Of a GPU in a step."""
-    return training.mu * micro_batches(cluster, batch, training, training.mini_batches)
-
-
-def update_bytes(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
-    """That FSDP gathers, and sums, for all updates of a step."""
-    each = (4 if training.lora else 8) * size.parameters
-    return each * _micro_batches_of_updates(cluster, batch, training)
-
-
-def copied_bytes(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
-    """That a GPU receives besides, where there are several copies of the model: its shard of the gradients is summed
-    over them."""
-    copies = cluster.gpus // training.sharing
-    if training.lora:
-        return 0.0
-    shard = 4 * size.parameters / training.sharing
-    return 2 * received(shard, copies) * _micro_batches_of_updates(cluster, batch, training)
-
-
-def update_network_seconds(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
+def update_seconds(run: Run, gpu: GPU) -> Range:
     """Of all updates of a step."""
-    collectives = (2 if training.lora else 3) * (size.layers + 1)
-    count = collectives * _micro_batches_of_updates(cluster, batch, training)
-    seconds = collective_seconds(cluster, update_bytes(cluster, size, batch, training), training.sharing, count)
-    if copied := copied_bytes(cluster, size, batch, training):
-        link = cluster.network() if cluster.nodes > 1 else cluster.gpu.nvlink()
-        seconds += copied / (link * constants.LINK_SHARE())
-    return seconds
+    passes = 3 - bool(run.lora_rank) + run.recomputes
+    return run.mu * (passes * forward_seconds(run, gpu) + run.prompts // run.mini_batch * UPDATE.range)
 
 
-def update_compute_seconds(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
-    """Of all updates of a step."""
-    passes = (2 if training.lora else 3) + training.recomputes
-    return training.mu * passes * _compute_seconds(cluster, size, batch)
+def received_bytes(run: Run) -> float:
+    """By a GPU in a step: what it gathers, and sums (a reduce-scatter moves the same), less its own part of it."""
+    gathered = ((4 if run.lora_rank else 8) * run.mu + 2 * run.passes) * run.micro_batches
+    gathered += 4 if run.tensor_parallel and not run.lora_rank else 0  # adapters are below a hundredth of that
+    return gathered * run.size.parameters * (run.sharing - 1) / run.sharing
 
 
-def update_seconds(cluster: Cluster, size: ModelSize, batch: Batch, training: Training) -> float:
-    arithmetic = update_compute_seconds(cluster, size, batch, training)
-    besides = training.mu * training.mini_batches * constants.UPDATE_SECONDS()
-    return max(arithmetic, update_network_seconds(cluster, size, batch, training)) + besides
-
-
-# ---- rollout ----
-
-
-def _busiest_replica(cluster: Cluster, batch: Batch, rollout: Rollout) -> int:
-    """Prompts of the replica that has most: all rollouts of a prompt go to one."""
-    return math.ceil(batch.prompts / (cluster.gpus // rollout.tensor_parallel))
-
-
-def prefill_seconds(cluster: Cluster, size: ModelSize, batch: Batch, rollout: Rollout) -> float:
-    flops = _busiest_replica(cluster, batch, rollout) * batch.prompt * forward_flops(size, batch.prompt)
-    return flops / (rollout.tensor_parallel * cluster.gpu.flops() * constants.PREFILL_SHARE())
-
-
-def cache_bytes(cluster: Cluster, size: ModelSize, rollout: Rollout) -> float:
-    """Of each GPU, for keys and values; below 0 where vLLM's share does not even hold the weights."""
-    weights = 2 * size.parameters / rollout.tensor_parallel
-    return rollout.memory_share * cluster.gpu.memory() - weights - constants.VLLM_BYTES()
-
-
-def cache_bytes_of_token(size: ModelSize, rollout: Rollout) -> float:
-    """On each GPU of a replica: heads of keys and values are dealt out whole, and copied where there are fewer."""
-    return size.kv_bytes / min(rollout.tensor_parallel, size.kv_heads)
-
-
-def sequences_at_once(cluster: Cluster, size: ModelSize, batch: Batch, rollout: Rollout) -> int:
-    """Of the busiest replica: what its cache has room for, each of them whole."""
-    room = cache_bytes(cluster, size, rollout) / (batch.length * cache_bytes_of_token(size, rollout))
-    asked = _busiest_replica(cluster, batch, rollout) * batch.rollouts
-    return max(1, min(asked, rollout.max_sequences, int(room)))
-
-
-def decode_seconds(cluster: Cluster, size: ModelSize, batch: Batch, rollout: Rollout) -> float:
-    gpus = rollout.tensor_parallel
-    rows = sequences_at_once(cluster, size, batch, rollout)
-    steps = batch.response * _busiest_replica(cluster, batch, rollout) * batch.rollouts / rows
-    cache = rows * (batch.prompt + batch.response / 2) * cache_bytes_of_token(size, rollout)
-    reads = (2 * size.parameters / gpus + cache) / (cluster.gpu.bandwidth() * constants.BANDWIDTH_SHARE())
-    computes = rows * 2 * size.parameters / gpus / (cluster.gpu.flops() * constants.PREFILL_SHARE())
-    seconds = max(reads, computes, constants.DECODE_LAUNCH())
-    if gpus > 1:  # two sums a layer, of a bf16 vector a sequence
-        summed = 2 * rows * size.hidden * 2 * (gpus - 1) / gpus / (cluster.gpu.nvlink() * constants.LINK_SHARE())
-        seconds += 2 * size.layers * (constants.ALL_REDUCE_SECONDS() + summed)
-    return steps * seconds
-
-
-def sync_bytes(size: ModelSize, training: Training) -> float:
-    """That every GPU gathers: fp32 weights; adapters are below a hundredth of that and not counted."""
-    return 0.0 if training.lora else 4.0 * size.parameters
-
-
-def sync_seconds(cluster: Cluster, size: ModelSize, training: Training) -> float:
-    """vLLM sleeps and wakes, gets the weights, and goes on."""
-    tensors = 0 if training.lora else 9 * size.layers + 2  # four matrices of attention, three of the MLP, two norms
-    gathered = collective_seconds(cluster, sync_bytes(size, training), training.sharing, tensors)
-    return constants.SLEEP() + constants.HANDOVER() + gathered
-
-
-# ---- what comes now and then ----
-
-
-def checkpoint_seconds(cluster: Cluster, size: ModelSize) -> float:
-    shards = SHARD_BYTES * size.parameters
-    written = max(shards / cluster.gpus / constants.WRITER_BANDWIDTH(), shards / constants.STORAGE_BANDWIDTH())
-    return written + EXPORT_BYTES * size.parameters / constants.WRITER_BANDWIDTH()
-
-
-def driver_seconds(batch: Batch) -> float:
-    return batch.prompts * batch.rollouts * constants.RESPONSE_SECONDS()
+def network_seconds(run: Run, gpu: GPU) -> Range:
+    """Over NVLink, or all of a node's adapters together where they are narrower: as much enters each node."""
+    link = min(gpu.nvlink, gpu.network * run.gpus_per_node) if run.sharing > run.gpus_per_node else gpu.nvlink
+    return received_bytes(run) / link * WAITED.range

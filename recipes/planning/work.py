@@ -38,13 +38,10 @@ def rows_of(config: DictConfig, key: str = "train_files") -> int:
     """That are read of the files that config.data names under this key. Raises OSError for a file that is not there,
     UserError for one that is no parquet."""
     files: Any = config.data[key]
-    paths = [files] if isinstance(files, str) else list(files or ())
-    rows, most = sum(map(_rows_of_file, paths)), config.data.get(key.replace("files", "max_samples"), -1)
+    rows, most = 0, config.data.get(key.replace("files", "max_samples"), -1)
+    for path in [files] if isinstance(files, str) else list(files or ()):
+        try:
+            rows += pq.read_metadata(path).num_rows
+        except ArrowInvalid as error:
+            raise UserError(f"{path}: not a parquet file, or cut off ({error})") from error
     return min(rows, most) if most > 0 else rows
-
-
-def _rows_of_file(path: str) -> int:
-    try:
-        return pq.read_metadata(path).num_rows
-    except ArrowInvalid as error:
-        raise UserError(f"{path}: not a parquet file, or cut off ({error})") from error

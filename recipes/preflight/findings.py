@@ -132,7 +132,7 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
         findings.append(Finding("disk", "warning", disk["where"], text, fix))
     else:
         findings.append(Finding("disk", "ok", disk["where"], text))
-    return findings + memory_findings(config, requirements.needs(config, size), nodes)
+    return findings + memory_findings(config, estimate.needs(config, size), nodes)
 
 
 def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[dict[str, Any]]) -> list[Finding]:

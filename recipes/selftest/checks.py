@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-QWEN_HALF_B = {  # Qwen2.5-0.5B's config.json
+HALF_B = {  # Qwen2.5-0.5B's config.json
     "vocab_size": 151_936,
     "hidden_size": 896,
     "num_layers": 24,
@@ -22,17 +22,13 @@ TINY = {  # heads of 64 and KV heads shared by two, as Qwen2.5-0.5B has
 }
 
 
-class Skipped(Exception):
-    """What a phase needs is not there; the message says what."""
-
-
 class CheckFailed(Exception):
     """A phase ran and its numbers are not what they must be."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """folder: for a run's models and files, shared by its phases."""
+class Machine:
+    """folder: for models and files, shared by the phases."""
 
     folder: Path
     gpus: int
@@ -46,23 +42,22 @@ class Place:
         """That of the passes: bf16 on a GPU, fp32 on a CPU. Weights that train are fp32 on both."""
         return "bfloat16" if self.gpus else "float32"
 
-    def model(self, name: str = "tiny", texts: list[str] | None = None) -> Path:
+    def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None) -> Path:
         """The folder of a random Qwen2 with tied embeddings, made by the first phase that asks for it."""
         from recipes.tiny_model import make_tiny_model
 
-        folder = self.folder / name
+        folder = self.folder / f"model-{sizes['hidden_size']}"
         if not folder.exists():
-            sizes: dict[str, Any] = {"tiny": TINY, "half_b": QWEN_HALF_B}[name]
-            make_tiny_model(folder, texts or ["a b c\n" * 40], tie_word_embeddings=True, fill_vocab=True, **sizes)
+            shape: dict[str, Any] = {"tie_word_embeddings": True, "fill_vocab": True, **sizes}
+            make_tiny_model(folder, texts or ["a b c\n" * 40], **shape)
         return folder
-
-
-def require_at_most(name: str, value: float, bound: float) -> None:
-    """Raise CheckFailed when `value` is above the bound, or no number."""
-    if not value <= bound:
-        raise CheckFailed(f"{name} is {value:.3g}, at most {bound:g} is right")
 
 
 def require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise CheckFailed(otherwise)
+
+
+def require_at_most(name: str, value: float, bound: float) -> None:
+    """Raise CheckFailed when `value` is above the bound, or no number."""
+    require(value <= bound, f"{name} is {value:.3g}, at most {bound:g} is right")

@@ -8,28 +8,28 @@ from uuid import uuid4
 
 import torch
 
-from convrec.cpu.engine import register_engine
 from convrec.rank_grpo.policy_loss import RankLossSettings
 from convrec.training.attention import varlen
 from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
-from convrec.training.loss import rank_grpo_loss
 from recipes.preflight.host import has_flash_attention
-from recipes.selftest.checks import Place
+from recipes.selftest.checks import Machine
 
 ROWS, RANKS, TOKENS_OF_A_RANK = 12, 4, 3
 LORA_RANK = 8
 
 
-def join_group(place: Place, rank: int = 0, size: int = 1, meeting: Path | None = None) -> None:
+def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | None = None) -> None:
     """verl's process group: NCCL and gloo on GPUs, gloo on a CPU. A second call does nothing."""
     if torch.distributed.is_initialized():
         return
-    if place.gpus:
+    if machine.gpus:
         torch.cuda.set_device(rank)
     else:
+        from convrec.cpu.engine import register_engine
+
         register_engine()
-    meeting = meeting or place.folder / f"group-{uuid4().hex}"
-    backend = "cpu:gloo,cuda:nccl" if place.gpus else "gloo"
+    meeting = meeting or machine.folder / f"group-{uuid4().hex}"
+    backend = "cpu:gloo,cuda:nccl" if machine.gpus else "gloo"
     torch.distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
     use_length_groups()
     use_whole_batch_log_probs()
@@ -40,19 +40,20 @@ def packed_attention_name() -> str:
     return "flash_attention_2" if has_flash_attention() else varlen.NAME
 
 
-def build_engine(place: Place, packed: bool = False, fused: bool = False, lora_rank: int = 0) -> Any:
-    """A fresh engine with the tiny model: fp32 weights, passes in the place's dtype."""
+def build_engine(machine: Machine, packed: bool = False, fused: bool = False, lora_rank: int = 0) -> Any:
+    """A fresh engine with the tiny model: fp32 weights, passes in the machine's dtype."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.base import EngineRegistry
 
-    join_group(place)
-    dtypes = {"param_dtype": place.dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    join_group(machine)
+    dtypes = {"param_dtype": machine.dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    resumable = ["model", "optimizer", "extra"]
     engine = EngineRegistry.new(
         model_type="language_model",
         backend="fsdp2",
         model_config=HFModelConfig(
-            path=str(place.model()),
+            path=str(machine.model()),
             use_remove_padding=packed,
             use_fused_kernels=fused,
             fused_kernel_options={"impl_backend": "torch"},
@@ -62,44 +63,19 @@ def build_engine(place: Place, packed: bool = False, fused: bool = False, lora_r
         ),
         engine_config=FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=dtypes),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
-        checkpoint_config=CheckpointConfig(
-            save_contents=["model", "optimizer", "extra", "hf_model"], load_contents=["model", "optimizer", "extra"]
-        ),
+        checkpoint_config=CheckpointConfig(save_contents=[*resumable, "hf_model"], load_contents=resumable),
     )
     engine.initialize()
     return engine
 
 
 def make_batch(packed: bool = False, fused: bool = False, rows: Sequence[int] = range(ROWS), seed: int = 0) -> Any:
-    """These rows of a made-up batch, as verl's trainer hands them to a worker: prompts of many lengths, responses of
-    `RANKS` ranks at most, an advantage for each rank."""
+    """These rows of a generated batch, as verl's trainer hands them to a worker."""
     from verl.utils.tensordict_utils import get_tensordict
 
     generator = torch.Generator().manual_seed(seed)
-    fields: dict[str, list[torch.Tensor]] = {}
-    for row in range(ROWS):
-        prompt_length = int(torch.randint(4, 60, (), generator=generator))
-        ranks = int(torch.randint(1, RANKS + 1, (), generator=generator))
-        prompt, response = (
-            torch.randint(3, 500, (length,), generator=generator)
-            for length in (prompt_length, ranks * TOKENS_OF_A_RANK)
-        )
-        advantages = torch.randn(ranks, generator=generator).repeat_interleave(TOKENS_OF_A_RANK)
-        if row not in rows:
-            continue
-        whole = torch.cat([prompt, response])
-        values = {
-            "input_ids": whole,
-            "position_ids": torch.arange(len(whole)),
-            "prompts": prompt,
-            "responses": response,
-            "response_mask": torch.ones_like(response),
-            "loss_mask": torch.ones_like(response),
-            "advantages": advantages,
-            "policy_units": torch.arange(ranks).repeat_interleave(TOKENS_OF_A_RANK) + 1,
-        }
-        for name, value in values.items():
-            fields.setdefault(name, []).append(value)
+    generated = [_row(generator) for _ in range(ROWS)]
+    fields = {name: [generated[row][name] for row in rows] for name in generated[0]}
     nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in fields.items()}
     settings = {
         "global_batch_size": ROWS,
@@ -112,11 +88,31 @@ def make_batch(packed: bool = False, fused: bool = False, rows: Sequence[int] = 
     return get_tensordict(nested, settings)
 
 
+def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """A prompt of any length, a response of `RANKS` ranks at most, an advantage for each rank."""
+    prompt_length, ranks = (int(torch.randint(*ends, (), generator=generator)) for ends in ((4, 60), (1, RANKS + 1)))
+    prompt, response = (
+        torch.randint(3, 500, (length,), generator=generator) for length in (prompt_length, ranks * TOKENS_OF_A_RANK)
+    )
+    whole, mask = torch.cat([prompt, response]), torch.ones_like(response)
+    return {
+        "input_ids": whole,
+        "position_ids": torch.arange(len(whole)),
+        "prompts": prompt,
+        "responses": response,
+        "response_mask": mask,
+        "loss_mask": mask,
+        "advantages": torch.randn(ranks, generator=generator).repeat_interleave(TOKENS_OF_A_RANK),
+        "policy_units": torch.arange(ranks).repeat_interleave(TOKENS_OF_A_RANK) + 1,
+    }
+
+
 def update(engine: Any, batch: Any) -> dict[str, float]:
     """One step of the optimizer with the rank-level loss: its loss and the gradient's norm."""
-    loss_function = partial(rank_grpo_loss, settings=RankLossSettings(RANKS))
+    from convrec.training.loss import rank_grpo_loss
+
     with engine.train_mode():
-        output = engine.train_batch(batch, loss_function=loss_function)
+        output = engine.train_batch(batch, loss_function=partial(rank_grpo_loss, settings=RankLossSettings(RANKS)))
     loss = torch.tensor(output["loss"]).sum()
     return {"loss": float(loss), "grad_norm": float(output["metrics"]["grad_norm"])}
 
@@ -125,8 +121,7 @@ def log_probs(engine: Any, batch: Any) -> torch.Tensor:
     """(tokens of all rows,) float32 on the CPU: of every token given those before it; the last of a row is no one's."""
     with engine.eval_mode():
         output = engine.infer_batch(batch)
-    values = output["model_output"]["log_probs"]
-    return torch.cat([row[:-1].float().cpu() for row in values.unbind()])
+    return torch.cat([row[:-1].float().cpu() for row in output["model_output"]["log_probs"].unbind()])
 
 
 def parameters(engine: Any) -> dict[str, torch.Tensor]:

@@ -1,10 +1,11 @@
-"""Progress, the table and the JSON of `recipes.gpu_check`."""
+"""Runs phases with a line for each, the table and the JSON of `recipes.gpu_check`."""
 
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,59 +13,50 @@ from typing import Any
 import psutil
 
 from convrec.files import write_json
-from recipes.selftest.phases import Phase
-from recipes.selftest.runner import Outcome
+from recipes.selftest.checks import Machine
+from recipes.selftest.runner import Outcome, Phase, run
 
 GIB = 2**30
 
 
-class Progress:
-    """Takes outcomes as they come: a line for each, and the file anew, so that an interrupted check leaves one too."""
+def check(phases: Sequence[Phase], machine: Machine, seconds: float, file: Path) -> int:
+    """The file is written anew after each phase, so that an interrupted check leaves one too. The exit status."""
+    what, outcomes, start = {phase.name: phase.what for phase in phases}, list[Outcome](), time.time()
+    where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}" if machine.gpus else "no GPU: what a CPU can run"
+    print(f"{len(phases)} phases, {where}", flush=True)
+    with closing(run(phases, machine, seconds)) as running:
+        for outcome in running:
+            outcomes.append(outcome)
+            said = outcome.reason or what[outcome.phase]
+            print(f"[{len(outcomes)}/{len(phases)}] {line(outcome)} {said}", flush=True)
+            for text in outcome.log:
+                print(f"      | {text}", file=sys.stderr)
+            write_json(file, as_json(what, outcomes, machine.gpus, start))
+    print(f"\n{'phase':16} {'':7} {'seconds':>7} {'host GiB':>8} {'GPU GiB':>8}")
+    for outcome in outcomes:
+        print(f"{line(outcome)} {outcome.reason or figures_line(outcome.figures)}"[:160])
+    counts = [f"{sum(o.status == status for o in outcomes)} {status}" for status in ("pass", "fail", "skipped")]
+    print(f"{', '.join(counts)}; {time.time() - start:.0f} s; {file}")
+    return int(any(outcome.status == "fail" for outcome in outcomes))
 
-    def __init__(self, phases: Sequence[Phase], gpus: int, file: Path) -> None:
-        self.what = {phase.name: phase.what for phase in phases}
-        self.gpus, self.file = gpus, file
-        self.outcomes: list[Outcome] = []
-        self.start = time.time()
-        where = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "no GPU: what a CPU can run"
-        print(f"{len(phases)} phases, {where}", flush=True)
 
-    def add(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        count = f"[{len(self.outcomes)}/{len(self.what)}]"
-        print(f"{count} {line(outcome)} {outcome.reason or self.what[outcome.phase]}", flush=True)
-        for text in outcome.log:
-            print(f"      | {text}", file=sys.stderr)
-        write_json(self.file, self.report())
-
-    def report(self) -> dict[str, Any]:
-        figures = {outcome.phase: outcome.figures for outcome in self.outcomes}
-        return {
-            "ok": not any(outcome.status == "fail" for outcome in self.outcomes),
-            "finished": len(self.outcomes) == len(self.what),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.start)),
-            "seconds": round(time.time() - self.start, 1),
-            "host": {
-                "gpus": self.gpus,
-                "cores": len(os.sched_getaffinity(0)),
-                "memory_bytes": psutil.virtual_memory().total,
-                "kernel": platform.release(),
-            },
-            "versions": figures.get("versions", {}),
-            "left_out": {o.phase: o.reason for o in self.outcomes if o.status == "skipped"},
-            "phases": [{"what": self.what[outcome.phase], **asdict(outcome)} for outcome in self.outcomes],
-        }
-
-    def finish(self) -> int:
-        """Print the table; the exit status."""
-        print(f"\n{'phase':16} {'':7} {'seconds':>7} {'host GiB':>8} {'GPU GiB':>8}")
-        for outcome in self.outcomes:
-            print(f"{line(outcome)} {outcome.reason or figures_line(outcome.figures)}"[:160])
-        counts = [
-            f"{sum(o.status == status for o in self.outcomes)} {status}" for status in ("pass", "fail", "skipped")
-        ]
-        print(f"{', '.join(counts)}; {time.time() - self.start:.0f} s; {self.file}")
-        return 0 if self.report()["ok"] else 1
+def as_json(what: dict[str, str], outcomes: Sequence[Outcome], gpus: int, start: float) -> dict[str, Any]:
+    """what: of each phase that was asked for; start: seconds since the epoch."""
+    return {
+        "ok": not any(outcome.status == "fail" for outcome in outcomes),
+        "finished": len(outcomes) == len(what),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
+        "seconds": round(time.time() - start, 1),
+        "host": {
+            "gpus": gpus,
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": psutil.virtual_memory().total,
+            "kernel": platform.release(),
+        },
+        "versions": next((outcome.figures for outcome in outcomes if outcome.phase == "versions"), {}),
+        "left_out": {outcome.phase: outcome.reason for outcome in outcomes if outcome.status == "skipped"},
+        "phases": [{"what": what[outcome.phase], **asdict(outcome)} for outcome in outcomes],
+    }
 
 
 def line(outcome: Outcome) -> str:

@@ -1,35 +1,53 @@
 """Runs phases in processes of their own, each with a time limit: what hangs or dies is a failed phase with its name."""
 
 import contextlib
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
-from convrec.files import read_json
-from recipes.selftest.phases import Phase
+from convrec.errors import one_line
+from recipes.selftest.checks import Machine
 
-POLL_SECONDS = 0.2
+SPAWN = multiprocessing.get_context("spawn")
 SAMPLE_SECONDS = 1.0  # between two looks at memory
 START_SECONDS = 60  # of a process, for imports; added to the limit of its first phase
 TAIL_LINES = 25
 
 
-@dataclass
-class Outcome:
-    """What became of a phase. seconds: the first of a process also loads libraries. *_bytes: the most in use, of the
-    phase's processes (proportional set sizes) and of the GPU with the most, as nvidia-smi says; 0 where not measured.
+@dataclass(frozen=True)
+class Phase:
+    """function: returns figures, or raises. seconds: it has failed when it takes longer.
+
+    process: phases of the same name run in one process, until one fails: it imports and loads once. gpus: it is skipped
+    where there are fewer; on_cpu: not where there are none.
     """
+
+    name: str
+    what: str
+    function: Callable[[Machine], dict[str, Any]]
+    seconds: int
+    process: str
+    gpus: int = 0
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a phase. *_bytes: the most in use, by the phase's processes (proportional set sizes) and of the
+    GPU with the most, as nvidia-smi says; 0 where not measured."""
 
     phase: str
     status: Literal["pass", "fail", "skipped"]
@@ -41,149 +59,106 @@ class Outcome:
     log: list[str] = field(default_factory=list)
 
 
-def run(
-    phases: Sequence[Phase],
-    folder: Path,
-    gpus: int,
-    environment: Mapping[str, str],
-    seconds: float,
-    report: Callable[[Outcome], None],
-) -> list[Outcome]:
-    """Run the phases in their order, in `folder`.
+def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[Outcome]:
+    """Run the phases in their order; each outcome as soon as it is there.
 
-    Args:
-        seconds: of all together; a phase that would begin later is skipped.
-        report: gets every outcome as soon as it is there.
+    seconds: of all together; a phase that would begin later is skipped.
     """
     deadline = time.monotonic() + seconds
-    outcomes = []
-
-    def keep(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        report(outcome)
-
     for _, group in groupby(phases, lambda phase: phase.process):
-        waiting = list(group)
-        while waiting:
-            if too_few := [phase for phase in waiting if phase.gpus > gpus]:
-                for phase in too_few:
-                    count = "a GPU" if phase.gpus == 1 else f"{phase.gpus} GPUs"
-                    keep(Outcome(phase.name, "skipped", f"needs {count}, there {'is' if gpus == 1 else 'are'} {gpus}"))
-                waiting = [phase for phase in waiting if phase.gpus <= gpus]
-            elif time.monotonic() > deadline:
-                for phase in waiting:
-                    keep(
-                        Outcome(phase.name, "skipped", f"no time left of {seconds:.0f} s; --only {phase.name} runs it")
-                    )
-                break
+        waiting = list[Phase]()
+        for phase in group:
+            if machine.gpus < phase.gpus and (machine.gpus or not phase.on_cpu):
+                count, are = "a GPU" if phase.gpus == 1 else f"{phase.gpus} GPUs", "is" if machine.gpus == 1 else "are"
+                yield Outcome(phase.name, "skipped", f"needs {count}, there {are} {machine.gpus}")
             else:
-                done = _run_process(waiting, folder, gpus, environment, deadline, keep)
-                waiting = waiting[done:]
-    return outcomes
+                waiting.append(phase)
+        while waiting and time.monotonic() < deadline:
+            for outcome in _run_process(waiting, machine, deadline):
+                yield outcome
+                waiting = waiting[1:]
+        for phase in waiting:
+            yield Outcome(phase.name, "skipped", f"no time left of {seconds:.0f} s; --only {phase.name} runs it")
 
 
-def _run_process(
-    phases: Sequence[Phase],
-    folder: Path,
-    gpus: int,
-    environment: Mapping[str, str],
-    deadline: float,
-    keep: Callable[[Outcome], None],
-) -> int:
-    """One process for these phases, until they are done or one of them ended it; how many have an outcome."""
-    log_file = folder / f"{phases[0].name}.log"
-    command = [sys.executable, "-m", "recipes.selftest.child", str(folder), str(gpus)]
-    command += [f"{phase.name}={phase.function}" for phase in phases]
-    with log_file.open("w") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True
-        )
+def _run_process(phases: Sequence[Phase], machine: Machine, deadline: float) -> Iterator[Outcome]:
+    """Outcomes of one process for these phases, until they are done, time is over, or one of them ended it."""
+    log = machine.folder / f"{phases[0].name}.log"
+    log.touch()
+    reader, writer = SPAWN.Pipe(duplex=False)
+    process = SPAWN.Process(target=_child, args=(phases, machine, log, writer))
+    process.start()
+    assert process.pid
+    writer.close()
     try:
-        for done, phase in enumerate(phases):
-            if done and time.monotonic() > deadline:
-                return done
-            result = folder / "results" / f"{phase.name}.json"
-            with MemoryPeak(process.pid, gpus > 0) as peak:
-                start = time.monotonic()
-                outcome = _wait(phase, process, result, phase.seconds + (0 if done else START_SECONDS))
-            outcome.seconds = outcome.seconds or time.monotonic() - start
-            outcome.host_bytes, outcome.device_bytes = peak.host_bytes, peak.device_bytes
-            if outcome.status == "fail":
-                outcome.log = log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-            keep(outcome)
-            if outcome.status == "fail":  # the process hangs, is gone, or has a CUDA error that stays: no more in it
-                return done + 1
+        for number, phase in enumerate(phases):
+            if number and time.monotonic() > deadline:
+                return
+            outcome = _wait(phase, process, reader, phase.seconds + (0 if number else START_SECONDS), machine.gpus > 0)
+            if outcome.status != "fail":
+                yield outcome
+                continue
+            yield replace(outcome, log=log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            return  # the process hangs, is gone, or has a CUDA error that stays: no more in it
     finally:
-        _end(process)
-    return len(phases)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # before it had a session of its own
+        process.join()
 
 
-def _wait(phase: Phase, process: subprocess.Popen, result: Path, limit: float) -> Outcome:
-    deadline = time.monotonic() + limit
-    while True:
-        status = process.poll()
-        if result.exists():
-            return Outcome(phase.name, **read_json(result))
-        if status is not None:
+def _child(phases: Sequence[Phase], machine: Machine, log: Path, writer: Connection) -> None:
+    """The process: sends an outcome after each phase."""
+    os.setsid()  # what it starts ends with it
+    file = os.open(log, os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    for phase in phases:
+        start = time.perf_counter()
+        try:
+            figures = phase.function(machine)
+            outcome = Outcome(phase.name, "pass", seconds=time.perf_counter() - start, figures=figures)
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome(phase.name, "fail", one_line(error))
+        writer.send(outcome)
+    os._exit(0)  # vLLM's and torch's threads would hold up the interpreter's shutdown
+
+
+def _wait(phase: Phase, process: SpawnProcess, reader: Connection, limit: float, has_gpu: bool) -> Outcome:
+    """For the phase's end, its process's, or the limit; looks at memory meanwhile."""
+    start, ended, host, device = time.monotonic(), list[Any](), 0, 0
+    while not ended and time.monotonic() - start < limit:
+        ended = wait([reader, process.sentinel], SAMPLE_SECONDS)
+        host, device = max(host, host_bytes(process)), max(device, device_bytes() if has_gpu else 0)
+    outcome = Outcome(phase.name, "fail", f"no end after {limit:.0f} s")
+    if ended:
+        try:
+            outcome = reader.recv()
+        except EOFError:
+            process.join()
+            status = process.exitcode or 0
             cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-            return Outcome(phase.name, "fail", f"its process ended ({cause})")
-        if time.monotonic() > deadline:
-            return Outcome(phase.name, "fail", f"no end after {limit:.0f} s")
-        time.sleep(POLL_SECONDS)
+            outcome = Outcome(phase.name, "fail", f"its process ended ({cause})")
+    seconds = outcome.seconds or time.monotonic() - start
+    return replace(outcome, seconds=seconds, host_bytes=host, device_bytes=device)
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def host_bytes(process: SpawnProcess) -> int:
+    """Of the process and those that it has started."""
+    total = 0
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    return []
+        parent = psutil.Process(process.pid)
+        for member in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                total += member.memory_full_info().pss
+    return total
 
 
-def _end(process: subprocess.Popen) -> None:
-    """End the process with all it has started; gone processes are no error."""
-    family = _family(process.pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: what lost its parent is in there too
-    for member in family:
-        with contextlib.suppress(psutil.Error):
-            member.kill()
-    process.wait()
-
-
-class MemoryPeak:
-    """The most memory that a process and its children use while this is open, and the most of a GPU."""
-
-    def __init__(self, pid: int, has_gpu: bool) -> None:
-        self.pid, self.has_gpu = pid, has_gpu and shutil.which("nvidia-smi") is not None
-        self.host_bytes = self.device_bytes = 0
-        self.closed = threading.Event()
-        self.thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> "MemoryPeak":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.closed.set()
-        self.thread.join()
-
-    def _sample(self) -> None:
-        closed = False
-        while not closed:
-            closed = self.closed.wait(SAMPLE_SECONDS)  # and once more then: a short phase has no other sample
-            self.host_bytes = max(self.host_bytes, sum(_proportional_bytes(_family(self.pid))))
-            if self.has_gpu:
-                self.device_bytes = max(self.device_bytes, *device_bytes())
-
-
-def _proportional_bytes(processes: Sequence[psutil.Process]) -> Iterator[int]:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            yield process.memory_full_info().pss
-
-
-def device_bytes() -> list[int]:
-    """In use on each GPU, by all processes."""
+def device_bytes() -> int:
+    """The most in use on a GPU, by all processes."""
+    if not shutil.which("nvidia-smi"):
+        return 0
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    return [int(line) * 2**20 for line in done.stdout.split() if line.isdigit()] or [0]
+    return max((int(line) * 2**20 for line in done.stdout.split() if line.isdigit()), default=0)

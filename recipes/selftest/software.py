@@ -6,10 +6,10 @@ from importlib import metadata
 from typing import Any
 
 from recipes.preflight.findings import PINNED, installed_version, requires, version_findings
-from recipes.selftest.checks import CheckFailed, Place, require_at_most
+from recipes.selftest.checks import CheckFailed, Machine, require_at_most
 
 
-def versions(place: Place) -> dict[str, Any]:
+def versions(machine: Machine) -> dict[str, Any]:
     problems = [f for f in version_findings(requires, installed_version, "here") if f.status == "failure"]
     if problems:
         raise CheckFailed("; ".join(finding.what for finding in problems))
@@ -24,13 +24,13 @@ def versions(place: Place) -> dict[str, Any]:
     }
 
 
-def device(place: Place) -> dict[str, Any]:
+def device(machine: Machine) -> dict[str, Any]:
     """vLLM's compiled kernels and torch's matrix product against torch in fp32, on each GPU."""
     import torch
     import vllm._custom_ops as operations
 
     figures: dict[str, Any] = {}
-    for number in range(place.gpus):
+    for number in range(machine.gpus):
         with torch.cuda.device(number):
             x = torch.randn(64, 896, device="cuda", dtype=torch.bfloat16)
             weight = torch.ones(896, device="cuda", dtype=torch.bfloat16)

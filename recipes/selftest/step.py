@@ -9,19 +9,19 @@ from typing import Any
 from convrec.runs import guard
 from convrec.runs.folder import read_metrics
 from data_prep.sample import write_sample
-from recipes.selftest.checks import CheckFailed, Place, require, require_at_most
+from recipes.selftest.checks import HALF_B, CheckFailed, Machine, require, require_at_most
 
 STEPS, PROMPTS, ROLLOUTS, NEW_TOKENS = 4, 48, 8, 256
 
 
-def step(place: Place) -> dict[str, Any]:
+def step(machine: Machine) -> dict[str, Any]:
     """Medians of the steps after the first. Random weights end no list: every response has `NEW_TOKENS` tokens."""
     from recipes.tiny_model import read_texts
 
-    data = write_sample(place.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
-    model = place.model("half_b", read_texts([data / "train.parquet"]))
-    run = place.folder / "run"
-    devices = 1 if place.gpus < 2 else 2
+    data = write_sample(machine.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
+    model = machine.model(HALF_B, read_texts([data / "train.parquet"]))
+    run = machine.folder / "run"
+    devices = 1 if machine.gpus < 2 else 2
     variables = {
         "MODEL_PATH": str(model),
         "TRAIN_FILE": str(data / "train.parquet"),

@@ -271,7 +271,7 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 59.0 GiB."""
     needs = estimate.needs(config(), HALF_B)
     assert needs.training / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
-    assert needs.checkpoint == 8_000_000_000
+    assert estimate.checkpoint_bytes(HALF_B) == 8_000_000_000
     assert [f.status for f in findings.memory_findings(config(), needs, [machine()])] == ["ok"]
     tight = findings.memory_findings(config(), needs, [machine(device_memory=60 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
@@ -297,14 +297,14 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
 def test_memory_of_sft_is_that_of_training_alone() -> None:
     """State 16 x 0.5e9 = 7.45 GiB; T = 12288: activations 12288 x 896 x 24 x 2 = 0.49 GiB, logits 12288 x 151936 x 10 =
     17.39 GiB; 2 GiB besides: 27.3 GiB."""
-    needs = estimate.sft_needs(sft_config(), HALF_B)
+    needs = estimate.needs(sft_config(), HALF_B)
     assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
     tight = findings.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
     small.data.update(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
-    assert needs.training - estimate.sft_needs(small, HALF_B).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
+    assert needs.training - estimate.needs(small, HALF_B).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
 
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:

@@ -222,7 +222,7 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     from verl.trainer.ppo.v1 import trainer_separate_async
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 
-    from convrec.training.on_policy import is_on_policy
+    from convrec.rank_grpo.on_policy import is_on_policy
     from convrec.training.rank_trainer import RankGRPOSeparateAsyncTrainer
 
     config = _shipped("rank_grpo", f"host={on}", f"+scale={scale}")

@@ -1,146 +1,135 @@
-"""Seconds and bytes of the phases by hand, with the arithmetic."""
+"""Seconds and bytes of the parts of a step by hand, with the arithmetic; a range is (fast, slow)."""
 
-import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from recipes.planning import step_time
-from recipes.planning.models import ModelSize, known_size
-from recipes.planning.network import collective_seconds, received
-from recipes.planning.step_time import Batch, Rollout, Training
-from tests.recipes.planning.conftest import cluster
+from recipes.planning.estimate import Run, cache_bytes, cache_bytes_of_token
+from recipes.planning.models import KNOWN, ModelSize
+from recipes.planning.step_time import CONSTANTS, GPUS
+from tests.recipes.planning.conftest import run
 
-EIGHT_B = known_size("8B")
-assert EIGHT_B is not None
+EIGHT_B, H100 = KNOWN["8B"][1], GPUS["H100"]
 P = EIGHT_B.parameters
-TRAINING = Training(sharing=8, micro_tokens=32_768, mini_batches=1, mu=1, recomputes=True, lora=False)
-BATCH = Batch(prompts=64, rollouts=8, prompt=400, response=200)  # 307,200 tokens
-ROLLOUT = Rollout(tensor_parallel=1, max_sequences=512, memory_share=0.5)
-ONE, TWO = cluster(1), cluster(2)
+ATTENTION = 2 * 32 * 600 * 32 * 128  # FLOP of a token in a sequence of 600
 
 
-def test_a_gather_within_a_node() -> None:
-    """8 GPUs: each gets 7/8 of 64 GB = 56 GB at .7 x 450 GB/s: 177.8 ms; 10 gathers of 8.4 + 7 x 3.4 us: 0.322 ms."""
-    assert received(64e9, 8) == 56e9
-    assert collective_seconds(ONE, 64e9, 8, 10) == pytest.approx(0.177778 + 10 * 32.2e-6, rel=1e-5)
-    assert collective_seconds(ONE, 64e9, 1, 10) == 0
+def near(*ends: float) -> Any:
+    return pytest.approx(np.array(ends), rel=1e-6)
 
 
-def test_a_gather_over_two_nodes() -> None:
-    """16 GPUs: 15/16 of 64 GB = 60 GB; eight adapters of 50 GB/s are narrower than NVLink: .7 x 400 GB/s: 214.3 ms.
-    15 hops, one of them between the nodes: 8.4 + 14 x 3.4 + 14 us = 70 us."""
-    assert collective_seconds(TWO, 64e9, 16, 10) == pytest.approx(0.2142857 + 10 * 70e-6, rel=1e-5)
-    slow = replace(TWO, network=replace(TWO.network, value=1.5625e9))  # 100 Gbit/s a node: 12.5 GB/s
-    assert collective_seconds(slow, 64e9, 16, 0) == pytest.approx(60e9 / (0.7 * 12.5e9))
-
-
-def test_flops_of_a_token() -> None:
-    """2 P, and 2 x 32 layers x 600 tokens x 32 heads x 128."""
-    assert step_time.forward_flops(EIGHT_B, 600) == 2 * P + 157_286_400
+def test_a_forward_pass() -> None:
+    """64 x 8 x 600 tokens over 8 GPUs are 38,400 each, of 2 P FLOP and attention's, at .39 to .15 of the peak."""
+    assert step_time.forward_flops(EIGHT_B, 600) == 2 * P + ATTENTION
+    flops = 38_400 * (2 * P + ATTENTION)
+    assert step_time.forward_seconds(run(), H100) == near(flops / (0.39 * 989e12), flops / (0.15 * 989e12))
+    for name, (_, size) in KNOWN.items():  # twice the nodes, half of the time
+        one, two = (step_time.forward_seconds(run(name, nodes=nodes), H100) for nodes in (1, 2))
+        assert size.parameters
+        assert two == near(*(one / 2))
 
 
 def test_an_update() -> None:
-    """38,400 tokens a GPU are two micro-batches. Four passes of 38,400 x 1.62178e10 FLOP at .35 x 989 TFLOP/s: 7.197 s.
-    Each micro-batch moves 8 P = 64.2 GB, 7/8 of it received: 112.4 GB, .36 s, which the arithmetic hides."""
-    assert step_time.micro_batches(ONE, BATCH, TRAINING) == 2
-    assert step_time.update_bytes(ONE, EIGHT_B, BATCH, TRAINING) == 16 * P
-    assert step_time.update_network_seconds(ONE, EIGHT_B, BATCH, TRAINING) == pytest.approx(
-        16 * P * 7 / 8 / (0.7 * 450e9) + 2 * 99 * 32.2e-6
-    )
-    arithmetic = 4 * 38_400 * (2 * P + 157_286_400) / (0.35 * 989e12)
-    assert arithmetic == pytest.approx(7.197, abs=0.001)
-    assert step_time.update_seconds(ONE, EIGHT_B, BATCH, TRAINING) == pytest.approx(arithmetic + 0.2)
+    """Four passes with recomputation, and .2 to .5 s besides. mu = 2: all twice. Two mini-batches: the same arithmetic,
+    two updates' besides. LoRA: no gradients of weights."""
+    forward, besides = step_time.forward_seconds(run(), H100), np.array([0.2, 0.5])
+
+    def seconds(**changes: Any) -> Any:
+        return step_time.update_seconds(run(**changes), H100)
+
+    assert seconds() == near(*(4 * forward + besides))
+    assert seconds(mu=2) == near(*(2 * seconds()))
+    assert seconds(mini_batch=32) == near(*(4 * forward + 2 * besides))
+    assert seconds(recomputes=False) == near(*(3 * forward + besides))
+    assert seconds(lora_rank=32) == near(*(3 * forward + besides))
 
 
-def test_what_an_update_costs_with_other_settings() -> None:
-    """mu = 2: all twice. Two mini-batches: the same arithmetic, two updates' besides. LoRA: no gradients of weights."""
-    base = step_time.update_seconds(ONE, EIGHT_B, BATCH, TRAINING)
-
-    def seconds(**changes: object) -> float:
-        return step_time.update_seconds(ONE, EIGHT_B, BATCH, replace(TRAINING, **changes))  # type: ignore[arg-type]
-
-    assert seconds(mu=2) == pytest.approx(2 * base)
-    assert seconds(mini_batches=2) == pytest.approx(base + 0.2)
-    assert seconds(recomputes=False) - 0.2 == pytest.approx((base - 0.2) * 3 / 4)
-    assert seconds(lora=True) - 0.2 == pytest.approx((base - 0.2) * 3 / 4)
-    assert step_time.update_bytes(ONE, EIGHT_B, BATCH, replace(TRAINING, lora=True)) == 8 * P
+def test_what_a_gpu_receives() -> None:
+    """38,400 tokens are two micro-batches of at most 32,768: 8 P each for the update, 2 P for the reference; 4 P at the
+    sync; 7/8 of it comes from the other GPUs. LoRA sums no gradients and sends adapters alone."""
+    assert run().micro_batches == 2
+    assert step_time.received_bytes(run()) == 7 / 8 * P * (2 * 8 + 2 * 2 + 4)
+    assert step_time.received_bytes(run(mu=2)) == 7 / 8 * P * (4 * 8 + 2 * 2 + 4)
+    assert step_time.received_bytes(run(lora_rank=32)) == 7 / 8 * P * (2 * 4 + 2 * 2)
+    assert step_time.received_bytes(run(mini_batch=16, passes=0)) == 7 / 8 * P * (4 * 8 + 4)  # four updates
+    assert step_time.received_bytes(run(tensor_parallel=0, passes=0)) == 7 / 8 * P * 16  # SFT has no sync
+    assert step_time.received_bytes(run(gpus_per_node=1)) == 0
 
 
-def test_copies_of_the_model_sum_their_gradients_over_the_network() -> None:
-    """Two nodes with a copy each: within a node 7/8 of 8 P a micro-batch; then a GPU's eighth of 4 P, sent and
-    received, half of it: 2 x P / 2 x 1/2 bytes through its own adapter of 50 GB/s."""
-    one_micro = replace(TRAINING, micro_tokens=10**6)
-    within = collective_seconds(TWO, 8 * P, 8, 99)
-    expected = within + 2 * 4 * P / 8 / 2 / (0.7 * 50e9)
-    assert step_time.update_network_seconds(TWO, EIGHT_B, BATCH, one_micro) == pytest.approx(expected)
+def test_the_network_is_hidden_or_waited_for() -> None:
+    """Within a node NVLink's 450 GB/s; between nodes eight adapters of 50 GB/s are narrower. A copy of the model in
+    each node stays within it."""
+    one, two = run(), run(nodes=2)
+    assert step_time.network_seconds(one, H100) == near(0, 1.5 * step_time.received_bytes(one) / 450e9)
+    assert step_time.network_seconds(two, H100) == near(0, 1.5 * step_time.received_bytes(two) / 400e9)
+    slow = replace(H100, network=1.5625e9)  # 100 Gbit/s a node: 12.5 GB/s
+    assert step_time.network_seconds(two, slow)[1] == pytest.approx(1.5 * step_time.received_bytes(two) / 12.5e9)
+    copies = run(nodes=2, fsdp_size=8)
+    assert step_time.network_seconds(copies, slow)[1] == pytest.approx(1.5 * step_time.received_bytes(copies) / 450e9)
 
 
-def test_a_small_batch_waits_for_the_network() -> None:
-    small = Batch(8, 1, 10, 10)
-    assert step_time.log_prob_seconds(ONE, EIGHT_B, small, TRAINING) == pytest.approx(
-        2 * P * 7 / 8 / (0.7 * 450e9) + 33 * 32.2e-6
-    )
+def rollout(shape: Run, rows: int, turns: float, sums: np.ndarray | float = 0.0) -> np.ndarray:
+    """Of 8B, by the formula: `rows` responses at once read 2 P and 500 cached tokens each, split over a replica."""
+    gpus = shape.tensor_parallel
+    prompts = 64 * gpus / 8
+    peak = gpus * 989e12 * np.array([0.5, 0.3])
+    prefill = prompts * 400 * (2 * P + 2 * 32 * 400 * 4096) / peak
+    reads = (2 * P / gpus + rows * 500 * 131_072 / gpus) / (3.35e12 * np.array([0.7, 0.5]))
+    token = np.maximum(np.maximum(reads, rows * 2 * P / peak), [0.004, 0.008])
+    return prefill + 200 * (turns - 1 + np.array([1.3, 2])) * (token + sums)
 
 
-def test_prefill_and_decode() -> None:
-    """A GPU has 8 prompts and 64 responses. Prefill: 8 x 400 tokens at half of the peak. Its cache: 40 GB less 2 P and
-    4 GiB, 19.6 GB, has room for 249 sequences of 600 tokens of 131,072 bytes. A step of decoding reads 2 P and 64 x 500
-    such tokens at .6 x 3.35 TB/s: 10.1 ms."""
-    flops = 8 * 400 * (2 * P + 2 * 32 * 400 * 4096)
-    assert step_time.prefill_seconds(ONE, EIGHT_B, BATCH, ROLLOUT) == pytest.approx(flops / (0.5 * 989e12))
-    assert step_time.cache_bytes(ONE, EIGHT_B, ROLLOUT) == pytest.approx(40e9 - 2 * P - 4 * 2**30)
-    assert step_time.sequences_at_once(ONE, EIGHT_B, BATCH, ROLLOUT) == 64
-    reads = (2 * P + 64 * 500 * 131_072) / (0.6 * 3.35e12)
-    assert reads == pytest.approx(0.0101, abs=1e-4)
-    assert step_time.decode_seconds(ONE, EIGHT_B, BATCH, ROLLOUT) == pytest.approx(200 * reads)
+def test_a_rollout() -> None:
+    """A GPU has 8 prompts, 64 responses; half of its 80 GB less 2 P and 4 GiB is cache, room for 249 sequences of 600
+    tokens of 131,072 bytes. All are sampled at once, until the longest is done: 1.3 to 2 times the mean of 200."""
+    assert cache_bytes(run(), H100.memory) == int(40e9) - 2 * P - 4 * 2**30
+    assert cache_bytes_of_token(run()) == 2 * 32 * 8 * 128 * 2 == 131_072
+    assert step_time.rollout_seconds(run(), H100) == near(*rollout(run(), 64, 1))
 
 
-def test_a_cache_that_is_too_small_makes_responses_wait() -> None:
-    """.3 of a GPU: 24 GB less 16.1 and 4.3 leave 3.64 GB: 46 sequences, so that 64 take 64/46 as many steps."""
-    tight = replace(ROLLOUT, memory_share=0.3)
-    assert step_time.sequences_at_once(ONE, EIGHT_B, BATCH, tight) == 46
-    reads = (2 * P + 46 * 500 * 131_072) / (0.6 * 3.35e12)
-    assert step_time.decode_seconds(ONE, EIGHT_B, BATCH, tight) == pytest.approx(200 * 64 / 46 * reads)
+def test_responses_without_room_wait() -> None:
+    """.3 of a GPU: 24 GB less 16.1 and 4.3 leave 3.64 GB: 46 sequences: 64 take 64/46 turns. Then 32 at most."""
+    tight = run(memory_share=0.3)
+    assert step_time.rollout_seconds(tight, H100) == near(*rollout(tight, 46, 64 / 46))
+    few = run(max_sequences=32)
+    assert step_time.rollout_seconds(few, H100) == near(*rollout(few, 32, 2))
 
 
 def test_two_gpus_a_replica() -> None:
-    """16 prompts, 128 responses, half of the weights and of the cache each; 64 all-reduces of 128 x 4096 x 2 bytes."""
-    double = replace(ROLLOUT, tensor_parallel=2)
-    reads = (P + 128 * 500 * 65_536) / (0.6 * 3.35e12)
-    sums = 64 * (15e-6 + 2 * 128 * 4096 * 2 / 2 / (0.7 * 450e9))
-    assert step_time.decode_seconds(ONE, EIGHT_B, BATCH, double) == pytest.approx(200 * (reads + sums))
-    wide = replace(ROLLOUT, tensor_parallel=16)  # 8 heads of keys: not more than 8 parts of the cache
-    assert step_time.cache_bytes_of_token(EIGHT_B, wide) == 131_072 / 8
+    """16 prompts, 128 responses, half of the weights and of the cache each; 64 all-reduces a token."""
+    double = run(tensor_parallel=2)
+    assert step_time.rollout_seconds(double, H100) == near(*rollout(double, 128, 1, 64 * np.array([15e-6, 30e-6])))
+    assert cache_bytes_of_token(run(tensor_parallel=16)) == 131_072 / 8  # 8 heads of keys: not more than 8 parts
 
 
-def test_a_tiny_model_decodes_no_faster_than_its_launches() -> None:
-    tiny = ModelSize(1_000_000, 2, 128, 1000, 4, 2, 32)
-    assert step_time.decode_seconds(ONE, tiny, BATCH, ROLLOUT) == pytest.approx(200 * 3e-3)
+def test_a_tiny_model_decodes_no_faster_than_it_is_scheduled() -> None:
+    tiny = replace(run(), size=ModelSize(1_000_000, 2, 128, 1000, 4, 2, 32))
+    fast, slow = step_time.rollout_seconds(tiny, H100)
+    assert (fast, slow) == (pytest.approx(200 * 1.3 * 4e-3, rel=1e-2), pytest.approx(200 * 2 * 8e-3, rel=1e-2))
 
 
-def test_weights_travel_in_fp32() -> None:
-    """4 P = 32.1 GB, 7/8 of it received; 9 tensors a layer and two more; .42 s besides, measured."""
-    expected = 0.42 + 4 * P * 7 / 8 / (0.7 * 450e9) + 290 * 32.2e-6
-    assert step_time.sync_seconds(ONE, EIGHT_B, TRAINING) == pytest.approx(expected)
-    assert step_time.sync_seconds(ONE, EIGHT_B, replace(TRAINING, lora=True)) == pytest.approx(0.42)
+def test_the_parts_of_a_step() -> None:
+    """512 responses of 1.1 to 3.2 ms; a checkpoint each 50 steps: 12 P by 8 processes and 4 P by one, at 2 to 1 GB/s; a
+    validation of 100 prompts each 20 steps."""
+    found = step_time.step_parts(run(), H100, 1 / 50, 1 / 20, 100)
+    assert found["driver"] == near(512 * 1.1e-3, 512 * 3.2e-3)
+    assert found["weight sync"] == near(1, 1.5)
+    assert found["checkpoints"] == near((12 * P / 8 + 4 * P) / 2e9 / 50, (12 * P / 8 + 4 * P) / 1e9 / 50)
+    check = run(prompts=100, rollouts=1)
+    assert found["validation"] == near(*(step_time.rollout_seconds(check, H100) / 20))
+    assert found["log-probs"] == near(*step_time.forward_seconds(run(), H100))
+    sft = step_time.step_parts(run(tensor_parallel=0), H100, 1 / 50, 1 / 20, 100)
+    assert list(sft) == ["update", "network", "checkpoints", "validation"]
+    assert sft["validation"] == near(*(step_time.forward_seconds(check, H100) / 20))
 
 
-def test_a_checkpoint() -> None:
-    """96.4 GB of shards by 8 processes at 1 GB/s each, 12.0 s, then 32.1 GB by one. With 512 processes the storage's
-    20 GB/s are what shards wait for."""
-    assert step_time.checkpoint_seconds(ONE, EIGHT_B) == pytest.approx(12 * P / 8e9 + 4 * P / 1e9)
-    assert step_time.checkpoint_seconds(cluster(64), EIGHT_B) == pytest.approx(12 * P / 20e9 + 4 * P / 1e9)
-
-
-@pytest.mark.parametrize("name", ["0.5B", "8B", "70B"])
-def test_arithmetic_halves_with_twice_the_nodes(name: str) -> None:
-    size = known_size(name)
-    assert size is not None
-    training = replace(TRAINING, sharing=8)
-    for nodes in (1, 2, 4, 8):
-        smaller, larger = (
-            step_time.update_compute_seconds(cluster(n), size, BATCH, training) for n in (nodes, 2 * nodes)
-        )
-        assert larger == pytest.approx(smaller / 2)
-        assert math.isfinite(larger)
+def test_every_constant_goes_from_fast_to_slow_and_says_where_it_is_from() -> None:
+    every = [*CONSTANTS, *(gpu.training_share for gpu in GPUS.values())]
+    assert all(constant.source and constant.fast != constant.slow for constant in every)
+    assert len({constant.name for constant in every}) == len(CONSTANTS) + 1
+    for model in KNOWN:
+        for part, (fast, slow) in step_time.step_parts(run(model, nodes=2), H100, 0.1, 0.1, 10).items():
+            assert fast < slow, part

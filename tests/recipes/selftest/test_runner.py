@@ -1,58 +1,35 @@
 """Phases in processes of their own: what hangs, dies or is wrong is a failed phase, and the next ones still run."""
 
-import ast
 import json
-import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from recipes.selftest import report, runner
-from recipes.selftest.phases import PHASES, Phase
-
-MODULE = """
-import os, subprocess, sys, time
-from recipes.selftest.checks import Skipped, require, require_at_most
-
-def fine(place):
-    return {"device": place.device, "value": 1.5}
-
-def slow(place):
-    time.sleep(2.5)
-    return {}
-
-def pid(place):
-    return {"pid": os.getpid()}
-
-def wrong(place):
-    require_at_most("difference", float("nan"), 0.1)
-
-def lacking(place):
-    raise Skipped("no second disk")
-
-def hang(place):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    (place.folder / "pid").write_text(str(child.pid))
-    time.sleep(600)
-
-def dies(place):
-    print("last words", file=sys.stderr)
-    os.abort()
-"""
+from recipes.selftest.checks import Machine
+from recipes.selftest.phases import PHASES
+from recipes.selftest.report import check
+from recipes.selftest.runner import Phase
 
 
-def phase(name: str, process: str, seconds: int = 30, gpus: int = 0) -> Phase:
-    function = f"made_up_phases:{name.partition('-')[0]}"
-    return Phase(name, f"what {name} tries", function, process, seconds, gpus)
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`some_phases`, in the phases' processes too."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
-def run(phases: list[Phase], tmp_path: Path, seconds: float = 100) -> tuple[int, dict, report.Progress]:
-    (tmp_path / "made_up_phases.py").write_text(MODULE)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).resolve().parents[3]}"}
-    progress = report.Progress(phases, 0, tmp_path / "out" / "check.json")
-    runner.run(phases, tmp_path, 0, environment, seconds, progress.add)
-    return progress.finish(), json.loads((tmp_path / "out" / "check.json").read_text()), progress
+def phase(name: str, process: str, seconds: int = 30, **gpus: Any) -> Phase:
+    """Its function is called as it is, up to a hyphen."""
+    function = getattr(import_module("some_phases"), name.partition("-")[0])
+    return Phase(name, f"what {name} tries", function, seconds, process, **gpus)
+
+
+def checked(phases: list[Phase], tmp_path: Path, seconds: float = 100) -> tuple[int, dict[str, Any]]:
+    """(exit status, the file), without a GPU"""
+    file = tmp_path / "out" / "check.json"
+    return check(phases, Machine(tmp_path, 0), seconds, file), json.loads(file.read_text())
 
 
 def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
@@ -66,10 +43,10 @@ def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
         phase("pid-3", "one"),
         phase("wrong", "one"),
         phase("dies", "two"),
-        phase("lacking", "two"),
         phase("fine-gpu", "two", gpus=2),
+        phase("fine-anywhere", "two", gpus=2, on_cpu=True),
     ]
-    status, found, progress = run(phases, tmp_path)
+    status, found = checked(phases, tmp_path)
     assert status == 1
     assert [(entry["phase"], entry["status"]) for entry in found["phases"]] == [
         ("fine", "pass"),
@@ -80,37 +57,32 @@ def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
         ("wrong", "fail"),
         ("fine-gpu", "skipped"),
         ("dies", "fail"),
-        ("lacking", "skipped"),
+        ("fine-anywhere", "pass"),
     ]
-    by_name = {outcome.phase: outcome for outcome in progress.outcomes}
-    assert by_name["fine"].figures == {"device": "cpu", "value": 1.5}
-    assert by_name["fine"].host_bytes > 2**20
-    assert by_name["hang"].reason == "no end after 1 s"
-    assert by_name["wrong"].reason == "CheckFailed: difference is nan, at most 0.1 is right"
-    assert by_name["dies"].reason == "its process ended (SIGABRT)"
-    assert "last words" in "\n".join(by_name["dies"].log)
-    pids = [by_name[f"pid-{number}"].figures["pid"] for number in (1, 2, 3)]
+    by_name = {entry["phase"]: entry for entry in found["phases"]}
+    assert by_name["fine"]["figures"] == {"device": "cpu", "value": 1.5}
+    assert by_name["fine"]["host_bytes"] > 2**20
+    assert by_name["hang"]["reason"] == "no end after 1 s"
+    assert by_name["wrong"]["reason"] == "CheckFailed: difference is nan, at most 0.1 is right"
+    assert by_name["dies"]["reason"] == "its process ended (SIGABRT)"
+    assert "last words" in "\n".join(by_name["dies"]["log"])
+    pids = [by_name[f"pid-{number}"]["figures"]["pid"] for number in (1, 2, 3)]
     assert pids[0] != pids[1] == pids[2]  # a new process after the one that hung, and only then
-    assert found["left_out"] == {"fine-gpu": "needs 2 GPUs, there are 0", "lacking": "no second disk"}
+    assert found["left_out"] == {"fine-gpu": "needs 2 GPUs, there are 0"}
     assert (found["ok"], found["finished"]) == (False, True)
-    left = psutil.pid_exists(int((tmp_path / "pid").read_text()))
-    assert not left or psutil.Process(int((tmp_path / "pid").read_text())).status() == psutil.STATUS_ZOMBIE
-    table = capsys.readouterr().out
-    assert "4 pass, 3 fail, 2 skipped" in table
+    left = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+    assert "5 pass, 3 fail, 1 skipped" in capsys.readouterr().out
 
 
 def test_what_would_begin_too_late_is_skipped_and_no_failure(tmp_path: Path) -> None:
-    status, found, _ = run([phase("slow", "one"), phase("fine-2", "two")], tmp_path, seconds=2)
+    status, found = checked([phase("slow", "one"), phase("fine", "two")], tmp_path, seconds=2)
     assert status == 0
     assert [entry["status"] for entry in found["phases"]] == ["pass", "skipped"]
-    assert "--only fine-2" in found["left_out"]["fine-2"]
+    assert "--only fine" in found["left_out"]["fine"]
 
 
-def test_every_phase_has_its_function() -> None:
-    """By their source: they import torch, verl and vLLM where they run."""
-    root = Path(__file__).resolve().parents[3]
+def test_the_table_and_its_page_have_every_phase() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "gpu.md").read_text(encoding="utf-8")
     assert len({entry.name for entry in PHASES}) == len(PHASES)
-    for entry in PHASES:
-        module, _, function = entry.function.partition(":")
-        tree = ast.parse((root / f"{module.replace('.', '/')}.py").read_text())
-        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert all(f"| `{entry.name}` |" in page for entry in PHASES)
