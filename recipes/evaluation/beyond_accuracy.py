@@ -6,16 +6,14 @@ genres); NaN where a list is too short for it. Of all rows: coverage, gini, and 
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convrec.data.schema import Pair, truth_of
-from convrec.lists.matching import Matcher
 from convrec.statistics import error_of_mean, jackknife
 from recipes.evaluation.split import Split
 
@@ -28,7 +26,7 @@ OF_GENRES = ("diversity", "calibration")
 OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
-AT_ONCE = 4_000_000  # numbers of an array of lists x places x genres, or x places
+AT_ONCE = 4_000_000  # numbers of an array of lists x items x genres, or x items
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
@@ -57,35 +55,23 @@ class ItemFacts:
         from scipy.sparse import csr_matrix
 
         assert self.genres is not None
-        names = {name: place for place, name in enumerate(sorted(frozenset().union(*self.genres)))}
+        names = {name: index for index, name in enumerate(sorted(frozenset().union(*self.genres)))}
         rows, items = _flat([[names[name] for name in genres] for genres in self.genres])
         return csr_matrix((np.ones(len(items)), (rows, items)), shape=(len(self.genres), len(names)))
 
 
-def facts_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> ItemFacts:
+def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts:
     """Mentions are counted in the training rows, without these taken from the catalog's column."""
     catalog, first_row = split.catalog, split.matcher.index.items
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
     mentions_M, rows = None, 0
     if train_rows:
-        _, wanted = _flat(wanted_rows(map(truth_of, train_rows), split.matcher))
+        _, wanted = _flat(split.wanted_rows(train_rows))
         mentions_M, rows = np.bincount(wanted, minlength=len(catalog)), len(train_rows)
     elif catalog.mentions is not None:
         counts = [count or 0 for count in catalog.mentions]
         mentions_M, rows = np.bincount(first_row, counts, minlength=len(catalog)), sum(counts)
     return ItemFacts(len(items), mentions_M, rows, catalog.genres)
-
-
-def wanted_rows(truths: Iterable[Sequence[Pair]], matcher: Matcher) -> list[list[int]]:
-    """Of each row's wanted titles the catalog rows, each once, of those that the catalog has."""
-
-    @cache
-    def catalog_row(title: str, raw_year: object) -> int:
-        year = matcher.catalog.year_of(raw_year)
-        return -1 if year is None else matcher.identify(title, year).index
-
-    found = (dict.fromkeys(catalog_row(*pair) for pair in truth) for truth in truths)
-    return [[row for row in rows if row >= 0] for rows in found]
 
 
 @dataclass(frozen=True)
@@ -97,13 +83,11 @@ class Context:
     wanted: Sequence[Sequence[int]]
 
 
-def context_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> Context:
+def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
     reader, first_row = split.reader, split.matcher.index.items
     seen = [reader.seen_rows(row["seen_titles"] or ()) for row in split.rows]
     mentioned = [list(dict.fromkeys(first_row[row] for row in rows)) for rows in seen]
-    return Context(
-        facts_of(split, train_rows), mentioned, wanted_rows(map(split.truth, range(len(split.rows))), split.matcher)
-    )
+    return Context(facts_of(split, train_rows), mentioned, split.wanted_rows(split.rows))
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
@@ -133,27 +117,27 @@ def measures_of(
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The number of its list and the item, for each place of all lists."""
+    """Of each item of all lists the index of its list, and the item."""
     lengths = [len(items) for items in lists]
     return np.repeat(np.arange(len(lists)), lengths), np.fromiter(chain.from_iterable(lists), int, sum(lengths))
 
 
 def _row_means(values_M: np.ndarray, lists: Sequence[Sequence[int]]) -> np.ndarray:
     """(R,) means of the items' values, NaN of an empty list."""
-    row_of_place, items = _flat(lists)
-    sums_R = np.bincount(row_of_place, values_M[items], len(lists))
-    lengths_R = np.bincount(row_of_place, minlength=len(lists))
+    list_of_item, items = _flat(lists)
+    sums_R = np.bincount(list_of_item, values_M[items], len(lists))
+    lengths_R = np.bincount(list_of_item, minlength=len(lists))
     return np.divide(sums_R, lengths_R, out=np.full(len(lists), np.nan), where=lengths_R > 0)
 
 
 def _diversity(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> np.ndarray:
     """(R,) mean over the pairs of a list's items with genres of 1 - (genres in common / genres of either)."""
-    row_of_place, items = _flat(lists)
-    lengths_R = np.bincount(row_of_place, minlength=len(lists))
-    listed, place_of_item = np.unique(items, return_inverse=True)
+    list_of_item, items = _flat(lists)
+    lengths_R = np.bincount(list_of_item, minlength=len(lists))
+    listed, index_of_item = np.unique(items, return_inverse=True)
     has_genre_LG = np.concatenate([has_genre_MG[listed].toarray(), np.zeros((1, has_genre_MG.shape[1]))])
     items_RK = np.full((len(lists), lengths_R.max(initial=0)), len(listed))  # filled up with an item without genres
-    items_RK[np.arange(items_RK.shape[1]) < lengths_R[:, None]] = place_of_item
+    items_RK[np.arange(items_RK.shape[1]) < lengths_R[:, None]] = index_of_item
     diversity_R = np.full(len(lists), np.nan)
     longest, num_genres = items_RK.shape[1], has_genre_LG.shape[1]
     step = max(1, AT_ONCE // max(1, longest * max(longest, num_genres)))
@@ -189,8 +173,8 @@ def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") ->
     """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
     from scipy.sparse import csr_matrix, diags
 
-    row_of_place, items = _flat(lists)
-    has_item_RM = csr_matrix((np.ones(len(items)), (row_of_place, items)), shape=(len(lists), has_genre_MG.shape[0]))
+    list_of_item, items = _flat(lists)
+    has_item_RM = csr_matrix((np.ones(len(items)), (list_of_item, items)), shape=(len(lists), has_genre_MG.shape[0]))
     counts_M = has_genre_MG.getnnz(axis=1)
     known_R = has_item_RM @ (counts_M > 0)  # items with genres
     return diags(1 / np.maximum(known_R, 1)) @ has_item_RM @ diags(1 / np.maximum(counts_M, 1)) @ has_genre_MG
@@ -214,8 +198,8 @@ class Lists:
         self.names = [name for name in OF_A_ROW if name in rows[0] and name not in without]
         self.values_RM = np.array([[row[name] for name in self.names] for row in rows], float)
         self._num_items = num_items
-        self._row_of_place, items = _flat([row["recommended"] for row in rows])
-        listed, self._item_of_place = np.unique(items, return_inverse=True)
+        self._list_of_item, items = _flat([row["recommended"] for row in rows])
+        listed, self._index_of_item = np.unique(items, return_inverse=True)
         self._num_listed = len(listed)
         self._popularity_R2 = None  # of the list and of what is wanted
         self.has_popularity_R = np.zeros(len(rows), bool)
@@ -226,7 +210,7 @@ class Lists:
 
     def of_all(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
         """The figures OF_ALL of the rows of weight 1; the last one only with mentions, and of these rows alone."""
-        counts = np.bincount(self._item_of_place, weights_R[self._row_of_place], self._num_listed)
+        counts = np.bincount(self._index_of_item, weights_R[self._list_of_item], self._num_listed)
         never_listed = np.zeros(self._num_items - self._num_listed)
         figures = [np.count_nonzero(counts) / self._num_items, gini(np.concatenate([never_listed, counts]))]
         if self._popularity_R2 is not None:

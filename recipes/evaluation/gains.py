@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from convrec.errors import UserError
 from convrec.lists.metrics import paired
 from convrec.report.charts import Gain, GainChart
 from convrec.statistics import FLIPS
+from recipes.evaluation.results import rows_of
 
 _CAPTION = (
     "{n} rows, {contexts} conversations. Thick line: one standard error to each side (bootstrap over conversations); "
@@ -59,11 +57,3 @@ def title_of(metric: str) -> str:
 
 def _gain(difference: Mapping[str, Any]) -> Gain:
     return Gain(difference["mean"], difference["se"], difference["p"])
-
-
-def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """sample_id -> row of an evaluation's rows.parquet. Raises UserError when it is gone."""
-    path = folder / "rows.parquet"
-    if not path.exists():
-        raise UserError(f"{path}: gone since it was evaluated; evaluate again")
-    return {row["sample_id"]: row for row in pq.read_table(path).to_pylist()}

@@ -1,6 +1,5 @@
 """What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
 
-import inspect
 import shlex
 import subprocess
 import sys
@@ -11,17 +10,16 @@ from typing import Any
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
-from convrec.generation.placement import Placement
 from convrec.lists.settings import ListSettings
 from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.experiments.matrix_file import Run
 from recipes.launch.recipe import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACEMENT = ("replicas", "tensor_parallel", "address")  # of an evaluation's settings
 
 
 def prepare(steps: Sequence[Mapping[str, str]]) -> None:
@@ -42,12 +40,12 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
     """
     given = {name: value for name, value in settings.items() if value is not None}
     of_model = {name: given.pop(name, None) for name in ("probe", "constrained", "allow")}
-    known = inspect.signature(set_up).parameters
     shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
-    options = {"num_items": shortest} | {name: value for name, value in given.items() if name in known}
+    given = (
+        {"num_items": shortest} | given | {"out": str(out / "evaluation"), "baselines": ["copy"]}
+    )  # it needs no training
     try:
-        Placement(**{name: given[name] for name in PLACEMENT if name in given})
-        split = set_up(out=out / "evaluation", **options | {"baselines": ["copy"]}).split  # one that needs no training
+        split = set_up(EvaluationOptions(**given)).split
         if of_model["probe"]:
             empty_prompt(split)
         if allow := of_model["allow"]:
@@ -82,12 +80,12 @@ def train_and_evaluate(
         say(f"== {run.name}")
         train(run, out)
         after_each(run, True)
-        evaluate(**evaluation_of(run, out, settings))
+        evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
         after_each(run, False)
 
 
 def evaluation_of(run: Run, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `evaluate`: the run against its start."""
+    """Of EvaluationOptions: the run against its start."""
     folder = out / "evaluation"
-    against = folder / run.start if run.start else None
-    return {"model": out / run.name, "out": folder / run.name, "against": against, **settings}
+    against = str(folder / run.start) if run.start else None
+    return {"model": str(out / run.name), "out": str(folder / run.name), "against": against, **settings}

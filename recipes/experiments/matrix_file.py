@@ -3,11 +3,10 @@
 benchmarks/studies/redial_matrix.yaml is an annotated one.
 """
 
-import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from convrec.errors import UserError
 from convrec.kinds import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER, TEXT, Kind, did_you_mean, one_of, shown
 from convrec.lists.metrics import PROTOCOLS
 from recipes.evaluation.baselines import BASELINES
-from recipes.evaluation.setup import set_up
-from recipes.evaluation.single import evaluate
+from recipes.evaluation.options import EvaluationOptions
 from recipes.experiments import grid
 from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import overrides_from_environment
@@ -107,7 +105,7 @@ def _check_prepare(steps: Any) -> None:
 
 
 def _check_evaluate(given: Mapping[str, Any]) -> None:
-    known = {name for function in (evaluate, set_up) for name in inspect.signature(function).parameters} - {"options"}
+    known = {one.name for one in fields(EvaluationOptions)}
     _check_names(given, sorted(known - OF_EACH_RUN), "setting of an evaluation", "evaluate.")
     for name, what in NEEDED.items():
         if not isinstance(given.get(name), str):

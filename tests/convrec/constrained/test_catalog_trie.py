@@ -16,6 +16,7 @@ from convrec.constrained.catalog_trie import (
     CatalogTrie,
     build_catalog_trie,
     catalog_trie,
+    check_length,
     excluded_items,
     join_lines,
     select_lines,
@@ -118,12 +119,15 @@ def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
     assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
 
 
-def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie) -> None:
+def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie, matcher: Matcher) -> None:
     lengths = np.diff(catalog.ends_S, prepend=0)
     lines = len(catalog.row_W)
     inner = sorted(lengths[:lines].tolist())
     assert catalog.longest_list(3) == sum(inner[-2:]) + max(lengths[lines:])
-    assert catalog.longest_line() == catalog.row_W[lengths[:lines].argmax()]
+    row = catalog.row_W[lengths[:lines].argmax()]
+    check_length(catalog, matcher.catalog, 3, catalog.longest_list(3), "LENGTH=")
+    with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of the"):
+        check_length(catalog, matcher.catalog, 3, 9, "LENGTH=")
 
 
 def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:

@@ -41,9 +41,7 @@ def test_a_judges_run_is_known_by_its_reward(run: Path) -> None:
     assert start_model(run) == "models/start"
 
 
-def test_a_run_without_a_config_is_known_by_its_curves_and_an_unknown_recipe_is_refused(run: Path) -> None:
-    (run / "config.yaml").unlink()
-    assert read_curves(run).recipe == "judge_pairwise"
+def test_an_unknown_recipe_is_refused(run: Path) -> None:
     (run / "config.yaml").write_text("run: {recipe: one_of_mine}")
     with pytest.raises(UserError, match="no curves are known for its recipe, one_of_mine; known are sft, rank_grpo"):
         read_curves(run)
@@ -79,5 +77,5 @@ def test_its_evaluations_are_in_the_report(run: Path, tmp_path: Path) -> None:
     unknown = {"rank_correlation": {"mean": None, "se": None}, "n": 2, "num_contexts": 2, "baseline": {"mae": 1.0}}
     pointwise = write_evaluation(tmp_path / "pointwise", "pointwise", unknown)
     assert "correlation" in report([run], tmp_path / "report.html", {"p": pointwise}).read_text()
-    with pytest.raises(UserError, match="evaluated with judge pointwise, a with pairwise"):
+    with pytest.raises(UserError, match="evaluated with judge pointwise, a with judge pairwise"):
         report([run], tmp_path / "report.html", {"a": pairwise, "b": pointwise})

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.statistics import bootstrap, jackknife
@@ -31,6 +31,7 @@ from recipes.evaluation.beyond_accuracy import (
 )
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
 from recipes.evaluation.split import Split
+from tests.recipes.evaluation.small import row
 
 LISTS = [[0, 1, 2], [0, 1, 3], [0, 4], [1, 0, 5]]
 TRAINING = [[0, 1], [0], [0, 2], [1], [3, 0], [1, 2]]
@@ -176,38 +177,24 @@ def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
 
 # ---- the copy baseline, slices, and the command
 
-FILMS = [
-    ("Alien", 1979),
-    ("Heat", 1995),
-    ("Up", 2009),
-    ("The Thing", 1982),
-    ("The Thing", 2011),
-    ("Dead Poets Society", 1989),
-]
+FILMS = [("Alien", 1979), ("Heat", 1995), ("Up", 2009), ("The Thing", 1982), ("The Thing", 2011)]
+FILMS += [("Dead Poets Society", 1989)]
 
 
 def split_of(conversations: list[str], truths: list[list[str]], data: str = "test.parquet") -> Split:
     catalog = Catalog.from_items(FILMS)
-    years = {title: str(year) for title, year in FILMS}
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": prompt_text(text, 3)}],
-            "seen_titles": [],
-            "groundtruth_with_release_year": [[title, years[title]] for title in truth],
-            "sample_id": str(number),
-        }
-        for number, (text, truth) in enumerate(zip(conversations, truths, strict=True))
-    ]
-    return Split(data, rows, [str(number) for number in range(len(rows))], catalog, Matcher(catalog), [], {})
+    given = enumerate(zip(conversations, truths, strict=True))
+    rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in given]
+    return Split(data, rows, [row["sample_id"] for row in rows], catalog, Matcher(catalog), [], {})
 
 
 def test_copy_lists_what_the_conversation_names() -> None:
     split = split_of(
         [
-            "USER: The Thing (2011) scared me, then Alien did\n",
-            "USER: Up to now Up (2009) and The Thing\n",
-            "USER: an up\n",
-            "USER: the thing (2011), i'd love heat or the thing, not dead poets society\n",
+            "The Thing (2011) scared me, then Alien did",
+            "Up to now Up (2009) and The Thing",
+            "an up",
+            "the thing (2011), i'd love heat or the thing, not dead poets society",
         ],
         [[]] * 4,
     )
@@ -217,7 +204,7 @@ def test_copy_lists_what_the_conversation_names() -> None:
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
-    conversations = ["USER: a\n", "USER: a\nSYSTEM: b\nUSER: c\n", "USER: d\n"]
+    conversations = ["a", "a\nSYSTEM: b\nUSER: c", "d"]
     split = split_of(conversations, [["Alien"], ["Alien", "Heat"], ["Up"]], str(tmp_path / "test.parquet"))
     table = pa.Table.from_pylist(split.rows, RL_SCHEMA).append_column("age", pa.array(["old", None, "young"]))
     pq.write_table(table, split.data)
@@ -228,7 +215,7 @@ def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path
     assert labels["wanted"] == ["1", "2", "1"]
     assert labels["popularity"] == ["4", "3", "0"]
     assert labels["age"] == ["old", None, "young"]
-    many = split_of([f"USER: {'x' * n}\n" + "SYSTEM: y\n" * n for n in range(8)], [["Up"]] * 8)
+    many = split_of(["x" + "\nSYSTEM: y" * n for n in range(8)], [["Up"]] * 8)
     assert slice_labels("turns", many, context)[:4] == ["1 to 2", "1 to 2", "3 to 4", "3 to 4"]
     rows = [{"num_truth": 1, "ndcg@2": value} for value in (1.0, 0.5, 0.0)]
     parts = slice_results({"turns": labels["turns"]}, rows, split.prompt_ids, ["ndcg@2"], [{"ndcg@2": 0.5}, None, None])
