@@ -26,7 +26,6 @@ OF_GENRES = ("diversity", "calibration")
 OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
-AT_ONCE = 4_000_000  # numbers of an array of lists x items x genres, or x items
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
@@ -52,12 +51,9 @@ class ItemFacts:
     @cached_property
     def has_genre_MG(self) -> "csr_matrix":
         """1 where the item has the genre; G: all genres of the catalog."""
-        from scipy.sparse import csr_matrix
-
         assert self.genres is not None
         names = {name: index for index, name in enumerate(sorted(frozenset().union(*self.genres)))}
-        rows, items = _flat([[names[name] for name in genres] for genres in self.genres])
-        return csr_matrix((np.ones(len(items)), (rows, items)), shape=(len(self.genres), len(names)))
+        return _matrix([sorted(names[name] for name in genres) for genres in self.genres], len(names))
 
 
 def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts:
@@ -66,8 +62,8 @@ def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
     mentions_M, rows = None, 0
     if train_rows:
-        _, wanted = _flat(split.wanted_rows(train_rows))
-        mentions_M, rows = np.bincount(wanted, minlength=len(catalog)), len(train_rows)
+        wanted = list(chain.from_iterable(split.wanted_rows(train_rows)))
+        mentions_M, rows = np.bincount(np.array(wanted, int), minlength=len(catalog)), len(train_rows)
     elif catalog.mentions is not None:
         counts = [count or 0 for count in catalog.mentions]
         mentions_M, rows = np.bincount(first_row, counts, minlength=len(catalog)), sum(counts)
@@ -93,8 +89,8 @@ def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
     """To each row with `recommended`, its list, what `Lists` reads: the measures and `wanted_popularity`."""
     measures = measures_of([row["recommended"] for row in rows], context.mentioned, context.facts)
-    if context.facts.mentions_M is not None:
-        measures["wanted_popularity"] = _row_means(context.facts.mentions_M, context.wanted)
+    if (mentions_M := context.facts.mentions_M) is not None:
+        measures["wanted_popularity"] = _row_means(mentions_M, _matrix(context.wanted, len(mentions_M)))
     for name, values_R in measures.items():
         for row, value in zip(rows, values_R.tolist(), strict=True):
             row[name] = value
@@ -108,50 +104,37 @@ def measures_of(
     measures: dict[str, np.ndarray] = {}
     if facts.mentions_M is not None:
         of_items = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
+        listed_RM = _matrix(lists, len(facts.mentions_M))
         for name, values_M in zip(("popularity", *OF_MENTIONS), of_items, strict=True):
-            measures[name] = _row_means(values_M, lists)
+            measures[name] = _row_means(values_M, listed_RM)
     if facts.genres is not None:
-        measures["diversity"] = _diversity(lists, facts.has_genre_MG)
+        measures["diversity"] = np.array([_diversity(facts.has_genre_MG[items].toarray()) for items in lists])
         measures["calibration"] = _calibration(mentioned, lists, facts.has_genre_MG)
     return measures
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each item of all lists the index of its list, and the item."""
-    lengths = [len(items) for items in lists]
-    return np.repeat(np.arange(len(lists)), lengths), np.fromiter(chain.from_iterable(lists), int, sum(lengths))
+def _matrix(lists: Sequence[Sequence[int]], width: int) -> "csr_matrix":
+    """(R, M) 1 where a list has the item."""
+    from scipy.sparse import csr_matrix
+
+    ends = np.cumsum([0, *map(len, lists)])
+    return csr_matrix((np.ones(ends[-1]), list(chain.from_iterable(lists)), ends), shape=(len(lists), width))
 
 
-def _row_means(values_M: np.ndarray, lists: Sequence[Sequence[int]]) -> np.ndarray:
+def _row_means(values_M: np.ndarray, listed_RM: "csr_matrix") -> np.ndarray:
     """(R,) means of the items' values, NaN of an empty list."""
-    list_of_item, items = _flat(lists)
-    sums_R = np.bincount(list_of_item, values_M[items], len(lists))
-    lengths_R = np.bincount(list_of_item, minlength=len(lists))
-    return np.divide(sums_R, lengths_R, out=np.full(len(lists), np.nan), where=lengths_R > 0)
+    lengths_R = listed_RM.getnnz(axis=1)
+    return np.divide(listed_RM @ values_M, lengths_R, out=np.full(len(lengths_R), np.nan), where=lengths_R > 0)
 
 
-def _diversity(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> np.ndarray:
-    """(R,) mean over the pairs of a list's items with genres of 1 - (genres in common / genres of either)."""
-    list_of_item, items = _flat(lists)
-    lengths_R = np.bincount(list_of_item, minlength=len(lists))
-    listed, index_of_item = np.unique(items, return_inverse=True)
-    has_genre_LG = np.concatenate([has_genre_MG[listed].toarray(), np.zeros((1, has_genre_MG.shape[1]))])
-    items_RK = np.full((len(lists), lengths_R.max(initial=0)), len(listed))  # filled up with an item without genres
-    items_RK[np.arange(items_RK.shape[1]) < lengths_R[:, None]] = index_of_item
-    diversity_R = np.full(len(lists), np.nan)
-    longest, num_genres = items_RK.shape[1], has_genre_LG.shape[1]
-    step = max(1, AT_ONCE // max(1, longest * max(longest, num_genres)))
-    for begin in range(0, len(lists), step):
-        of_items = has_genre_LG[items_RK[begin : begin + step]]
-        common = of_items @ of_items.transpose(0, 2, 1)
-        count = of_items.sum(axis=2)
-        either = count[:, :, None] + count[:, None, :] - common
-        known = (count[:, :, None] > 0) & (count[:, None, :] > 0)
-        known &= ~np.eye(longest, dtype=bool)
-        distances = np.divide(either - common, either, out=np.zeros_like(common), where=known).sum(axis=(1, 2))
-        pairs = known.sum(axis=(1, 2))
-        np.divide(distances, pairs, out=diversity_R[begin : begin + step], where=pairs > 0)
-    return diversity_R
+def _diversity(has_genre_KG: np.ndarray) -> float:
+    """Mean over the pairs of a list's items with genres of 1 - (genres in common / genres of either)."""
+    has_genre_KG = has_genre_KG[has_genre_KG.any(axis=1)]
+    count_K = has_genre_KG.sum(axis=1)
+    common_KK = has_genre_KG @ has_genre_KG.T
+    either_KK = count_K[:, None] + count_K - common_KK
+    pairs = len(count_K) * (len(count_K) - 1)
+    return ((either_KK - common_KK) / either_KK).sum() / pairs if pairs else math.nan
 
 
 def _calibration(
@@ -171,10 +154,9 @@ def _calibration(
 
 def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> "csr_matrix":
     """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
-    from scipy.sparse import csr_matrix, diags
+    from scipy.sparse import diags
 
-    list_of_item, items = _flat(lists)
-    has_item_RM = csr_matrix((np.ones(len(items)), (list_of_item, items)), shape=(len(lists), has_genre_MG.shape[0]))
+    has_item_RM = _matrix(lists, has_genre_MG.shape[0]).sorted_indices()
     counts_M = has_genre_MG.getnnz(axis=1)
     known_R = has_item_RM @ (counts_M > 0)  # items with genres
     return diags(1 / np.maximum(known_R, 1)) @ has_item_RM @ diags(1 / np.maximum(counts_M, 1)) @ has_genre_MG
@@ -198,9 +180,9 @@ class Lists:
         self.names = [name for name in OF_A_ROW if name in rows[0] and name not in without]
         self.values_RM = np.array([[row[name] for name in self.names] for row in rows], float)
         self._num_items = num_items
-        self._list_of_item, items = _flat([row["recommended"] for row in rows])
-        listed, self._index_of_item = np.unique(items, return_inverse=True)
-        self._num_listed = len(listed)
+        lists = [row["recommended"] for row in rows]
+        listed_RM = _matrix(lists, 1 + max(chain.from_iterable(lists), default=0))
+        self._listed_RM = listed_RM[:, listed_RM.getnnz(axis=0) > 0]  # of the items that any list has
         self._popularity_R2 = None  # of the list and of what is wanted
         self.has_popularity_R = np.zeros(len(rows), bool)
         if "novelty" in self.names:
@@ -210,9 +192,9 @@ class Lists:
 
     def of_all(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
         """The figures OF_ALL of the rows of weight 1; the last one only with mentions, and of these rows alone."""
-        counts = np.bincount(self._index_of_item, weights_R[self._list_of_item], self._num_listed)
-        never_listed = np.zeros(self._num_items - self._num_listed)
-        figures = [np.count_nonzero(counts) / self._num_items, gini(np.concatenate([never_listed, counts]))]
+        counts_M = np.zeros(self._num_items)
+        counts_M[: self._listed_RM.shape[1]] = weights_R @ self._listed_RM
+        figures = [np.count_nonzero(counts_M) / self._num_items, gini(counts_M)]
         if self._popularity_R2 is not None:
             listed, wanted = (weights_R * has_popularity_R) @ self._popularity_R2
             figures.append(listed / wanted - 1 if wanted else math.nan)

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from convrec.data.schema import truth_of
 from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.generation.answers import Answer
+from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
@@ -39,12 +41,14 @@ SCORED_WITH = ("num_items", "ks", "protocols", "matching", "year_tolerance", "fu
 USUAL = 0.9  # share of lists of one length: above this share we assume the length of training
 
 
-def score(split: Split, responses: Sequence[Sequence[Item | None]], protocol: str, settings: Settings) -> Scored:
+def score(
+    split: Split, matcher: Matcher, responses: Sequence[Sequence[Item | None]], protocol: str, settings: Settings
+) -> Scored:
     """metrics.evaluate_row of every row, with `repeats`, catalog items that the list names again, and `recommended`,
     the different catalog rows of its first `num_items` lines."""
-    scored, first_row = [], split.matcher.index.items
-    for index, (row, items) in enumerate(zip(split.rows, responses, strict=True)):
-        result = evaluate_row(items, split.truth(index), row["seen_titles"], split.matcher, protocol, settings["ks"])
+    scored, first_row = [], matcher.index.items
+    for row, items in zip(split.rows, responses, strict=True):
+        result = evaluate_row(items, truth_of(row), row["seen_titles"], matcher, protocol, settings["ks"])
         result["repeats"] = len(result["catalog_rows"]) - len(set(result["catalog_rows"]))
         listed = result.pop("catalog_index")[: settings["num_items"]]
         result["recommended"] = list(dict.fromkeys(first_row[item] for item in listed if item >= 0))

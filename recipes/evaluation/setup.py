@@ -13,7 +13,7 @@ from convrec.files import file_hash, read_json
 from convrec.generation.answers import Asked
 from convrec.generation.generate import Constraint
 from convrec.generation.placement import Placement
-from convrec.lists.matching import make_matcher
+from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.metrics import KS
 from convrec.lists.settings import NAMES, ListSettings
 from convrec.runs.folder import read_config, setting
@@ -34,14 +34,15 @@ EMPTY, OTHER = "empty conversation", "another's conversation"  # the probes; the
 class Setup:
     """An evaluation that has been checked.
 
-    lists: what a list is, as the first protocol reads it. split_of: by protocol. labels: of each slice, the part that a
-    row is in. sampling, settings: as metrics.json has them. before: of each row the one of `against`, None: not there.
+    lists, split: as the first protocol reads them. matchers: by protocol. labels: of each slice, the part that a row is
+    in. sampling, settings: as metrics.json has them. before: of each row the one of `against`, None: not there.
     """
 
     options: EvaluationOptions
     places: Placement
     lists: ListSettings
-    split_of: dict[str, Split]
+    split: Split
+    matchers: dict[str, Matcher]
     train: Rows
     context: Context
     labels: dict[str, list[str | None]]
@@ -50,10 +51,6 @@ class Setup:
     before: list[Row | None] | None = None
     constraint: Constraint | None = None
     warnings: Sequence[str] = ()
-
-    @property
-    def split(self) -> Split:
-        return next(iter(self.split_of.values()))
 
     def of_model(self, model: str | None, out: str, against: str | None = None) -> "Setup":
         """The same for this model. Raises UserError for one that cannot be asked, and for an evaluation that it cannot
@@ -105,14 +102,14 @@ def set_up(options: EvaluationOptions) -> Setup:
             raise UserError(f"--ks {k}: must be from 1 to the {lists.num_items} items of a list (--num-items)")
     split = read_split(options.data, options.catalog, lists, options.limit, options.skip_damaged)
     matchers = {
-        mode: split.matcher if mode == lists.matching else make_matcher(split.catalog, replace(lists, matching=mode))
-        for mode in matching_of.values()
+        protocol: split.matcher
+        if mode == lists.matching
+        else make_matcher(split.catalog, replace(lists, matching=mode))
+        for protocol, mode in matching_of.items()
     }
     if options.probe and len(split.prompts) == 1:
         raise UserError(f"--probe: takes lists for other conversations, and {split.data} has one alone; leave it out")
-    train = NO_ROWS
-    if options.train:
-        train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False)
+    train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False) if options.train else NO_ROWS
     context = context_of(split, train.rows)
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
@@ -136,9 +133,8 @@ def set_up(options: EvaluationOptions) -> Setup:
         "catalog_items": context.facts.num_items,
         **sampling,
     }
-    split_of = {protocol: replace(split, matcher=matchers[mode]) for protocol, mode in matching_of.items()}
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
-    setup = Setup(options, places, lists, split_of, train, context, labels, sampling, settings)
+    setup = Setup(options, places, lists, split, matchers, train, context, labels, sampling, settings)
     return setup.of_model(options.model, options.out, options.against)
 
 

@@ -54,8 +54,8 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     seconds = time.monotonic() - start
     lists = _lists(setup, answers)
     scored = {
-        protocol: {name: score(split, items, protocol, setup.settings) for name, items in lists.items()}
-        for protocol, split in setup.split_of.items()
+        protocol: {name: score(setup.split, matcher, items, protocol, setup.settings) for name, items in lists.items()}
+        for protocol, matcher in setup.matchers.items()
     }
     metrics = _metrics(setup, scored)
     free = answers.get("model", {}).values()

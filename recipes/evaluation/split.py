@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, check_share, counted
-from convrec.data.schema import RL_SCHEMA, TRUTH, Pair, truth_of
+from convrec.data.schema import RL_SCHEMA, TRUTH, truth_of
 from convrec.data.validation import Findings, inspect_rl_table
 from convrec.errors import UserError
 from convrec.generation.answers import prompt_id
@@ -50,9 +50,6 @@ class Split:
     def reader(self) -> Matcher:
         """By which seen titles are found: `reference` compares them letter by letter, a reader in any case."""
         return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
-
-    def truth(self, index: int) -> list[Pair]:
-        return truth_of(self.rows[index])
 
     def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
         """Of each row the catalog rows of the titles that it wants, each once, of those that the catalog has."""

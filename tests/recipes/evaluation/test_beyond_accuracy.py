@@ -17,7 +17,6 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
-from recipes.evaluation import beyond_accuracy
 from recipes.evaluation.baselines import baseline_lists, others_prompts
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
@@ -96,11 +95,10 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
             assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12, nan_ok=True)
 
 
-def test_measures_of_many_lists_are_the_definitions_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_of_many_lists_are_the_definitions_of_each() -> None:
     rng = np.random.default_rng(0)
     lists, mentioned = ([rng.permutation(8)[: rng.integers(0, 6)].tolist() for _ in range(50)] for _ in range(2))
     facts = replace(FACTS, genres=[*(FACTS.genres or ())[:5], *[frozenset[str]()] * 3])
-    monkeypatch.setattr(beyond_accuracy, "AT_ONCE", 75)  # three lists at once
     measures = measures_of(lists, mentioned, facts)
     expected = [measured_by_definition(*both, facts) for both in zip(lists, mentioned, strict=True)]
     for name, values in measures.items():
