@@ -49,29 +49,28 @@ def report(
     chosen = dict(evaluations or _newest_evaluations(runs, of_run))
     metrics = {name: metrics_of(folder) for name, folder in chosen.items()}
     notes = [warning for run in runs for warning in run.warnings]
-    found: dict[str, Any] = {}
+    evaluated: dict[str, Any] = {}
     if any("judge" in evaluation["settings"] for evaluation in metrics.values()):
-        found = _of_judges(metrics)
+        evaluated = _of_judges(metrics)
     elif metrics:
-        found = _of_lists(chosen, metrics)
+        evaluated = _of_lists(chosen, metrics)
     else:
         has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
         hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
         notes.insert(0, f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it.")
-    from convrec.report.html import Report, write_report  # matplotlib, after what can be refused
-
-    page = Report(
-        title=", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
-        summary={labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
-        notes=notes,
-        charts={
+    parts = {
+        "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
+        "summary": {labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
+        "notes": notes,
+        "charts": {
             ", ".join(dict.fromkeys(run.method for run in of_recipe)): charts_of(of_recipe)
             for of_recipe in by_recipe(runs).values()
         },
-        settings={labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
-        **found,
-    )
-    return write_report(out, page)
+        "settings": {labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
+    }
+    from convrec.report.html import write_report  # matplotlib, after what can be refused
+
+    return write_report(out, parts | evaluated)
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -> dict[str, Path]:

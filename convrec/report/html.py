@@ -8,7 +8,7 @@ import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +16,31 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from convrec.files import write_text
-from convrec.report.charts import Chart, GainChart
+from convrec.report.charts import Chart
 from convrec.report.drawing import chart_svg, gains_svg, line_key
-from convrec.report.page import MISS, SYMBOLS, Example, cell_text, number_text
+from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 
 MANY = 5  # models or runs that fit beside each other
 Table = Sequence[Mapping[str, Any]]
+NO_EVALUATION: Mapping[str, Any] = {
+    "headline": "",
+    "gains": (),
+    "table": (),
+    "about_table": (),
+    "slices": {},
+    "examples": (),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What the page shows.
+def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
+    """Write the page, whole or not at all, and return its path. Parts with an entry in NO_EVALUATION can be left out.
 
-    summary, settings: run -> name -> value; of several runs, what differs comes first. headline: the result in a
-    sentence. table: a mapping for each model: "model" (its name) and metric -> number, (mean, standard error) or text;
-    metrics become the table's rows, in order of first appearance. slices: an evaluation's name -> a table of parts of
-    the split, of the same form. charts: heading -> what is drawn under it.
+    title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. charts: heading ->
+    what is drawn under it. headline: the result in a sentence. gains: GainCharts. table: a mapping for each model:
+    "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in order
+    of first appearance. slices: an evaluation's name -> a table of parts of the split, of the same form. examples: of
+    page.Example.
     """
-
-    title: str
-    summary: Mapping[str, Mapping[str, Any]]
-    settings: Mapping[str, Mapping[str, Any]]
-    charts: Mapping[str, Sequence[Chart]]
-    notes: Sequence[str] = ()
-    headline: str = ""
-    gains: Sequence[GainChart] = ()
-    table: Table = ()
-    about_table: Sequence[str] = ()
-    slices: Mapping[str, Table] = field(default_factory=dict)
-    examples: Sequence[Example] = ()
-
-
-def write_report(path: Path, report: Report) -> Path:
-    """Write the page, whole or not at all, and return its path."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -62,7 +54,7 @@ def write_report(path: Path, report: Report) -> Path:
         "keys": _keys,
     }
     marks = {mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS}
-    write_text(path, environment.get_template("page.html").render(vars(report), marks=marks))
+    write_text(path, environment.get_template("page.html").render({**NO_EVALUATION, **parts}, marks=marks))
     return path
 
 

@@ -3,7 +3,7 @@ names, a model behind an API; and the probes of what a model knows without the c
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -24,27 +24,17 @@ from convrec.same_request import digest
 from recipes.evaluation.mentions import copied_lists
 from recipes.evaluation.split import Split, as_items
 
-BASELINES = ("popularity", "retrieval", "copy")
 OF_TRAINING = ("popularity", "retrieval")  # these need the training split
 NEIGHBOURS = 50
 API = "api:"  # --model api:NAME
+Lists = list[list[Item | None]]  # one for each row of the split
 
 
-def baseline_lists(
-    name: str, split: Split, train_rows: Sequence[dict[str, Any]], num_items: int
-) -> list[list[Item | None]]:
-    """A list for every row of the split. Raises ValueError for a name that is not in BASELINES."""
-    if name == "popularity":
-        popular: list[Item | None] = list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))
-        return [popular] * len(split.rows)
-    if name == "retrieval":
-        return retrieve(split, train_rows, num_items)
-    if name == "copy":
-        return copied_lists(split, num_items)
-    raise ValueError(f"unknown baseline {name!r}: one of {', '.join(BASELINES)}")
+def popular(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
+    return [list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))] * len(split.rows)
 
 
-def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> list[list[Item | None]]:
+def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
     """For every row: what the NEIGHBOURS most similar training conversations wanted.
 
     An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; of equal scores
@@ -67,7 +57,7 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     for index, name in enumerate(split.prompt_ids):
         indices.setdefault(name, []).append(index)
     reader = split.reader
-    lists: list[list[Item | None]] = [[]] * len(split.rows)
+    lists: Lists = [[]] * len(split.rows)
     for of_prompt in indices.values():
         text = conversation_text(split.rows[of_prompt[-1]])
         cosine_R = (vectorizer.transform([text]) @ train_RF.T).toarray().ravel()
@@ -79,6 +69,14 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
             order = np.argsort(-scores_M, kind="stable")[:num_items]
             lists[index] = as_items(split.catalog, [item for item in order if scores_M[item] > 0])
     return lists
+
+
+# of the split, the rows of the training split, and the number of items
+BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
+    "popularity": popular,
+    "retrieval": retrieve,
+    "copy": lambda split, _, num_items: copied_lists(split, num_items),
+}
 
 
 def empty_prompt(split: Split) -> Messages:

@@ -10,7 +10,7 @@ from convrec.files import write_json
 from convrec.generation.answers import Answer, Asked, model_answers
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, parse_items
-from recipes.evaluation.baselines import API, api_answers, baseline_lists, others_prompts
+from recipes.evaluation.baselines import API, BASELINES, api_answers, others_prompts
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import (
@@ -92,7 +92,7 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
         return [parse_items(text, setup.lists.delimiter, split.catalog.dated) for text in texts]
 
     lists = {name: lists_for(name, split.prompt_ids) for name in answers}
-    lists |= {name: baseline_lists(name, split, setup.train.rows, num_items) for name in setup.options.baselines}
+    lists |= {name: BASELINES[name](split, setup.train.rows, num_items) for name in setup.options.baselines}
     if setup.options.probe:
         lists[EMPTY] = lists_for("model", [EMPTY] * len(split.rows))
         lists[OTHER] = lists_for("model", others_prompts(split.prompt_ids, setup.options.seed))

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from convrec.report.charts import Chart, Gain, GainChart
-from convrec.report.html import Report, write_report
+from convrec.report.html import write_report
 from convrec.report.page import HIT, MISS, REPEATED, SEEN, Example, ListLine
 
 
@@ -51,11 +51,11 @@ def write(tmp_path: Path, **changes: object) -> str:
         "settings": {"Rank-GRPO": {"lr": 1e-4}},
         "table": [{"model": "SFT", "NDCG@20": (0.2, 0.01)}, {"model": "Rank-GRPO", "NDCG@20": (0.3, 0.01)}],
         "charts": {"Rank-GRPO": [Chart("Validation", "NDCG", {"Rank-GRPO": {0: 0.2, 10: 0.25}})]},
-        "examples": [],
+        "notes": [],
         "gains": [GAINS],
         "headline": "Rank-GRPO minus SFT: NDCG@20 +0.0200",
     }
-    out = write_report(tmp_path / "deep" / "report.html", Report(**(arguments | changes)))
+    out = write_report(tmp_path / "deep" / "report.html", arguments | changes)
     return out.read_text(encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from convrec.lists.settings import ListSettings
 from recipes import evaluate
-from recipes.evaluation.baselines import baseline_lists
+from recipes.evaluation.baselines import retrieve
 from recipes.evaluation.paper import paper_rows, paper_table
 from recipes.evaluation.split import Split, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
@@ -43,7 +43,7 @@ def split(files: dict[str, str]) -> Split:
 
 
 def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split) -> None:
-    a, b, c = ([item.title for item in items if item] for items in baseline_lists("retrieval", split, TRAIN, 3))
+    a, b, c = ([item.title for item in items if item] for items in retrieve(split, TRAIN, 3))
     # a: Heat by conversations 2 and 3, Jaws by 3 alone; Alien comes last, as popular as its one conversation
     assert a == ["Heat", "Jaws", "Alien"]
     # b: Alien was seen; no similar conversation is left, so popularity decides: Heat and Jaws twice each, catalog order
@@ -57,13 +57,8 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
     write_rows(Path(files["data"]), [row("a", "crime robbery", ["Heat"], seen)])
     split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
-    (items,) = baseline_lists("retrieval", split, TRAIN, 3)
+    (items,) = retrieve(split, TRAIN, 3)
     assert [item.title for item in items if item] == ["Alien"]
-
-
-def test_an_unknown_baseline_is_an_error(split: Split) -> None:
-    with pytest.raises(ValueError, match="popularity, retrieval"):
-        baseline_lists("oracle", split, TRAIN, 3)
 
 
 def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(

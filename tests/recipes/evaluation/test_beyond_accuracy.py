@@ -17,7 +17,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
-from recipes.evaluation.baselines import baseline_lists, others_prompts
+from recipes.evaluation.baselines import BASELINES, others_prompts
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Context,
@@ -196,7 +196,7 @@ def test_copy_lists_what_the_conversation_names() -> None:
         ],
         [[]] * 4,
     )
-    lists = baseline_lists("copy", split, [], 3)
+    lists = BASELINES["copy"](split, [], 3)
     assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], [], [FILMS[4], FILMS[5]]]
     # `up` is a word of the third: Up needs its year. In another case titles need their year or three words
 
