@@ -47,8 +47,8 @@ def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(befor
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    with pytest.raises(UserError, match="'Zodiac' in another way behind"):
+    joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
+    with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' in another way behind 'Film"):
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
@@ -96,21 +96,6 @@ def test_two_items_with_one_line_are_named(tokenizer: Any) -> None:
     catalog = Catalog.from_items([("Heat", 1995), ("Up", 2009), ("Heat", 1995)], item_ids=["a", "b", "c"])
     with pytest.raises(UserError, match=r"rows 0 and 2 are two items with the same line, 'Heat \(1995\)'"):
         build_catalog_trie(Matcher(catalog), tokenizer, "\n")
-
-
-def test_a_tokenizer_that_joins_lines_is_refused_with_the_line() -> None:
-    """Without splitting at line breaks, a learned token goes over the end of a line."""
-    from tokenizers import Tokenizer, decoders, models, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    whole = Tokenizer(models.BPE())
-    whole.decoder = decoders.Fuse()
-    whole.train_from_iterator(["Up (2009)\nHeat (1995)\nUp"] * 9, trainers.BpeTrainer(vocab_size=60))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>", name_or_path="joined")
-    with pytest.raises(
-        UserError, match=r"tokenizer joined encodes 'Heat \(1995\)' in another way behind 'Up \(2009\)'"
-    ):
-        build_catalog_trie(Matcher(Catalog.from_items([("Up", 2009), ("Heat", 1995)])), tokenizer, "\n")
 
 
 def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:

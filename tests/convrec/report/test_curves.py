@@ -79,18 +79,6 @@ def test_the_kl_of_verls_own_losses_is_the_kl_and_rank_grpos_loss_is_not(tmp_pat
     assert read_curves(ours).series["actor/kl"] == {1: 0.5}
 
 
-def test_a_sweep_without_the_newest_checkpoint_is_warned_about(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep(run)  # of steps 0 and 3
-    (run / "latest_checkpointed_iteration.txt").write_text("3")
-    assert not read_curves(run).warnings
-    (run / "latest_checkpointed_iteration.txt").write_text("5")
-    plot.plot([run], tmp_path / "plots")
-    message = "its sweep of test ends at step 3, without the newest checkpoint, step 5; sweep again"
-    assert message in capsys.readouterr().err
-
-
 def test_sweeps_that_do_not_compare_are_not_drawn_together(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "b" / "run", "rank_grpo", [{1: {"rank_grpo/return@1": 0.1}}])
     sweep(run)

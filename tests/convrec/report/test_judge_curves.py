@@ -10,11 +10,11 @@ from convrec.errors import UserError
 from convrec.judges.metrics import pairwise_summary
 from convrec.report.curves import PANELS, read_curves
 from convrec.report.run_summary import SETTINGS
-from convrec.runs.folder import recipe_of, start_model
 from recipes.launch.recipe import RECIPES
 from recipes.report import report
 
 CONFIG = {
+    "run": {"recipe": "judge_pairwise"},
     "actor_rollout_ref": {"model": {"path": "models/start"}, "rollout": {"n": 4}},
     "reward": {"custom_reward_function": {"path": "pkg://reward.judge_pairwise"}},
 }
@@ -32,13 +32,6 @@ def run(tmp_path: Path) -> Path:
 
 def test_every_recipe_has_panels_and_settings() -> None:
     assert set(PANELS) == set(SETTINGS) == set(RECIPES)
-
-
-def test_a_judges_run_is_known_by_its_reward(run: Path) -> None:
-    assert recipe_of(CONFIG) == "judge_pairwise"
-    assert recipe_of({"actor_rollout_ref": {}}) == "rank_grpo"
-    assert recipe_of({"actor_rollout_ref": {}, "run": {"recipe": "one_of_mine"}}) == "one_of_mine"
-    assert start_model(run) == "models/start"
 
 
 def test_an_unknown_recipe_is_refused(run: Path) -> None:

@@ -41,7 +41,9 @@ def run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     (run / "global_step_5" / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"half")
     (run / "latest_checkpointed_iteration.txt").write_text("4")
     ours = "convrec: {year_tolerance: 1}\n"
-    (run / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {start}}}}}\n{ours}")
+    (run / "config.yaml").write_text(
+        f"run: {{recipe: rank_grpo}}\nactor_rollout_ref: {{model: {{path: {start}}}}}\n{ours}"
+    )
     (run / "metrics").mkdir()
     lines = [{"step": step, "data": {"rank_grpo/return@1": 0.1 * step, "actor/kl": 0.01}} for step in (1, 2, 3, 4)]
     (run / "metrics" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -202,14 +204,18 @@ def test_evaluations_of_files_with_other_contents_are_not_shown_side_by_side(
 
 
 def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
-    run: Path, options: list[str], tmp_path: Path
+    run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options, "--limit", "1"]) == 0  # no standard error
+    stale = "ends at step 4, without the newest checkpoint, step 6; sweep again"
+    report.report([run], tmp_path / "report.html")
+    assert stale not in capsys.readouterr().err
     (run / "latest_checkpointed_iteration.txt").write_text("6")
     # being evaluated now, not yet in sweep.csv
     (run / "evaluation" / "test" / "step_000006").mkdir()
     html = report.report([run], tmp_path / "report.html").read_text()
-    assert "ends at step 4, without the newest checkpoint, step 6; sweep again" in html
+    assert stale in html
+    assert stale in capsys.readouterr().err
     assert "rank_grpo (step 4)" in html
     assert "nan" not in html
 
