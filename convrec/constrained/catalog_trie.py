@@ -125,14 +125,16 @@ def items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
     return trie.num_items - sum(bool(trie.lines_of(item)) for item in excluded)
 
 
-def check_length(trie: CatalogTrie, catalog: Catalog, num_items: int, max_tokens: int, setting: str) -> None:
+def check_length(
+    trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path, num_items: int, max_tokens: int, setting: str
+) -> None:
     """Raise UserError when a list may not fit. setting: what stands before max_tokens where it is given."""
     longest = trie.longest_list(num_items)
     if longest > max_tokens:
         row = int(trie.row_W[np.argmax(np.diff(trie.ends_S, prepend=0)[: len(trie.row_W)])])
         raise UserError(
-            f"{setting}{max_tokens}: {num_items} items can take {longest} tokens (the longest is row {row} of the "
-            f"catalog, {catalog.titles[row]!r}): set it to {longest}"
+            f"{setting}{max_tokens}: {num_items} items can take {longest} tokens (the longest is row {row} of "
+            f"{catalog_file}, {catalog.titles[row]!r}): set it to {longest}"
         )
 
 

@@ -50,7 +50,8 @@ def make_constraint(
                 f"conversation of {split.rows[split.prompt_ids.index(prompt)]['sample_id']}, and a list has "
                 f"{lists.num_items}: allow more items, or give a smaller --num-items"
             )
-    check_length(trie, split.catalog, lists.num_items, options.max_response_length, "--max-response-length ")
+    max_tokens = options.max_response_length
+    check_length(trie, split.catalog, catalog_file, lists.num_items, max_tokens, "--max-response-length ")
     constraint = Constraint(str(file), lists.num_items, [exclude[prompt] for prompt in split.prompts])
     return constraint, left_out_warnings(trie, split.catalog, catalog_file)
 

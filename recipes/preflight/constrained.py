@@ -114,7 +114,8 @@ def _check_settings(config: DictConfig) -> None:
 def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None:
     """Every conversation leaves enough items, and the longest list fits."""
     num_items = config.convrec.num_items
-    check_length(trie, matcher.catalog, num_items, config.data.max_response_length, f"{ON}: MAX_RESPONSE_LENGTH=")
+    catalog_file, max_tokens = config.convrec.catalog_file, config.data.max_response_length
+    check_length(trie, matcher.catalog, catalog_file, num_items, max_tokens, f"{ON}: MAX_RESPONSE_LENGTH=")
     items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
     for files in (config.data.train_files, config.data.val_files):
         for file in [files] if isinstance(files, str) else files:

@@ -110,9 +110,9 @@ def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie, matcher:
     inner = sorted(lengths[:lines].tolist())
     assert catalog.longest_list(3) == sum(inner[-2:]) + max(lengths[lines:])
     row = catalog.row_W[lengths[:lines].argmax()]
-    check_length(catalog, matcher.catalog, 3, catalog.longest_list(3), "LENGTH=")
-    with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of the"):
-        check_length(catalog, matcher.catalog, 3, 9, "LENGTH=")
+    check_length(catalog, matcher.catalog, "c.parquet", 3, catalog.longest_list(3), "LENGTH=")
+    with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of c"):
+        check_length(catalog, matcher.catalog, "c.parquet", 3, 9, "LENGTH=")
 
 
 def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:
