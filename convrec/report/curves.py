@@ -164,9 +164,10 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
 
 
 def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
-    rows = read_csv(file)
-    if not rows:
-        raise UserError(f"{file}: no rows; make it again with recipes.evaluate --sweep")
+    rows, settings = read_csv(file), file.with_name(SWEEP_SETTINGS)
+    if not rows or not settings.exists():
+        lacking = f"no {SWEEP_SETTINGS} beside it" if rows else "no rows"
+        raise UserError(f"{file}: {lacking}; make it again with recipes.evaluate --sweep")
     largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
     columns = {metric: f"{metric}@{largest}" for metric in ("ndcg", "recall")}
     columns |= {name: name for name in ("coverage", "popularity_lift")}
@@ -188,7 +189,7 @@ def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
         series={**curves.series, **swept},
         split=split,
         k=largest,
-        sweep=read_json(file.with_name(SWEEP_SETTINGS)),
+        sweep=read_json(settings),
         warnings=warnings,
     )
 

@@ -66,7 +66,7 @@ def mark_list(
     marked = []
     for rank, (line, item) in enumerate(zip(lines, items, strict=True)):
         marks = tuple(mark for mark, is_marked in marks_of.items() if is_marked[rank])
-        marked.append(ListLine(line, (marks or (MISS,)) if item else (NOT_AN_ITEM,)))
+        marked.append(ListLine(line, (NOT_AN_ITEM,) if item is None else marks or (MISS,)))
     return marked
 
 

@@ -101,6 +101,9 @@ def test_what_has_nothing_to_draw_is_named(run: Path, tmp_path: Path) -> None:
         plot.plot([started], tmp_path / "plots")
     assert tmp_path / "plots" / "rank_grpo.png" in plot.plot([started, run], tmp_path / "plots")
     sweep(run)
+    (run / "evaluation" / "test" / "sweep.json").unlink()
+    with pytest.raises(UserError, match=r"sweep\.csv: no sweep\.json beside it; make it again"):
+        read_curves(run)
     (run / "evaluation" / "test" / "sweep.csv").write_text("")
     with pytest.raises(UserError, match=r"sweep\.csv: no rows; make it again"):
         read_curves(run)
