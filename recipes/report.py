@@ -19,10 +19,11 @@ from convrec.report.curves import RunCurves, by_recipe, labels_of
 from convrec.report.page import COUNTS, beyond_accuracy_row, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
+from recipes.evaluation.beyond_accuracy import figures_of
 from recipes.evaluation.examples import examples
 from recipes.evaluation.gains import gain_charts
 from recipes.evaluation.results import metrics_of, rows_of
-from recipes.evaluation.scoring import OF_MODEL, beyond_difference, comparable
+from recipes.evaluation.scoring import OF_MODEL, comparable
 from recipes.evaluation.slices import slices_table
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs, refuse_unlike
@@ -153,7 +154,7 @@ def _difference(
     samples = [sample for sample, row in before.items() if sample in after and row["num_truth"]]
     of_before, of_after = ([rows[sample] for sample in samples] for rows in (before, after))
     conversations = [before[sample]["prompt_id"] for sample in samples]
-    figures = beyond_difference([of_before], [of_after], conversations, catalog_items)
+    figures = figures_of([of_after], conversations, catalog_items, minus=[of_before])
     first, second = (of_one["model"] for of_one in results.values())
     counts = {metric: _signed(second[key] - first[key]) for key, metric in COUNTS.items()}
     paired = {metric: (one.mean, one.se) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)

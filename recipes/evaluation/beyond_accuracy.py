@@ -6,7 +6,7 @@ genres); NaN where a list is too short for it. Of all rows: coverage, gini, and 
 """
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -26,6 +26,7 @@ OF_GENRES = ("diversity", "calibration")
 OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
+Row = Mapping[str, Any]
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
@@ -87,7 +88,7 @@ def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
-    """To each row with `recommended`, its list, what `Lists` reads: the measures and `wanted_popularity`."""
+    """To each row with `recommended`, its list, what `figures_of` reads: the measures and `wanted_popularity`."""
     measures = measures_of([row["recommended"] for row in rows], context.mentioned, context.facts)
     if (mentions_M := context.facts.mentions_M) is not None:
         measures["wanted_popularity"] = _row_means(mentions_M, _matrix(context.wanted, len(mentions_M)))
@@ -172,20 +173,19 @@ def gini(counts_M: np.ndarray) -> float:
     return float((ranks * np.sort(counts_M)).sum() / (size * total)) if total else math.nan
 
 
-class Lists:
-    """The measured lists of one model, from rows as `add_measures` and rows.parquet have them, in the same order for
-    whatever they are compared with. without: measures to leave out."""
+class _Lists:
+    """The measured lists of one model, from rows as `add_measures` and rows.parquet have them."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], num_items: int, without: Collection[str] = ()):
-        self.names = [name for name in OF_A_ROW if name in rows[0] and name not in without]
-        self.values_RM = np.array([[row[name] for name in self.names] for row in rows], float)
+    def __init__(self, rows: Sequence[Row], num_items: int, names: Sequence[str]):
+        """names: of OF_A_ROW."""
+        self.values_RM = np.array([[row[name] for name in names] for row in rows], float)
         self._num_items = num_items
         lists = [row["recommended"] for row in rows]
         listed_RM = _matrix(lists, 1 + max(chain.from_iterable(lists), default=0))
         self._listed_RM = listed_RM[:, listed_RM.getnnz(axis=0) > 0]  # of the items that any list has
         self._popularity_R2 = None  # of the list and of what is wanted
         self.has_popularity_R = np.zeros(len(rows), bool)
-        if "novelty" in self.names:
+        if "novelty" in names:
             popularity_R2 = np.array([(row["popularity"], row["wanted_popularity"]) for row in rows], float)
             self.has_popularity_R = ~np.isnan(popularity_R2).any(axis=1)
             self._popularity_R2 = np.nan_to_num(popularity_R2)
@@ -201,36 +201,36 @@ class Lists:
         return np.array(figures)
 
 
-def summarise_lists(lists: Lists, contexts: Sequence[Hashable], seed: int) -> Figures:
-    """Each measure's mean over the rows that have it, of OF_ALL the value, with its standard error over contexts."""
-    has_popularity_R = lists.has_popularity_R
-    values, errors = jackknife(lambda weights_R: lists.of_all(weights_R, has_popularity_R), contexts, seed)
-    return _of_all(values, errors, has_popularity_R) | means(lists.names, lists.values_RM, contexts)
-
-
-def difference(
-    before: Sequence[Lists], after: Sequence[Lists], contexts: Sequence[Hashable], seed: int = 3407
+def figures_of(
+    after: Sequence[Sequence[Row]],
+    contexts: Sequence[Hashable],
+    num_items: int,
+    seed: int = 3407,
+    minus: Sequence[Sequence[Row]] = (),
 ) -> Figures:
-    """After minus before, paired by row: where both have the measure. Several lists of a side (of several seeds of a
-    training) count as their mean."""
+    """Each measure that all have: its mean over the rows that have it, of OF_ALL the value, with its standard error
+    over contexts; {} of no rows. With `minus` these figures less those, paired by row: where both have the measure.
 
-    has_popularity_R = np.all([lists.has_popularity_R for lists in (*before, *after)], axis=0)
+    A side has the rows of one evaluation or, one for each seed of a training, of several, which count as their mean.
+    num_items: different items of the catalog.
+    """
+    samples = [rows[0] for rows in (*minus, *after) if rows]
+    if not samples:
+        return {}
+    names = [name for name in OF_A_ROW if all(name in row for row in samples)]
+    sides = [[_Lists(rows, num_items, names) for rows in side] for side in (after, minus) if side]
+    has_popularity_R = np.all([lists.has_popularity_R for side in sides for lists in side], axis=0)
 
     def of_all(weights_R: np.ndarray) -> np.ndarray:
-        of_before, of_after = (
-            np.mean([lists.of_all(weights_R, has_popularity_R) for lists in side], axis=0) for side in (before, after)
-        )
-        return of_after - of_before
+        of_sides = [np.mean([lists.of_all(weights_R, has_popularity_R) for lists in side], axis=0) for side in sides]
+        return of_sides[0] - of_sides[1] if minus else of_sides[0]
 
     values, errors = jackknife(of_all, contexts, seed)
-    before_RM, after_RM = (np.mean([lists.values_RM for lists in side], axis=0) for side in (before, after))
-    return _of_all(values, errors, has_popularity_R) | means(before[0].names, after_RM - before_RM, contexts)
-
-
-def _of_all(values: np.ndarray, errors: np.ndarray, has_popularity_R: np.ndarray) -> Figures:
-    rows = (len(has_popularity_R), len(has_popularity_R), int(has_popularity_R.sum()))
-    found = zip(OF_ALL, values, errors, rows, strict=False)
-    return {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
+    counts = (len(has_popularity_R), len(has_popularity_R), int(has_popularity_R.sum()))
+    found = zip(OF_ALL, values, errors, counts, strict=False)
+    of_lists = {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
+    values_RM = [np.mean([lists.values_RM for lists in side], axis=0) for side in sides]
+    return of_lists | means(names, values_RM[0] - values_RM[1] if minus else values_RM[0], contexts)
 
 
 def means(names: Sequence[str], values_RM: np.ndarray, contexts: Sequence[Hashable]) -> Figures:

@@ -17,18 +17,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
-from recipes.evaluation.beyond_accuracy import (
-    MEASURES,
-    OF_A_ROW,
-    OF_MENTIONS,
-    Context,
-    Figures,
-    Lists,
-    add_measures,
-    difference,
-    means,
-    summarise_lists,
-)
+from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of, means
 from recipes.evaluation.results import metrics_of, rows_of
 from recipes.evaluation.split import Split
 
@@ -38,6 +27,14 @@ Settings = Mapping[str, Any]  # of an evaluation, as metrics.json has them
 OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines and probes
 # settings of an evaluation by which the lists of one model get other figures
 SCORED_WITH = ("num_items", "ks", "protocols", "matching", "year_tolerance", "fuzzy_cutoff", "delimiter", "limit")
+COUNTS = {  # of a summary -> a column of a table
+    "catalog_hit_ratio": "in catalog",
+    "items_per_list": "items per list",
+    "list_length_errors": "list length errors",
+    "distinct_items": "distinct items",
+    "repeats_per_list": "repeats per list",
+    "n": "n",
+}
 USUAL = 0.9  # share of lists of one length: above this share we assume the length of training
 
 
@@ -65,7 +62,7 @@ def summary(scored: Scored, split: Split, settings: Settings, context: Context |
     if context is not None:
         add_measures(scored, context)
         contexts = [name for name, row in zip(split.prompt_ids, scored, strict=True) if row["num_truth"]]
-        beyond = summarise_lists(Lists(kept, context.facts.num_items), contexts, seed)
+        beyond = figures_of([kept], contexts, context.facts.num_items, seed)
     return (
         summarise(scored, settings["ks"], split.prompt_ids, seed, num_items)
         | beyond
@@ -135,9 +132,7 @@ def paired_differences(
     figures = paired(rows_before, rows_after, settings["ks"], contexts, settings["seed"])
     result: dict[str, Any] = {"n": len(contexts)}
     result |= {name: {key: of[key] for key in ("mean", "se", "p")} for name, of in figures.items()}
-    return result | beyond_difference(
-        [rows_before], [rows_after], contexts, settings["catalog_items"], settings["seed"]
-    )
+    return result | figures_of([rows_after], contexts, settings["catalog_items"], settings["seed"], minus=[rows_before])
 
 
 def minus(before: Scored, after: Scored, split: Split, metrics: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -145,9 +140,8 @@ def minus(before: Scored, after: Scored, split: Split, metrics: Sequence[str], s
     accuracy. Standard errors are over conversations, by their formula."""
     rows_before, rows_after, contexts = _of_both(before, after, split)
     values = [[b[name] - a[name] for name in metrics] for a, b in zip(rows_before, rows_after, strict=True)]
-    return means(metrics, np.array(values), contexts) | beyond_difference(
-        [rows_before], [rows_after], contexts, settings["catalog_items"], settings["seed"]
-    )
+    beyond = figures_of([rows_after], contexts, settings["catalog_items"], settings["seed"], minus=[rows_before])
+    return means(metrics, np.array(values), contexts) | beyond
 
 
 def _of_both(
@@ -163,50 +157,25 @@ def _of_both(
     return list(rows_before), list(rows_after), list(contexts)
 
 
-def beyond_difference(
-    before: Sequence[Sequence[Mapping[str, Any]]],
-    after: Sequence[Sequence[Mapping[str, Any]]],
-    contexts: Sequence[str],
-    num_items: int,
-    seed: int = 3407,
-) -> Figures:
-    """beyond_accuracy.difference of what all have measured, {} of no rows. A side has the rows of one evaluation or,
-    one for each seed of a training, of several."""
-    samples = [rows[0] for rows in (*before, *after) if rows]
-    if not samples:
-        return {}
-    lacking = [name for name in OF_A_ROW if not all(name in row for row in samples)]
-    sides = ([Lists(rows, num_items, lacking) for rows in side] for side in (before, after))
-    return difference(next(sides), next(sides), contexts, seed)
-
-
 def model_line(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What an evaluation found of its model, as columns of a table: means, standard errors, and the paired gain over
-    another evaluation where it has one."""
-    result = metrics["results"][metrics["settings"]["protocols"][0]]["model"]
+    """What an evaluation found of its model, as columns of a table: means, standard errors, the paired gain over
+    another evaluation where it has one, counts, and where it has constrained lists, their gain over the free ones."""
+    settings = metrics["settings"]
+    result = metrics["results"][settings["protocols"][0]]["model"]
+    names = [*(f"{metric}@{k}" for metric in ("ndcg", "recall") for k in settings["ks"]), *MEASURES]
+
+    def columns(figures: Mapping[str, Any], name: str, words: Mapping[str, str]) -> dict[str, float]:
+        return {f"{name}{word}": figures[name][key] for key, word in words.items() if key in figures.get(name, ())}
+
     line: dict[str, float] = {}
-    for name in _measured(metrics):
-        line |= _columns(name, result, {"mean": "", "se": " se"})
-        line |= _columns(name, metrics.get("paired", {}), {"mean": " gain", "se": " gain se", "p": " gain p"})
+    for name in names:
+        line |= columns(result, name, {"mean": "", "se": " se"})
+        line |= columns(metrics.get("paired", {}), name, {"mean": " gain", "se": " gain se", "p": " gain p"})
+    line |= {column: result[name] for name, column in COUNTS.items()}
+    of_constrained = {"mean": " constrained gain", "se": " constrained gain se", "p": " constrained gain p"}
+    for name in names:
+        line |= columns(metrics.get("constrained", {}).get("paired", {}), name, of_constrained)
     return line
-
-
-def constrained_gain(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What an evaluation's constrained lists gain over its free ones, as columns of a table; none without them."""
-    gains = metrics.get("constrained", {}).get("paired", {})
-    words = {"mean": " constrained gain", "se": " constrained gain se", "p": " constrained gain p"}
-    line: dict[str, float] = {}
-    for name in _measured(metrics):
-        line |= _columns(name, gains, words)
-    return line
-
-
-def _measured(metrics: Mapping[str, Any]) -> list[str]:
-    return [*(f"{metric}@{k}" for metric in ("ndcg", "recall") for k in metrics["settings"]["ks"]), *MEASURES]
-
-
-def _columns(name: str, figures: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, float]:
-    return {f"{name}{word}": figures[name][key] for key, word in words.items() if key in figures.get(name, ())}
 
 
 def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:

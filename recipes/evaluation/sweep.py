@@ -25,21 +25,13 @@ from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from convrec.same_request import as_kept, differences
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.scoring import SCORED_WITH, comparable, constrained_gain, model_line
+from recipes.evaluation.scoring import SCORED_WITH, comparable, model_line
 from recipes.evaluation.setup import Setup, set_up
 from recipes.evaluation.single import answer_and_score
 from recipes.evaluation.slices import slice_lines
 
 # settings of an evaluation that change figures: two sweeps that differ in one must not share a folder
 SETTINGS = (*SCORED_WITH, "seed", "max_prompt_tokens", "max_tokens", "constrained", "allow")
-COUNTS = {  # of a summary -> a column
-    "catalog_hit_ratio": "in catalog",
-    "items_per_list": "items per list",
-    "list_length_errors": "list length errors",
-    "distinct_items": "distinct items",
-    "repeats_per_list": "repeats per list",
-    "n": "n",
-}
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
@@ -88,8 +80,7 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str
         protocol, largest = settings["protocol"], [max(settings["ks"])]
         results = dict(metrics["results"][protocol])
         of_model, of_constrained = results.pop("model"), results.pop("constrained", None)
-        counts = {column: of_model[name] for name, column in COUNTS.items()}
-        table.append({"step": step} | model_line(metrics) | counts | constrained_gain(metrics))
+        table.append({"step": step} | model_line(metrics))
         of_slices += [{"step": step} | line for line in slice_lines(metrics["slices"])]
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]

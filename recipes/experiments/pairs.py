@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from convrec.lists.metrics import paired
-from recipes.evaluation.scoring import beyond_difference
+from recipes.evaluation.beyond_accuracy import figures_of
 
 
 def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def pairs(table: Sequence[Mapping[str, Any]], out: Path, k: int, num_items: int)
             [[rows_of_run[run][key] for key in shared] for run in runs_of_variant[variant].values()]
             for variant in (first, second)
         )
-        for name, of in beyond_difference(before, after, contexts, num_items).items():
+        for name, of in figures_of(after, contexts, num_items, minus=before).items():
             pair |= {f"{name} {what}": of[what] for what in ("mean", "se")}
         differences_of_pairs.append(pair)
     return differences_of_pairs

@@ -12,7 +12,7 @@ import numpy as np
 from convrec.files import read_json, write_text
 from convrec.report.curves import write_csv
 from recipes.evaluation.beyond_accuracy import MEASURES
-from recipes.evaluation.scoring import SCORED_WITH, constrained_gain, model_line
+from recipes.evaluation.scoring import SCORED_WITH, model_line
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_file import Run
 from recipes.experiments.pairs import pairs
@@ -25,16 +25,7 @@ Column = tuple[str, Callable[[Sequence[Mapping[str, Any]], str], str], str]  # t
 
 def row_of(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
-    line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]}
-    protocol = metrics["settings"]["protocols"][0]
-    result = metrics["results"][protocol]["model"]
-    return line | {
-        **model_line(metrics),
-        "in catalog": result["catalog_hit_ratio"],
-        "repeats per list": result["repeats_per_list"],
-        "distinct items": result["distinct_items"],
-        **constrained_gain(metrics),
-    }
+    return {"run": run.name, "variant": run.variant, "seed": run.variables["SEED"]} | model_line(metrics)
 
 
 def markdown(table: Sequence[Mapping[str, Any]], k: int) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from recipes.evaluation.baselines import BASELINES, others_prompts
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Context,
+    Figures,
     ItemFacts,
-    Lists,
     add_measures,
-    difference,
+    figures_of,
     measures_of,
-    summarise_lists,
 )
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
 from recipes.evaluation.split import Split
@@ -44,10 +43,14 @@ FACTS = ItemFacts(
 WANTED = [[1], [0], [2, 3], [5]]
 
 
-def measured(lists: list[list[int]], facts: ItemFacts = FACTS) -> Lists:
-    rows = [{"recommended": items} for items in lists]
-    add_measures(rows, Context(facts, [[]] * len(lists), WANTED[: len(lists)]))
-    return Lists(rows, facts.num_items)
+def measured(lists: list[list[int]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"recommended": items} for items in lists]
+    add_measures(rows, Context(FACTS, [[]] * len(lists), WANTED[: len(lists)]))
+    return rows
+
+
+def figures(*after: list[dict[str, Any]], minus: Sequence[list[dict[str, Any]]] = ()) -> Figures:
+    return figures_of(after, range(len(after[0])), FACTS.num_items, 0, minus)
 
 
 def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[str], Any]) -> None:
@@ -63,20 +66,20 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
     )
     rows = [{"recommended": items} for items in given["lists"]]
     add_measures(rows, Context(facts, given["mentioned"], given["wanted"]))
-    figures = summarise_lists(Lists(rows, given["items"]), range(len(rows)), seed=0)
+    found = figures_of([rows], range(len(rows)), given["items"], seed=0)
     for name, expected in given["expected"].items():
         if isinstance(expected, float):
-            assert figures[name]["mean"] == pytest.approx(expected, rel=1e-12)
+            assert found[name]["mean"] == pytest.approx(expected, rel=1e-12)
         else:
             values = [math.nan if value is None else value for value in expected]
             assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12, nan_ok=True)
 
 
 def test_lift_cold_share_and_calibration_by_hand() -> None:
-    figures = summarise_lists(measured(LISTS), range(4), seed=0)
+    found = figures(measured(LISTS))
     # mentions 4 3 2 1 0 0 0 0; lists: 3, 8/3, 2, 7/3, mean 2.5; wanted: 3, 4, 1.5, 0, mean 2.125
-    assert figures["popularity_lift"]["mean"] == pytest.approx(2.5 / 2.125 - 1)
-    assert figures["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
+    assert found["popularity_lift"]["mean"] == pytest.approx(2.5 / 2.125 - 1)
+    assert found["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
     # mentioned: horror, and half horror, half crime. listed: crime, comedy
     p, q = {"horror": 0.75, "crime": 0.25}, {"horror": 0.0, "crime": 0.5}
     expected = sum(share * math.log(share / (0.99 * q[genre] + 0.01 * share)) for genre, share in p.items())
@@ -84,10 +87,10 @@ def test_lift_cold_share_and_calibration_by_hand() -> None:
 
 
 def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
-    figures = summarise_lists(measured([[0, 1], [2], []]), range(3), seed=0)
-    assert [figures[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
-    assert figures["diversity"]["mean"] == pytest.approx(0.5)
-    assert math.isnan(figures["calibration"]["mean"])
+    found = figures(measured([[0, 1], [2], []]))
+    assert [found[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
+    assert found["diversity"]["mean"] == pytest.approx(0.5)
+    assert math.isnan(found["calibration"]["mean"])
     assert measures_of([[0]], [[]], ItemFacts(8, None, 0, None)) == {}
     no_genres = replace(FACTS, genres=[frozenset[str]()] * 8)
     for lists, facts in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
@@ -115,26 +118,27 @@ def test_the_error_of_coverage_is_at_least_the_spread_between_samples() -> None:
     rng = np.random.default_rng(0)
     log_chances = -np.log(np.arange(1, 201))
 
-    def draw() -> Lists:
+    def draw() -> Figures:
         lists = np.argsort(-(log_chances + rng.gumbel(size=(120, 200))), axis=1)[:, :5]
-        return Lists([{"recommended": items} for items in lists.tolist()], 200)
+        return figures_of([[{"recommended": items} for items in lists.tolist()]], range(120), 200)
 
-    errors = np.mean([[summarise_lists(draw(), range(120), 0)[name]["se"] for name in OF_ALL[:2]] for _ in range(3)], 0)
-    spread = np.std([draw().of_all(np.ones(120), np.ones(120)) for _ in range(200)], axis=0, ddof=1)
-    assert ((errors / spread > 0.95) & (errors / spread < 1.6)).all()
+    drawn = [draw() for _ in range(200)]
+    for name in OF_ALL[:2]:
+        spread = np.std([found[name]["mean"] for found in drawn], ddof=1)
+        assert 0.95 < np.mean([found[name]["se"] for found in drawn[:3]]) / spread < 1.6
 
 
 def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
     before, after = measured(LISTS), measured([[5, 6, 7], [0, 1, 3], [0, 4], [1, 0, 5]])
-    same = difference([before], [before], range(4))
-    assert all(figures["mean"] == figures["se"] == 0 for name, figures in same.items() if name != "calibration")
-    one = difference([before], [after], range(4))
-    two = difference([before], [before, after], range(4))
+    same = figures(before, minus=[before])
+    assert all(found["mean"] == found["se"] == 0 for name, found in same.items() if name != "calibration")
+    one = figures(after, minus=[before])
+    two = figures(before, after, minus=[before])
     # an empty list has no popularity: its row counts for neither side
-    empty = difference([before], [measured([[], *LISTS[1:]])], range(4))["popularity_lift"]
+    empty = figures(measured([[], *LISTS[1:]]), minus=[before])["popularity_lift"]
     assert (empty["mean"], empty["n"]) == (0.0, 3)
     for name in ("coverage", "gini", "popularity_lift", "novelty", "cold_share", "diversity"):
-        values = [summarise_lists(lists, range(4), 0)[name]["mean"] for lists in (before, after)]
+        values = [figures(lists)[name]["mean"] for lists in (before, after)]
         assert one[name]["mean"] == pytest.approx(values[1] - values[0])
         assert two[name]["mean"] == pytest.approx((values[1] - values[0]) / 2)
 

@@ -16,7 +16,7 @@ from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.results import metrics_of
-from recipes.evaluation.scoring import constrained_gain
+from recipes.evaluation.scoring import model_line
 from recipes.evaluation.setup import EMPTY, OTHER
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.split import Split, read_split
@@ -120,7 +120,7 @@ def test_constrained_lists_stand_beside_free_ones_baselines_and_probes(
     assert set(metrics["minus"]) == {"popularity", EMPTY, OTHER}
     assert metrics["generation"]["prompts"] == 3 + 2  # free lists of two conversations and of none, two constrained
     # every row wants Toy Story: at rank 2 of the free lists, at rank 1 of the constrained ones, which have Amelie too
-    gain = constrained_gain(metrics)
+    gain = model_line(metrics)
     assert gain["recall@2 constrained gain"] == 0
     assert gain["ndcg@2 constrained gain"] == pytest.approx(1 - 1 / math.log2(3))
     assert gain["coverage constrained gain"] == pytest.approx(1 / metrics["settings"]["catalog_items"])

@@ -20,6 +20,7 @@ def run_of(name: str, variant: str) -> Run:
 def metrics_of(value: float, gain: float | None = None, **settings: Any) -> dict[str, Any]:
     model: dict[str, Any] = {name: {"mean": value, "se": 0.01} for name in NAMES}
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
+    model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
     found: dict[str, Any] = {
         "settings": {"protocols": ["paper"], "ks": [5]} | settings,
         "results": {"paper": {"model": model}},
