@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.report.page import Example, mark_list
 from recipes.evaluation.results import metrics_of, rows_of
@@ -51,10 +51,15 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
             labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label
     else:
         labels = _choose(of_last, split, count, ("the best", "the worst"), f"{at} {{:.2f}}")
-    return [
-        _example(split[sample], {name: rows[sample] for name, rows in scored.items()}, matcher, settings_of, label)
-        for sample, label in labels.items()
-    ]
+    shown = []
+    for sample, label in labels.items():
+        truth, seen = truth_of(split[sample]), split[sample]["seen_titles"] or []
+        lists = {}
+        for name, rows in scored.items():
+            of = ListSettings.of(settings_of[name])
+            lists[name] = mark_list(rows[sample]["text"], matcher, truth, seen, of.num_items, of.delimiter)
+        shown.append(Example(conversation_text(split[sample]), truth, lists, label))
+    return shown
 
 
 def _choose(
@@ -69,14 +74,3 @@ def _choose(
         (sample := ordered[index]): f"{names.get(index, 'in between')} ({value_text.format(values[sample])})"
         for index in dict.fromkeys(steps)
     }
-
-
-def _example(
-    row: Row, sides: Mapping[str, Row], matcher: Matcher, settings_of: Mapping[str, Mapping[str, Any]], label: str
-) -> Example:
-    truth, seen = truth_of(row), row["seen_titles"] or []
-    lists = {}
-    for name, side in sides.items():
-        settings = ListSettings.of(settings_of[name])
-        lists[name] = mark_list(side["text"], matcher, truth, seen, settings.num_items, settings.delimiter)
-    return Example(conversation_text(row), truth, lists, label)
