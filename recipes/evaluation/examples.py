@@ -56,8 +56,8 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
         truth, seen = truth_of(split[sample]), split[sample]["seen_titles"] or []
         lists = {}
         for name, rows in scored.items():
-            of = ListSettings.of(settings_of[name])
-            lists[name] = mark_list(rows[sample]["text"], matcher, truth, seen, of.num_items, of.delimiter)
+            own = ListSettings.of(settings_of[name])
+            lists[name] = mark_list(rows[sample]["text"], matcher, truth, seen, own.num_items, own.delimiter)
         shown.append(Example(conversation_text(split[sample]), truth, lists, label))
     return shown
 

@@ -30,10 +30,6 @@ class Page(HTMLParser):
         if tag not in self.void:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.values += [value or "" for _, value in attrs]
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
