@@ -138,9 +138,8 @@ def _headline(gains: Sequence[GainChart], results: Evaluations, split: str, k: i
         return ""
     if gains:
         gain = gains[0].gains[f"NDCG@{k}"]
-        return (
-            f"{gains[0].title}, {split}: NDCG@{k} {gain.mean:+.4f} ± {number_text(gain.se)}, p\u00a0=\u00a0{gain.p:.4f}"
-        )
+        change = f"{gain['mean']:+.4f} ± {number_text(gain['se'])}, p\u00a0=\u00a0{gain['p']:.4f}"
+        return f"{gains[0].title}, {split}: NDCG@{k} {change}"
     ((name, result),) = results.items()
     ndcg = result["model"][f"ndcg@{k}"]
     return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
@@ -157,7 +156,7 @@ def _difference(
     figures = figures_of([of_after], conversations, catalog_items, minus=[of_before])
     first, second = (of_one["model"] for of_one in results.values())
     counts = {metric: _signed(second[key] - first[key]) for key, metric in COUNTS.items()}
-    paired = {metric: (one.mean, one.se) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)
+    paired = {metric: (one["mean"], one["se"]) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)
     signed = {metric: (_signed(mean), error) for metric, (mean, error) in paired.items()}
     return {"model": gain.title, **signed, **counts}
 

@@ -50,20 +50,12 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """mean: of the differences row by row; se: its standard error; p: two-sided, of a mean of 0."""
-
-    mean: float
-    se: float
-    p: float
-
-
-@dataclass(frozen=True)
 class GainChart:
-    """gains: a row's name (a metric, or a model) -> how much is gained over the reference that the title names."""
+    """gains: a row's name (a metric, or a model) -> how much is gained over the reference that the title names: "mean"
+    of the differences row by row, "se" its standard error, "p" two-sided, of a mean of 0."""
 
     title: str
-    gains: Mapping[str, Gain]
+    gains: Mapping[str, Mapping[str, float]]
     caption: str = ""
 
 

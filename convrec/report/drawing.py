@@ -70,10 +70,10 @@ def gains_svg(chart: GainChart) -> str:
         axis.axvline(0, color=TEXT, linewidth=1)
         for row, gain in enumerate(chart.gains.values()):
             for errors, width in ((2, 1.2), (1, 4)):
-                if math.isfinite(gain.se):  # not of a single conversation
-                    ends = [gain.mean - errors * gain.se, gain.mean + errors * gain.se]
+                if math.isfinite(gain["se"]):  # not of a single conversation
+                    ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
                     axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
-            axis.plot([gain.mean], [-row], "o", color=LINES[0], markersize=6)
+            axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
         axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
         axis.set_ylim(0.6 - len(chart.gains), 0.6)
         axis.grid(axis="y", visible=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.lists.metrics import paired
-from convrec.report.charts import Gain, GainChart
+from convrec.report.charts import GainChart
 from convrec.statistics import FLIPS
 from recipes.evaluation.results import rows_of
 
@@ -37,12 +37,12 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     if len(differences) == 1:
         ((name, of_name),) = differences.items()
-        gains = {title_of(metric): _gain(of_name[metric]) for metric in metrics}
+        gains = {title_of(metric): of_name[metric] for metric in metrics}
         return [GainChart(f"{name} minus {reference}", gains, caption)]
     return [
         GainChart(
             f"{title_of(metric)}: gain over {reference}",
-            {name: _gain(of_name[metric]) for name, of_name in differences.items()},
+            {name: of_name[metric] for name, of_name in differences.items()},
             caption,
         )
         for metric in metrics[:: len(ks)]
@@ -53,7 +53,3 @@ def title_of(metric: str) -> str:
     """`NDCG@20` of `ndcg@20`."""
     name, _, k = metric.partition("@")
     return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"
-
-
-def _gain(difference: Mapping[str, Any]) -> Gain:
-    return Gain(difference["mean"], difference["se"], difference["p"])

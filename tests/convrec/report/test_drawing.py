@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from convrec.report.charts import Chart, Gain, GainChart
+from convrec.report.charts import Chart, GainChart
 from convrec.report.drawing import LINES, TEXT, chart_svg, gains_svg, line_key, write_png
 
 Points = list[tuple[float, float]]
@@ -96,7 +96,7 @@ def test_text_is_text() -> None:
 
 
 def test_a_gain_is_drawn_with_one_and_two_standard_errors_beside_0() -> None:
-    gains = {"NDCG@20": Gain(0.02, 0.01, 0.05), "R" * 40: Gain(-0.01, math.nan, 1.0)}
+    gains = {"NDCG@20": {"mean": 0.02, "se": 0.01}, "R" * 40: {"mean": -0.01, "se": math.nan}}
     svg = gains_svg(GainChart("B minus A", gains))
     (two,), (one,) = paths(svg, "stroke-width: 1.2"), paths(svg, "stroke-width: 4")
     (zero,) = paths(svg, f"fill: none; stroke: {TEXT}")

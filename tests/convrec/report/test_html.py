@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from convrec.report.charts import Chart, Gain, GainChart
+from convrec.report.charts import Chart, GainChart
 from convrec.report.html import write_report
 from convrec.report.page import HIT, MISS, REPEATED, SEEN, Example, ListLine
 
@@ -37,7 +37,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-GAINS = GainChart("Rank-GRPO minus SFT", {"NDCG@20": Gain(0.02, 0.007, 0.003)}, "500 rows")
+GAINS = GainChart("Rank-GRPO minus SFT", {"NDCG@20": {"mean": 0.02, "se": 0.007, "p": 0.003}}, "500 rows")
 
 
 def write(tmp_path: Path, **changes: object) -> str:
@@ -81,7 +81,7 @@ def test_everything_given_is_escaped(tmp_path: Path) -> None:
         charts={evil: [Chart(evil, evil, {evil: {0: 1.0}}, {evil: {0: 0.1}}, evil)]},
         examples=[example],
         notes=[evil],
-        gains=[GainChart(evil, {evil: Gain(0.1, 0.1, 0.5)}, evil)],
+        gains=[GainChart(evil, {evil: {"mean": 0.1, "se": 0.1, "p": 0.5}}, evil)],
         headline=evil,
         about_table=[evil],
     )
@@ -113,7 +113,7 @@ def test_missing_numbers_and_charts_do_not_break_the_page(tmp_path: Path) -> Non
         tmp_path,
         table=[{"model": "a", "NDCG@5": float("nan")}, {"model": "b", "distinct items": 20}],
         charts={"SFT": []},
-        gains=[GainChart("b minus a", {"NDCG@5": Gain(0.1, float("nan"), 1.0)})],
+        gains=[GainChart("b minus a", {"NDCG@5": {"mean": 0.1, "se": float("nan"), "p": 1.0}})],
     )
     text = Page(html).text
     assert text.count("Nothing was logged yet.") == 1
