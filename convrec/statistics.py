@@ -69,12 +69,12 @@ def jackknife(
     chapter 3), which in the mean is not too small (Efron and Stein, 1981). NaN with a single context. A bootstrap would
     not do: a resample holds fewer different lists than the data, so its catalog coverage is too low.
     """
-    places: dict[Hashable, int] = {}
-    context_R = np.array([places.setdefault(context, len(places)) for context in contexts], int)
+    context_R = _numbered(contexts)
+    num_contexts = context_R.max(initial=-1) + 1
     figures = estimate(np.ones(len(context_R)))
-    if (blocks := min(len(places), BLOCKS)) < 2:
+    if (blocks := min(num_contexts, BLOCKS)) < 2:
         return figures, np.full_like(figures, math.nan)
-    block_R = np.random.default_rng(seed).permutation(len(places))[context_R] % blocks
+    block_R = np.random.default_rng(seed).permutation(num_contexts)[context_R] % blocks
     without_BM = np.stack([estimate((block_R != block).astype(float)) for block in range(blocks)])
     spread_M = ((without_BM - without_BM.mean(axis=0)) ** 2).sum(axis=0)
     return figures, np.sqrt((blocks - 1) / blocks * spread_M)
@@ -102,10 +102,15 @@ def sign_flip(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
 
 def _by_context(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
     """Sums of the values (C, M) and number of rows (C,) of each context."""
-    places: dict[Hashable, int] = {}
-    context_R = np.array([places.setdefault(context, len(places)) for context in contexts])
+    context_R = _numbered(contexts)
     sums_CM = np.stack([np.bincount(context_R, weights=column) for column in values_RM.T], axis=1)
     return sums_CM, np.bincount(context_R)
+
+
+def _numbered(contexts: Sequence[Hashable]) -> np.ndarray:
+    """(R,) each row's context as a number, by first appearance."""
+    number_of: dict[Hashable, int] = {}
+    return np.array([number_of.setdefault(context, len(number_of)) for context in contexts], int)
 
 
 def _labels(rows: Sequence[Mapping], contexts: Sequence[Hashable] | None) -> Sequence[Hashable]:

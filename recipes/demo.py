@@ -43,13 +43,14 @@ from convrec.files import read_json, write_json
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import latest_step
 from convrec.runs.supervisor import die_with
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.launch.console import repeating
 from recipes.launch.recipe import RECIPES
 from recipes.report import report as write_report
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
-HERE = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 OUT = Path("outputs/demo")  # `make serve` serves what is there
 KS = (5, 10, 20)
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
@@ -84,17 +85,14 @@ def schedule(steps: int, validations: int) -> dict[str, str]:
     }
 
 
-class Progress:
-    """What earlier starts of this demo have used: OUT/progress.json."""
+class Usage:
+    """What all starts of this demo have used: OUT/progress.json."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / "progress.json"
         saved = read_json(self.path) if self.path.exists() else {}
         self.seconds: dict[str, float] = saved.get("seconds", {})
         self.peak_memory_bytes: int = saved.get("peak_memory_bytes", 0)
-
-    def save(self) -> None:
-        write_json(self.path, {"seconds": self.seconds, "peak_memory_bytes": self.peak_memory_bytes})
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
@@ -104,34 +102,34 @@ class Progress:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
-            self.save()
+            write_json(self.path, {"seconds": self.seconds, "peak_memory_bytes": self.peak_memory_bytes})
+
+    def note_memory(self) -> None:
+        """Of this process and its descendants, if it is the most so far; shared pages count once (PSS)."""
+        total = 0
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            try:
+                total += process.memory_full_info().pss
+            except psutil.Error:  # it ended meanwhile
+                continue
+        self.peak_memory_bytes = max(self.peak_memory_bytes, total)
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def peak_memory(progress: Progress) -> None:
-    """Note the memory of this process and its descendants if it is the most so far; shared pages count once (PSS)."""
-    total = 0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            total += process.memory_full_info().pss
-        except psutil.Error:  # it ended meanwhile
-            continue
-    progress.peak_memory_bytes = max(progress.peak_memory_bytes, total)
-
-
-def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
-    """bash run_*.sh with these variables and none of ours from the caller's shell but LOGGER."""
+def run_script(recipe: str, variables: dict[str, str], *overrides: str) -> None:
+    """The recipe's script with these variables and none of ours from the caller's shell but LOGGER."""
     from recipes.launch.variables import VARIABLES
 
     others = {variable.name for variable in VARIABLES} - {"LOGGER"}
     environment = {key: value for key, value in os.environ.items() if key not in others}
     environment.pop("RAY_ADDRESS", None)
     environment |= variables | {"PYTHON": sys.executable}
+    name = RECIPES[recipe].script
     with subprocess.Popen(
-        ["bash", str(HERE / name), *overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
+        ["bash", str(ROOT / name), *overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
     ) as script:
         try:
             status = script.wait()
@@ -146,95 +144,83 @@ def run_script(name: str, variables: dict[str, str], *overrides: str) -> None:
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
     """Run what is missing of the demo and return the path of summary.json."""
     out.mkdir(parents=True, exist_ok=True)
-    progress = Progress(out)
+    usage = Usage(out)
     data, start, sft, rl = out / "data", out / "model", out / "sft", out / "rank_grpo"
-    files = {
-        "TRAIN_FILE": str(data / "train.parquet"),
-        "VAL_FILE": str(data / "validation.parquet"),
-        "CATALOG_FILE": str(data / "catalog.parquet"),
-    }
-    with repeating(partial(peak_memory, progress), seconds=5.0):  # a look reads the page tables of every process
+    settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
+    with repeating(usage.note_memory, seconds=5.0):  # it reads the page tables of every process
         if not data.exists():
-            with progress.phase("data", "conversations about real films with generated tastes"):
+            with usage.phase("data", "conversations about real films with generated tastes"):
                 subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
         if not start.exists():
-            with progress.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
+            with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
                 from transformers.utils.logging import disable_progress_bar
 
                 disable_progress_bar()  # of a file that is written at once
                 make_tiny_model(start, read_texts([data]), read_titles([data]))
         if latest_step(sft) < sft_steps:
-            with progress.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
-                demonstrations = {
+            with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
+                files = {
                     "TRAIN_FILE": str(data / "sft_train.parquet"),
                     "VAL_FILE": str(data / "sft_validation.parquet"),
                 }
-                variables = (
-                    SFT | schedule(sft_steps, 2) | demonstrations | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)}
-                )
-                run_script(RECIPES["sft"].script, variables)
+                run_script("sft", settings["sft"] | files | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)})
         if latest_step(rl) < rl_steps:
-            with progress.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-                variables = RANK_GRPO | schedule(rl_steps, 6) | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
-                run_script(RECIPES["rank_grpo"].script, variables, "data.val_max_samples=128")
-        with progress.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-            scored = {"sft": _evaluate(out, "sft", sft)}
-            scored["rank_grpo"] = _evaluate(out, "rank_grpo", rl, against=out / "evaluation" / "sft")
-    with progress.phase("report", "tables, curves, conversations"):
-        settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
-        summary = _summarise(scored, settings, progress)
+            with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
+                files = {
+                    "TRAIN_FILE": str(data / "train.parquet"),
+                    "VAL_FILE": str(data / "validation.parquet"),
+                    "CATALOG_FILE": str(data / "catalog.parquet"),
+                }
+                variables = settings["rank_grpo"] | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
+                run_script("rank_grpo", variables, "data.val_max_samples=128")
+        with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
+            of_sft = _evaluate(out, "sft")
+            of_rl = _evaluate(out, "rank_grpo", against="sft")
+    with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([sft, rl], out / "report.html", evaluations)
-    summary["seconds"] = progress.seconds
-    summary["report"] = str(report)
+    of_first = of_sft["results"]["paper"]
+    results = {
+        "popularity": of_first["popularity"],
+        "sft": of_first["model"],
+        "rank_grpo": of_rl["results"]["paper"]["model"],
+    }
+    shown = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in KS), "catalog_hit_ratio", "n")
+    gain = {key: value for key, value in of_rl["paired"].items() if key != "against"}
+    summary = {
+        "models": {name: {key: result[key] for key in shown} for name, result in results.items()},
+        "gain": gain,
+        "seconds": usage.seconds,
+        "peak_memory_bytes": usage.peak_memory_bytes,
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "settings": settings,
+        "report": str(report),
+    }
     write_json(out / "summary.json", summary)
-    rows = [table_row(name, _results(scored, name), KS) for name in ("popularity", "sft", "rank_grpo")]
-    say("\n" + text_table(rows))
+    say("\n" + text_table([table_row(name, result, KS) for name, result in results.items()]))
     for name in ("recall@20", "ndcg@20"):
-        gain = summary["gain"][name]
-        say(f"rank_grpo minus sft, {name}: {gain['mean']:+.4f} ± {gain['se']:.4f}, row by row")
+        say(f"rank_grpo minus sft, {name}: {gain[name]['mean']:+.4f} ± {gain[name]['se']:.4f}, row by row")
     say(
-        f"{sum(progress.seconds.values()) / 60:.1f} minutes, {progress.peak_memory_bytes / 2**30:.1f} GiB at most\n"
+        f"{sum(usage.seconds.values()) / 60:.1f} minutes, {usage.peak_memory_bytes / 2**30:.1f} GiB at most\n"
         f"report: {report}\nsummary:"
     )
     return out / "summary.json"
 
 
-def _evaluate(out: Path, name: str, model: Path, against: Path | None = None) -> dict[str, Any]:
+def _evaluate(out: Path, name: str, against: str | None = None) -> dict[str, Any]:
     return evaluate(
-        model=model,
-        data=out / "data" / "test.parquet",
-        catalog=out / "data" / "catalog.parquet",
-        train=out / "data" / "train.parquet",
-        out=out / "evaluation" / name,
-        ks=KS,
-        max_prompt_length=int(RANK_GRPO["MAX_PROMPT_LENGTH"]),
-        max_response_length=int(RANK_GRPO["MAX_RESPONSE_LENGTH"]),
-        against=against,
+        EvaluationOptions(
+            model=str(out / name),
+            data=str(out / "data" / "test.parquet"),
+            catalog=str(out / "data" / "catalog.parquet"),
+            train=str(out / "data" / "train.parquet"),
+            out=str(out / "evaluation" / name),
+            ks=KS,
+            max_prompt_length=int(RANK_GRPO["MAX_PROMPT_LENGTH"]),
+            max_response_length=int(RANK_GRPO["MAX_RESPONSE_LENGTH"]),
+            against=against and str(out / "evaluation" / against),
+        )
     )
-
-
-def _results(scored: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    if name == "popularity":
-        return scored["sft"]["results"]["paper"]["popularity"]
-    return scored[name]["results"]["paper"]["model"]
-
-
-def _summarise(scored: dict[str, dict[str, Any]], settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    metrics = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in KS]
-    models = {
-        name: {key: _results(scored, name)[key] for key in (*metrics, "catalog_hit_ratio", "n")}
-        for name in ("popularity", "sft", "rank_grpo")
-    }
-    return {
-        "models": models,
-        "gain": {key: value for key, value in scored["rank_grpo"]["paired"].items() if key != "against"},
-        "seconds": progress.seconds,
-        "peak_memory_bytes": progress.peak_memory_bytes,
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "settings": settings,
-        "report": None,
-    }
 
 
 def how_to_talk(out: Path) -> str:

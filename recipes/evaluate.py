@@ -21,25 +21,18 @@ if __name__ == "__main__":  # before imports that take seconds
     supervisor.begin()
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from convrec.data.damage import REPORT, add_skip_damaged
 from convrec.errors import UserError
-from convrec.generation.placement import add_placement
-from convrec.kinds import shown
-from convrec.lists.matching import MATCHERS
-from convrec.lists.metrics import PROTOCOLS
-from convrec.lists.settings import ListSettings
 from convrec.report.page import beyond_accuracy_row, not_measured, number_text, table_row, text_table
-from recipes.evaluation.baselines import BASELINES, OF_TRAINING
+from recipes.evaluation.baselines import OF_TRAINING
 from recipes.evaluation.constrained import WRONG
+from recipes.evaluation.options import EvaluationOptions, add_options
 from recipes.evaluation.paper import paper_table
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.setup import refuse_to_replace
@@ -99,47 +92,9 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recipes.evaluate", description=(__doc__ or "").splitlines()[0])
-    of_model = "Hugging Face folder or id, run folder, LoRA adapter, api:NAME; without it: the baselines alone"
-    parser.add_argument("--model", help=of_model)
-    parser.add_argument("--data", required=True, help="split to score (parquet)")
-    parser.add_argument("--catalog", required=True, help="the catalog (parquet)")
-    parser.add_argument("--train", help="training split, for the baselines")
-    parser.add_argument("--out", help="folder for the results; --sweep: RUN/evaluation/<name of the split>")
+    add_options(parser, optional=["out"])
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
-    of_baselines = "lists made without a model, to score beside (popularity)"
-    parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=["popularity"], help=of_baselines)
-    parser.add_argument("--probe", action="store_true", help="lists for no and for another conversation beside")
-    parser.add_argument(
-        "--slices",
-        nargs="*",
-        metavar="SLICE",
-        help=f"parts of the split to print: {', '.join(SLICES)} (metrics.json has these anyway), a column of it",
-    )
     parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
-    of_run = "default: the run's, for another model"
-    default = {name: f"{of_run} {shown(value)}" for name, value in asdict(ListSettings()).items()}
-    parser.add_argument("--num-items", type=int, help=f"items a list should have ({default['num_items']})")
-    parser.add_argument("--ks", type=int, nargs="+", help="default: 5 10 15 20, as far as lists go")
-    of_protocols = "how a list is scored, a table each (paper)"
-    parser.add_argument("--protocols", "--protocol", nargs="+", choices=PROTOCOLS, default=["paper"], help=of_protocols)
-    parser.add_argument("--matching", choices=MATCHERS, help=f"{default['matching']}; protocol reference: reference")
-    parser.add_argument("--year-tolerance", type=int, help=f"years between equal titles ({default['year_tolerance']})")
-    parser.add_argument("--fuzzy-cutoff", type=float, help=f"least similarity, up to 100 ({default['fuzzy_cutoff']})")
-    parser.add_argument("--delimiter", type=_delimiter, help=f"character between items ({default['delimiter']})")
-    parser.add_argument(
-        "--chat-template-kwargs", type=_json_object, help=f'JSON ({of_run} {{"enable_thinking": false}})'
-    )
-    parser.add_argument("--limit", type=int, help="only the first rows")
-    add_skip_damaged(parser, f"leave damaged rows out and name them in {REPORT}")
-    parser.add_argument(
-        "--seed", type=int, default=3407, help="of the bootstrap and of the rows that --probe draws (%(default)s)"
-    )
-    parser.add_argument("--max-prompt-length", type=int, default=2048, help="tokens (%(default)s)")
-    parser.add_argument("--max-response-length", type=int, default=1024, help="tokens (%(default)s)")
-    add_placement(parser)
-    parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
-    parser.add_argument("--constrained", action="store_true", help="beside the free lists: lists of the catalog only")
-    parser.add_argument("--allow", help="--constrained: the items lists may hold, one a line, or a catalog (parquet)")
     parser.add_argument("--sweep", action="store_true", help="every checkpoint of the run folder, step 0 included")
     parser.add_argument("--start", help="--sweep: the start model (step 0), where the run's config names another place")
     options = parser.parse_args(arguments)
@@ -149,19 +104,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error("--sweep needs a run folder as --model")
     if options.paper and not options.model:
         parser.error("--paper needs --model")
+    if not options.out:
+        options.out = str(Path(options.model).expanduser() / "evaluation" / Path(options.data).stem)
     return options
-
-
-def _delimiter(text: str) -> str:
-    """A line break or tab can be written \\n, \\t."""
-    return {"\\n": "\n", "\\t": "\t"}.get(text, text)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(text)
-    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,27 +115,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from recipes.judge.evaluation import main as evaluate_a_judge
 
         return evaluate_a_judge(arguments)
-    options = vars(parse_arguments(arguments))
-    sweep, paper, start, overwrite = (options.pop(name) for name in ("sweep", "paper", "start", "overwrite"))
-    printed = SLICES if options["slices"] == [] else options["slices"] or ()
-    options["slices"] = list(dict.fromkeys((*SLICES, *printed)))
+    given = vars(parse_arguments(arguments))
+    overwrite, paper, sweep, start = (given.pop(name) for name in ("overwrite", "paper", "sweep", "start"))
+    options = EvaluationOptions(**given)
     try:
         if sweep:
-            run, out = Path(options.pop("model")).expanduser(), options.pop("out")
-            text, metrics = sweep_run(run, out, start, **options)
+            text, metrics = sweep_run(options, start)
             print(text)
         else:
             if not overwrite:
-                refuse_to_replace(Path(options["out"]), options["model"], options["data"])
-            metrics = evaluate(**options)
+                refuse_to_replace(Path(given["out"]), given["model"], given["data"])
+            metrics = evaluate(options)
             for warning in metrics["warnings"]:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
-            print(format_metrics(metrics, printed))
-            print(f"written to {options['out']}")
+            print(format_metrics(metrics, SLICES if options.slices == [] else options.slices or ()))
+            print(f"written to {options.out}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    left_out = [name for name in options["baselines"] if name in OF_TRAINING and not options["train"]]
+    left_out = [name for name in options.baselines if name in OF_TRAINING and not options.train]
     if left_out:
         print(f"no --train: left out the baseline {' and '.join(left_out)}", file=sys.stderr)
     if paper:

@@ -8,21 +8,16 @@ recommendations of checkpoints are drawn once `python -m recipes.evaluate --mode
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from convrec.errors import UserError
 from convrec.report.charts import charts_of
-from convrec.report.curves import PANELS, RunCurves, long_rows, read_curves, write_csv
+from convrec.report.curves import RunCurves, by_recipe, long_rows, read_curves, write_csv
 from convrec.runs.folder import read_config, recipe_of, setting
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES
-from recipes.launch.settings import CONF
-
-_CHOSEN_BY_ALGORITHM = ("algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode")
 
 
 def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:
@@ -41,43 +36,31 @@ def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurv
     for run in runs:
         for warning in run.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-    _check_sweeps([run for run in runs if run.split])
+    swept = {
+        run.name: {"split": run.split, "k": run.k} | {key: run.sweep[key] for key in ("protocol", "matching", "limit")}
+        for run in runs
+        if run.split
+    }
+    refuse_unlike(swept, "swept", "sweep all alike and choose the sweep with --split, or draw them apart")
     return runs
 
 
 def method_of(config: dict[str, Any]) -> str | None:
-    """What a run with this config calls itself; None without a config.
-
-    Version 0.1 did not note the algorithm: it is the one whose settings in conf/algorithm_preset the run has, and else
-    called by verl's names.
-    """
-    recipe = RECIPES.get(recipe_of(config)) if config else None
-    if recipe is None:
-        return None
-    algorithm = setting(config, "run.algorithm")
-    if algorithm in ALGORITHMS:
-        return recipe.title.format(algorithm=ALGORITHMS[algorithm].title)
-    ours = [setting(config, key) for key in _CHOSEN_BY_ALGORITHM]
-    for name in ALGORITHMS:
-        preset = yaml.safe_load((CONF / "algorithm_preset" / f"{name}.yaml").read_text(encoding="utf-8"))
-        if ours == [setting(preset, key) for key in _CHOSEN_BY_ALGORITHM]:
-            return recipe.title.format(algorithm=ALGORITHMS[name].title)
-    return recipe.title.format(algorithm=" with ".join(str(name) for name in ours if name) or recipe.name)
+    """What a run with this config calls itself; None for an unknown recipe."""
+    recipe = RECIPES.get(recipe_of(config))
+    algorithm = ALGORITHMS.get(setting(config, "run.algorithm"))
+    return recipe.title.format(algorithm=algorithm.title if algorithm else recipe.name) if recipe else None
 
 
-def _check_sweeps(runs: Sequence[RunCurves]) -> None:
-    seen: dict[str, tuple[Any, str]] = {}
-    for run in runs:
-        facts: dict[str, Any] = {"split": run.split, "k": run.k}
-        if run.sweep:  # a sweep of an earlier version says no more
-            facts |= {"protocol": run.sweep["protocols"][0]} | {key: run.sweep[key] for key in ("matching", "limit")}
-        for key, value in facts.items():
-            first, name = seen.setdefault(key, (value, run.name))
-            if value != first:
-                raise UserError(
-                    f"{run.name}: swept with {key} {value}, {name} with {key} {first}; sweep all alike and choose the "
-                    "sweep with --split, or draw them apart"
-                )
+def refuse_unlike(facts_of: Mapping[str, Mapping[str, Any]], done: str, fix: str) -> None:
+    """Raise UserError when the facts of one differ from the first one's."""
+    for name, facts in facts_of.items():
+        name_of_first, first = next(iter(facts_of.items()))
+        if different := next((key for key in first if facts[key] != first[key]), None):
+            raise UserError(
+                f"{name}: {done} with {different} {facts[different]}, {name_of_first} with {different} "
+                f"{first[different]}; {fix}"
+            )
 
 
 def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
@@ -88,9 +71,8 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
     from convrec.report.drawing import write_png  # matplotlib, after what can be refused
 
     written = []
-    for recipe in PANELS:
-        of_recipe = [run for run in runs if run.recipe == recipe]
-        if of_recipe and (charts := charts_of(of_recipe)):
+    for recipe, of_recipe in by_recipe(runs).items():
+        if charts := charts_of(of_recipe):
             write_png(out / f"{recipe}.png", charts)
             written.append(out / f"{recipe}.png")
     if not written:

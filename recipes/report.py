@@ -9,23 +9,24 @@ and its newest checkpoint, of several their newest checkpoints. `--evaluations N
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.files import read_json
-from convrec.report.charts import Chart, GainChart, charts_of
-from convrec.report.curves import PANELS, RunCurves, labels_of
+from convrec.report.charts import GainChart, charts_of
+from convrec.report.curves import RunCurves, by_recipe, labels_of
 from convrec.report.page import COUNTS, beyond_accuracy_row, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
+from recipes.evaluation.beyond_accuracy import figures_of
 from recipes.evaluation.examples import examples
-from recipes.evaluation.gains import gain_charts, rows_of
-from recipes.evaluation.scoring import OF_MODEL, beyond_difference, scored_by
+from recipes.evaluation.gains import gain_charts
+from recipes.evaluation.results import metrics_of, rows_of
+from recipes.evaluation.scoring import OF_MODEL, comparable
 from recipes.evaluation.slices import slices_table
 from recipes.launch.recipe import RECIPES
-from recipes.plot import read_runs
+from recipes.plot import read_runs, refuse_unlike
 
 EXAMPLES = 4
 TABLE = "Mean ± standard error (bootstrap over conversations); bold is the best of a metric."
@@ -33,6 +34,7 @@ CLOSED_UP = (
     "Protocol {protocol} takes items that the user has seen and items outside the catalog out of a list, and the "
     "others close up: the 7th line of a list may count as rank 5."
 )
+Evaluations = Mapping[str, dict[str, Any]]  # name -> metrics.json
 
 
 def report(
@@ -46,36 +48,30 @@ def report(
     of_run = dict(zip((run.name for run in runs), dict.fromkeys(folder.resolve() for folder in folders), strict=True))
     configs = {name: read_config(folder) for name, folder in of_run.items()}
     chosen = dict(evaluations or _newest_evaluations(runs, of_run))
-    metrics = {name: _metrics(folder) for name, folder in chosen.items()}
-    is_judge = any("judge" in evaluation["settings"] for evaluation in metrics.values())
-    table, about = _judge_table(metrics) if is_judge else _table(metrics)
-    gains = _gains(chosen, metrics) if chosen and not is_judge else []
-    if len(chosen) == 2 and gains:
-        table.append(_difference(chosen, metrics, gains[0]))
-    protocol = "" if is_judge or not metrics else next(iter(metrics.values()))["settings"]["protocol"]
-    closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
-    has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
+    metrics = {name: metrics_of(folder) for name, folder in chosen.items()}
+    notes = [warning for run in runs for warning in run.warnings]
+    evaluated: dict[str, Any] = {}
+    if any("judge" in evaluation["settings"] for evaluation in metrics.values()):
+        evaluated = _of_judges(metrics)
+    elif metrics:
+        evaluated = _of_lists(chosen, metrics)
+    else:
+        has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
+        hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
+        notes.insert(0, f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it.")
+    parts = {
+        "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
+        "summary": {labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
+        "notes": notes,
+        "charts": {
+            ", ".join(dict.fromkeys(run.method for run in of_recipe)): charts_of(of_recipe)
+            for of_recipe in by_recipe(runs).values()
+        },
+        "settings": {labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
+    }
     from convrec.report.html import write_report  # matplotlib, after what can be refused
 
-    hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
-    return write_report(
-        out,
-        title=", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
-        headline="" if is_judge else _headline(gains, metrics),
-        summary={labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
-        gains=gains,
-        notes=[
-            *([] if table else [f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it."]),
-            *(warning for run in runs for warning in run.warnings),
-        ],
-        table=table,
-        about_table=[text for text in (about, closed_up, TABLE) if text],
-        charts=_charts(runs),
-        slices={} if is_judge else {name: slices_table(found.get("slices", {})) for name, found in metrics.items()},
-        about_lists=closed_up,
-        examples=examples(chosen, EXAMPLES) if chosen and not is_judge else [],
-        settings={labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
-    )
+    return write_report(out, parts | evaluated)
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -> dict[str, Path]:
@@ -87,143 +83,103 @@ def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -
             continue
         steps = sorted(run.series["evaluated/ndcg"])
         for step in [steps[0], steps[-1]] if len(runs) == 1 else steps[-1:]:
-            newest[f"{labels[run.name]} (step {step})"] = (
-                of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
-            )
+            folder = of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
+            newest[f"{labels[run.name]} (step {step})"] = folder
     return newest
 
 
-def _gains(evaluations: Mapping[str, Path], metrics: Mapping[str, dict[str, Any]]) -> list[GainChart]:
-    settings = next(iter(metrics.values()))["settings"]
-    return gain_charts(evaluations, settings["ks"], settings["seed"])
-
-
-def _headline(gains: Sequence[GainChart], metrics: Mapping[str, dict[str, Any]]) -> str:
-    """NDCG at the largest k: how much is gained of two evaluations, the value of a single one, "" of more."""
-    if len(metrics) not in (1, 2):
-        return ""
-    name, first = next(iter(metrics.items()))
-    settings = first["settings"]
-    k, split = max(settings["ks"]), Path(settings["data"]).name
-    if gains:
-        gain = gains[0].gains[f"NDCG@{k}"]
-        return (
-            f"{gains[0].title}, {split}: NDCG@{k} {gain.mean:+.4f} ± {number_text(gain.se)}, p\u00a0=\u00a0{gain.p:.4f}"
-        )
-    ndcg = _with_nan(first["results"][settings["protocol"]]["model"])[f"ndcg@{k}"]
-    return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    file = folder / "metrics.json"
-    if not file.exists():
-        raise UserError(f"{folder}: no metrics.json; give the OUT folder of recipes.evaluate")
-    metrics = read_json(file)
-    if metrics["settings"].get("model", folder) is None:
-        raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
-    metrics["settings"]["protocol"] = next(iter(metrics["settings"].get("protocols", ())), None)
-    return metrics
-
-
-def _table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The table's columns, baselines first, and a sentence about what was scored."""
-    if not metrics:
-        return [], ""
-    every = [evaluation["settings"] for evaluation in metrics.values()]
-    by_contents = all("sha256" in settings for settings in every)
-    _check_alike(metrics, lambda of: scored_by(of, by_contents) | {"ks": of["ks"], "limit": of.get("limit")})
-    if len({hashes["train"] for of in every if "train" in (hashes := of.get("sha256") or {})}) > 1:
+def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, Any]:
+    """What the page has of models' lists: gains, the table (baselines first), parts of the split, lists to read."""
+    settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
+    for name, folder in folders.items():
+        if settings[name]["model"] is None:
+            raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
+    alike = {name: comparable(of) | {"ks": of["ks"], "limit": of["limit"]} for name, of in settings.items()}
+    refuse_unlike(alike, "evaluated", "evaluate all alike")
+    if len({of["sha256"]["train"] for of in settings.values() if "train" in of["sha256"]}) > 1:
         raise UserError(
             f"{', '.join(metrics)}: novelty and popularity are of different training files; evaluate all with one "
             "--train"
         )
-    first = every[0]
-    protocol = first["protocol"]  # further ones are not shown
+    first = next(iter(settings.values()))
+    protocol, ks = first["protocols"][0], first["ks"]  # further protocols are not shown
+    results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
+    gains = gain_charts(folders, ks, first["seed"])
     columns: dict[str, dict[str, Any]] = {}
-    for evaluation in metrics.values():
-        columns |= {name: result for name, result in evaluation["results"][protocol].items() if name not in OF_MODEL}
-    for name, evaluation in metrics.items():
-        label_of = {"model": name, "constrained": f"{name}, constrained"}
-        results = evaluation["results"][protocol]
-        columns |= {label_of[of_model]: results[of_model] for of_model in OF_MODEL if of_model in results}
+    for of_one in results.values():
+        columns |= {name: result for name, result in of_one.items() if name not in OF_MODEL}
+    for name, of_one in results.items():
+        columns[name] = of_one["model"]
+        if "constrained" in of_one:
+            columns[f"{name}, constrained"] = of_one["constrained"]
+    table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
+    if len(folders) == 2:
+        table.append(_difference(folders, results, gains[0], first["catalog_items"]))
     summary = next(iter(columns.values()))
+    split = Path(first["data"]).name
     about = (
-        f"{Path(first['data']).name}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol "
-        f"{protocol}, matching {first['matching']}, greedy lists."
+        f"{split}: {summary['n']} rows, {summary['num_contexts']} conversations; protocol {protocol}, matching "
+        f"{first['matching']}, greedy lists."
     )
-    about = " ".join([about, *not_measured(summary)])
-    results = {name: _with_nan(result) for name, result in columns.items()}
-    rows = [table_row(name, result, first["ks"]) | beyond_accuracy_row(result) for name, result in results.items()]
-    return rows, about
+    closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
+    return {
+        "headline": _headline(gains, results, split, max(ks)),
+        "gains": gains,
+        "table": table,
+        "about_table": [text for text in (" ".join([about, *not_measured(summary)]), closed_up, TABLE) if text],
+        "slices": {name: slices_table(evaluation["slices"]) for name, evaluation in metrics.items()},
+        "examples": examples(folders, EXAMPLES),
+    }
+
+
+def _headline(gains: Sequence[GainChart], results: Evaluations, split: str, k: int) -> str:
+    """NDCG at the largest k: how much is gained of two evaluations, the value of a single one, "" of more."""
+    if len(results) > 2:
+        return ""
+    if gains:
+        gain = gains[0].gains[f"NDCG@{k}"]
+        change = f"{gain['mean']:+.4f} ± {number_text(gain['se'])}, p\u00a0=\u00a0{gain['p']:.4f}"
+        return f"{gains[0].title}, {split}: NDCG@{k} {change}"
+    ((name, result),) = results.items()
+    ndcg = result["model"][f"ndcg@{k}"]
+    return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
 
 
 def _difference(
-    evaluations: Mapping[str, Path], metrics: Mapping[str, dict[str, Any]], gain: GainChart
+    folders: Mapping[str, Path], results: Evaluations, gain: GainChart, catalog_items: int
 ) -> dict[str, Any]:
     """The table's column of the second evaluation minus the first: paired row by row, counts without an error."""
-    (reference, before), (name, after) = ((name, rows_of(folder)) for name, folder in evaluations.items())
+    before, after = (rows_of(folder) for folder in folders.values())
     samples = [sample for sample, row in before.items() if sample in after and row["num_truth"]]
     of_before, of_after = ([rows[sample] for sample in samples] for rows in (before, after))
     conversations = [before[sample]["prompt_id"] for sample in samples]
-    settings = next(iter(metrics.values()))["settings"]
-    figures = beyond_difference([of_before], [of_after], conversations, settings.get("catalog_items", 0))
-    first, second = (found["results"][settings["protocol"]]["model"] for found in metrics.values())
+    figures = figures_of([of_after], conversations, catalog_items, minus=[of_before])
+    first, second = (of_one["model"] for of_one in results.values())
     counts = {metric: _signed(second[key] - first[key]) for key, metric in COUNTS.items()}
-    paired = {metric: (one.mean, one.se) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)
+    paired = {metric: (one["mean"], one["se"]) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)
     signed = {metric: (_signed(mean), error) for metric, (mean, error) in paired.items()}
-    return {"model": f"{name} minus {reference}", **signed, **counts}
+    return {"model": gain.title, **signed, **counts}
 
 
 def _signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{number_text(value)}"
 
 
-def _judge_table(metrics: Mapping[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The same of judges, with the best of all constant answers last."""
-    first = next(iter(metrics.values()))["settings"]
-    _check_alike(metrics, lambda of: {name: of.get(name) for name in ("judge", "data", "limit", "sha256")})
-    results = {name: _with_nan(evaluation["results"]) for name, evaluation in metrics.items()}
-    columns: list[dict[str, Any]] = [
-        {"model": name, **{key: (value["mean"], value["se"]) for key, value in summary.items() if _has_error(value)}}
-        for name, summary in results.items()
-    ]
-    summary = next(iter(results.values()))
-    columns.append({"model": "always the same", **summary["baseline"]})
-    return columns, f"{first['data']}: {summary['n']} rows, {summary['num_contexts']} queries; {first['judge']} judge."
-
-
-def _has_error(value: Any) -> bool:
-    return isinstance(value, Mapping) and "se" in value
-
-
-def _check_alike(metrics: Mapping[str, dict[str, Any]], compared: Callable[[Any], Mapping[str, Any]]) -> None:
-    """Raise UserError when an evaluation differs from the first in what `compared` takes from its settings."""
-    name_of_first, *_ = metrics
-    first = compared(metrics[name_of_first]["settings"])
+def _of_judges(metrics: Evaluations) -> dict[str, Any]:
+    """What the page has of judges: the table, with the best of all constant answers last."""
+    settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
+    alike = {name: {key: of.get(key) for key in ("judge", "data", "limit", "sha256")} for name, of in settings.items()}
+    refuse_unlike(alike, "evaluated", "evaluate all alike")
+    table: list[dict[str, Any]] = []
     for name, evaluation in metrics.items():
-        other = compared(evaluation["settings"])
-        if different := next((key for key in first if other[key] != first[key]), None):
-            raise UserError(
-                f"{name}: evaluated with {different} {other[different]}, {name_of_first} with {first[different]}; "
-                "evaluate all alike"
-            )
-
-
-def _with_nan(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's null back to what it stood for."""
-    return {
-        key: {k: float("nan") if v is None else v for k, v in value.items()} if isinstance(value, dict) else value
-        for key, value in summary.items()
-    }
-
-
-def _charts(runs: Sequence[RunCurves]) -> dict[str, list[Chart]]:
-    """The charts of each recipe's runs under the names of their methods."""
-    charts = {}
-    for recipe in PANELS:
-        if of_recipe := [run for run in runs if run.recipe == recipe]:
-            charts[", ".join(dict.fromkeys(run.method for run in of_recipe))] = charts_of(of_recipe)
-    return charts
+        results = {key: value for key, value in evaluation["results"].items() if isinstance(value, Mapping)}
+        known = {key: (value["mean"], value["se"]) for key, value in results.items() if "se" in value}
+        table.append({"model": name, **known})
+    first = next(iter(metrics.values()))
+    data, judge, summary = first["settings"]["data"], first["settings"]["judge"], first["results"]
+    table.append({"model": "always the same", **summary["baseline"]})
+    about = f"{data}: {summary['n']} rows, {summary['num_contexts']} queries; {judge} judge."
+    return {"table": table, "about_table": [about, TABLE]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,9 +4,7 @@ The file has the tokens of the lines, which take longest to make; the trie is bu
 has a key of everything that it depends on, so that a file never goes with another catalog, tokenizer or matching.
 """
 
-import hashlib
 import itertools
-import json
 import os
 import zipfile
 from bisect import bisect_left, bisect_right
@@ -14,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +24,7 @@ from convrec.files import file_hash, written_whole
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import WHITESPACE, format_item
+from convrec.same_request import digest
 
 VERSION = 1  # of the file
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
@@ -79,10 +78,6 @@ class CatalogTrie:
         inner = np.sort(lengths_S[:lines])[::-1]
         return int(inner[: num_items - 1].sum() + lengths_S[lines:].max(initial=0))
 
-    def longest_line(self) -> int:
-        """The row of the catalog with the most tokens."""
-        return int(self.row_W[np.argmax(np.diff(self.ends_S, prepend=0)[: len(self.row_W)])])
-
 
 def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_], key: str = "") -> CatalogTrie:
     """The trie of the lines that `keep_W` has."""
@@ -125,6 +120,46 @@ def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
     return sorted({matcher.index.items[row] for row in matcher.seen_rows(seen)})
 
 
+def items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
+    """How many items a list may hold when these are excluded."""
+    return trie.num_items - sum(bool(trie.lines_of(item)) for item in excluded)
+
+
+def check_length(
+    trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path, num_items: int, max_tokens: int, setting: str
+) -> None:
+    """Raise UserError when a list may not fit. setting: what stands before max_tokens where it is given."""
+    longest = trie.longest_list(num_items)
+    if longest > max_tokens:
+        row = int(trie.row_W[np.argmax(np.diff(trie.ends_S, prepend=0)[: len(trie.row_W)])])
+        raise UserError(
+            f"{setting}{max_tokens}: {num_items} items can take {longest} tokens (the longest is row {row} of "
+            f"{catalog_file}, {catalog.titles[row]!r}): set it to {longest}"
+        )
+
+
+def left_out_warnings(trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path) -> list[str]:
+    """A warning where rows are in no list."""
+    if not len(trie.left_out):
+        return []
+    row = int(trie.left_out[0])
+    line = format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]
+    return [
+        f"{catalog_file}: {len(trie.left_out)} rows are in no constrained list, since what is written for them is read "
+        f"as another item or as none; the first: row {row}, {line!r}"
+    ]
+
+
+def load_tokenizer(model: str, given_as: str) -> Any:
+    """Raises UserError for a Hugging Face id that cannot be loaded from here. given_as: what stands before it."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except OSError as error:
+        raise UserError(f"{given_as}{model}: {str(error).splitlines()[0]}") from None
+
+
 def catalog_trie(
     catalog_file: Path,
     matcher: Matcher,
@@ -140,11 +175,17 @@ def catalog_trie(
     allowed_rows: rows of the catalog that lists may name, None for all. keep: write the file. Raises
     UserError as `build_catalog_trie`.
     """
-    settings = (matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff, delimiter, tokenizer.eos_token_id)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = [json.dumps([VERSION, *settings]), file_hash(catalog_file), backend.to_str() if backend else ""]
-    parts += [] if allowed_rows is None else [json.dumps(sorted(allowed_rows))]
-    key = hashlib.sha256("\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()).hexdigest()
+    key = digest(
+        {
+            "version": VERSION,
+            "matching": [matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff],
+            "delimiter": delimiter,
+            "tokenizer": [tokenizer.eos_token_id, backend.to_str() if backend else ""],
+            "catalog": file_hash(catalog_file),
+            "allowed_rows": None if allowed_rows is None else sorted(allowed_rows),
+        }
+    )
     folder = catalog_file.parent if os.access(catalog_file.parent, os.W_OK) else spare_folder
     path = folder / f"{catalog_file.name}.trie-{key[:16]}.npz"
     try:
@@ -173,25 +214,25 @@ def build_catalog_trie(
     lines = [format_item(catalog.titles[row], catalog.years[row]) for row in rows]  # type: ignore[arg-type]
     inner, last = encode_lines(tokenizer, lines, delimiter)
     written = _first_of_each(catalog, matcher, rows, lines, last)
-    texts = tokenizer.backend_tokenizer.decode_batch([inner[place] for place in written], skip_special_tokens=True)
+    texts = tokenizer.backend_tokenizer.decode_batch([inner[index] for index in written], skip_special_tokens=True)
     special = set(tokenizer.all_special_ids)
     kept: list[int] = []
     left_out: list[int] = []
     items = matcher.match_lines([text.strip(WHITESPACE) for text in texts], (), None).catalog_index
-    for place, text, item in zip(written, texts, items, strict=True):
-        is_line = text.endswith(delimiter) and text.count(delimiter) == 1 and special.isdisjoint(inner[place])
-        own = matcher.index.items[rows[place]]
-        (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(place)
+    for index, text, item in zip(written, texts, items, strict=True):
+        is_line = text.endswith(delimiter) and text.count(delimiter) == 1 and special.isdisjoint(inner[index])
+        own = matcher.index.items[rows[index]]
+        (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(index)
     if not kept:
         raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
-    sequences = [inner[place] for place in kept] + [[*last[place], eos] for place in kept]
+    sequences = [inner[index] for index in kept] + [[*last[index], eos] for index in kept]
     return CatalogTrie(
         key,
         np.fromiter(itertools.chain.from_iterable(sequences), np.int32),
         np.cumsum([len(tokens) for tokens in sequences], dtype=np.int64),
-        np.array([rows[place] for place in kept], np.int32),
-        np.array([matcher.index.items[rows[place]] for place in kept], np.int32),
-        np.array([rows[place] for place in left_out], np.int32),
+        np.array([rows[index] for index in kept], np.int32),
+        np.array([matcher.index.items[rows[index]] for index in kept], np.int32),
+        np.array([rows[index] for index in left_out], np.int32),
         eos,
     )
 
@@ -199,46 +240,35 @@ def build_catalog_trie(
 def _first_of_each(
     catalog: Catalog, matcher: Matcher, rows: Sequence[int], lines: Sequence[str], tokens: Sequence[list[int]]
 ) -> list[int]:
-    """The places of lines with tokens of their own. Rows of one item may be the same line, rows of two may not."""
+    """The indices of lines with tokens of their own. Rows of one item may be the same line, rows of two may not."""
     first: dict[tuple[int, ...], int] = {}
     written = []
-    for place, line_tokens in enumerate(tokens):
-        other = first.setdefault(tuple(line_tokens), place)
-        if other == place:
-            written.append(place)
-        elif matcher.index.items[rows[other]] != matcher.index.items[rows[place]]:
+    for index, line_tokens in enumerate(tokens):
+        other = first.setdefault(tuple(line_tokens), index)
+        if other == index:
+            written.append(index)
+        elif matcher.index.items[rows[other]] != matcher.index.items[rows[index]]:
             raise UserError(
-                f"catalog rows {rows[other]} and {rows[place]} are two items with the same line, {lines[place]!r}: a "
+                f"catalog rows {rows[other]} and {rows[index]} are two items with the same line, {lines[index]!r}: a "
                 "list cannot say which is meant. Give one another title or year, or both one item_id"
             )
     return written
 
 
-class _Array(NamedTuple):
-    name: str
-    kind: type
-
-
-_ARRAYS = (
-    _Array("tokens", np.int32),
-    _Array("ends_S", np.int64),
-    _Array("row_W", np.int32),
-    _Array("item_W", np.int32),
-    _Array("left_out", np.int32),
-)
+ARRAYS = {"tokens": np.int32, "ends_S": np.int64, "row_W": np.int32, "item_W": np.int32, "left_out": np.int32}
 
 
 def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
-    arrays = {array.name: getattr(trie, array.name) for array in _ARRAYS}
+    arrays = {name: getattr(trie, name) for name in ("key", "eos_token_id", *ARRAYS)}
     with written_whole(path) as partial, partial.open("wb") as file:
-        np.savez(file, key=np.array(trie.key), eos_token_id=np.array(trie.eos_token_id), **arrays)
+        np.savez(file, **arrays)
 
 
 def load_catalog_trie(path: Path) -> CatalogTrie:
     """Read what `save_catalog_trie` has written; no pickles. Raises FileNotFoundError, UserError for a damaged file."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {array.name: file[array.name].astype(array.kind) for array in _ARRAYS}
+            arrays = {name: file[name].astype(kind) for name, kind in ARRAYS.items()}
             trie = CatalogTrie(key=str(file["key"]), eos_token_id=int(file["eos_token_id"]), **arrays)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None

@@ -48,20 +48,17 @@ class ChoiceReader:
         """
         return self._of_one(tuple(tokens), tuple(constraint))
 
-    def of(self, responses: Sequence[Sequence[int]], constraints: Sequence[Sequence[int]]) -> list[Choices]:
-        return [self.of_one(*pair) for pair in zip(responses, constraints, strict=True)]
-
     def _walk(self, tokens: tuple[int, ...], constraint: tuple[int, ...]) -> Choices:
         walk = Walk(self.catalog, constraint[0], constraint[1:])
         taken: list[tuple[int, int, int]] = []
         closed: list[tuple[int, int]] = []
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             node, is_free = walk.node, walk.num_choices() > 1
             if is_free:
                 closed += [(child, len(taken)) for child in walk.closed.get(node, ())]
             child = walk.advance(token)
             if is_free:
-                taken.append((place, node, child))
+                taken.append((index, node, child))
         return Choices(*np.array(taken, np.int32).reshape(-1, 3).T, *np.array(closed, np.int32).reshape(-1, 2).T)
 
 

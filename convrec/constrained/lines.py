@@ -25,9 +25,9 @@ def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> tuple[
 
     inner, last = encode([line + delimiter for line in lines]), encode(lines)
     for start in range(0, len(lines), LISTED_AT_ONCE * 256):  # memory: not all lists of a large catalog at once
-        places = range(start, min(start + LISTED_AT_ONCE * 256, len(lines)), LISTED_AT_ONCE)
+        firsts = range(start, min(start + LISTED_AT_ONCE * 256, len(lines)), LISTED_AT_ONCE)
         # one line more, so that the first of the next slice is checked behind another, too
-        slices = [slice(place, place + LISTED_AT_ONCE + 1) for place in places]
+        slices = [slice(index, index + LISTED_AT_ONCE + 1) for index in firsts]
         for part, tokens in zip(slices, encode([delimiter.join(lines[part]) for part in slices]), strict=True):
             expected = [token for line in inner[part][:-1] for token in line] + last[part][-1]
             if tokens != expected:
@@ -44,11 +44,11 @@ def _refuse(
     delimiter: str,
 ) -> None:
     """Name the first line that has other tokens behind another line."""
-    pairs = encode([f"{lines[place]}{delimiter}{line}" for place, line in enumerate(lines[1:])])
-    for place, pair in enumerate(pairs):
-        if pair != inner[place] + last[place + 1]:
+    pairs = encode([f"{lines[index]}{delimiter}{line}" for index, line in enumerate(lines[1:])])
+    for index, pair in enumerate(pairs):
+        if pair != inner[index] + last[index + 1]:
             raise UserError(
-                f"{_name(tokenizer)} encodes {lines[place + 1]!r} in another way behind {lines[place]!r} than alone: a "
+                f"{_name(tokenizer)} encodes {lines[index + 1]!r} in another way behind {lines[index]!r} than alone: a "
                 "list is not its lines one after the other, so lists cannot be constrained with it. Leave that title "
                 "out, or use a tokenizer that splits at line breaks (Qwen, Llama-3)"
             )

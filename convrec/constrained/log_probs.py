@@ -20,7 +20,7 @@ from convrec.constrained.choices import Choices
 from convrec.constrained.trie import Int32s
 
 Longs = npt.NDArray[np.int64]
-MATRIX = 4096  # logits of one node from which on they are a product of matrices
+MATRIX = 4096  # so many logits of one node, or more, are a product of matrices
 PAIRS_AT_ONCE = 1 << 14  # rows of the head that are copied at a time for dot products
 
 

@@ -34,11 +34,6 @@ class Trie:
     def __len__(self) -> int:
         return len(self.token_L)
 
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.token_L, self.parent_L, self.first_child, self.leaves_L, self.sequence_L, self.own_S)
-        return sum(array.nbytes for array in arrays)
-
 
 def build_trie(tokens: Int32s, ends_S: Int64s, root_S: Int32s) -> Trie:
     """The trie of S sequences: sequence s is tokens[ends_S[s - 1]:ends_S[s]] below the root root_S[s].

@@ -49,19 +49,15 @@ class Walk:
                     node = parent
         return bool(lines)
 
-    def children(self) -> list[int]:
-        """The nodes that may come next, in the order of their tokens; one at least."""
-        closed = self.closed.get(self.node, ())
-        nodes = range(self._first[self.node], self._first[self.node + 1])
-        return [node for node in nodes if node not in closed] if closed else list(nodes)
-
     def num_choices(self) -> int:
         """How many tokens may come next; one is forced."""
         return int(self._first[self.node + 1] - self._first[self.node] - len(self.closed.get(self.node, ())))
 
     def allowed(self) -> list[int]:
-        """The tokens that may come next, ascending."""
-        return [self._token[node] for node in self.children()]
+        """The tokens that may come next, ascending; one at least."""
+        closed = self.closed.get(self.node, ())
+        nodes = range(self._first[self.node], self._first[self.node + 1])
+        return [self._token[node] for node in nodes if node not in closed]
 
     def advance(self, token: int) -> int:
         """Take a token and return its node. Raises ValueError for one that is not allowed. Behind the end everything

@@ -14,8 +14,8 @@ class Chart:
 
     lines: name in the legend -> {step: value}, empty for a run that has nothing here and keeps its colour. errors: the
     same of standard errors, where they are known. error: over what they are, "" for a metric that has none. ordered:
-    colours run from first to last, as ranks do. smooth, span: as of curves.Panel. last_step: where the axis ends, None
-    for the last of the lines. x_label: what the steps are.
+    they are ranks: colours run from first to last, and the axis begins at 0. smooth, span: as of curves.Panel.
+    last_step: where the axis ends, None for the last of the lines. x_label: what the steps are.
     """
 
     title: str
@@ -25,7 +25,6 @@ class Chart:
     error: str = ""
     ordered: bool = False
     smooth: bool = False
-    from_zero: bool = False
     span: float = 0.0
     last_step: int | None = None
     x_label: str = "step"
@@ -51,20 +50,12 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """mean: of the differences row by row; se: its standard error; p: two-sided, of a mean of 0."""
-
-    mean: float
-    se: float
-    p: float
-
-
-@dataclass(frozen=True)
 class GainChart:
-    """gains: a row's name (a metric, or a model) -> how much is gained over the reference that the title names."""
+    """gains: a row's name (a metric, or a model) -> how much is gained over the reference that the title names: "mean"
+    of the differences row by row, "se" its standard error, "p" two-sided, of a mean of 0."""
 
     title: str
-    gains: Mapping[str, Gain]
+    gains: Mapping[str, Mapping[str, float]]
     caption: str = ""
 
 
@@ -76,19 +67,12 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
     steps = [step for run in runs for panel in panels for step in run.series.get(panel.metric, ())]
     last_step = max(steps, default=None)
     charts = []
-    returns = return_per_rank(runs[0].series) if len(runs) == 1 else {}
+    returns: dict[str, Series] = {}
+    if len(runs) == 1:
+        names = {f"rank {k}": f"rank_grpo/return@{k}" for k in REPORTED_RANKS}
+        returns = {rank: runs[0].series[name] for rank, name in names.items() if name in runs[0].series}
     if returns:
-        charts.append(
-            Chart(
-                "Return per rank",
-                "mean return",
-                returns,
-                ordered=True,
-                smooth=True,
-                from_zero=True,
-                last_step=last_step,
-            )
-        )
+        charts.append(Chart("Return per rank", "mean return", returns, ordered=True, smooth=True, last_step=last_step))
     for panel in panels:
         of_panel = [run for run in runs if run.series.get(panel.metric)]
         if not of_panel or (returns and "/return@" in panel.metric):
@@ -106,12 +90,6 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
             )
         )
     return charts
-
-
-def return_per_rank(metrics: Mapping[str, Series]) -> dict[str, Series]:
-    """The curves "rank 1", "rank 2", ... that a run has logged."""
-    names = {k: f"rank_grpo/return@{k}" for k in REPORTED_RANKS}
-    return {f"rank {k}": metrics[name] for k, name in names.items() if name in metrics}
 
 
 def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +88,16 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
 class RunCurves:
     """name: tells the run from others. recipe: a key of PANELS. method: what it trained with, for readers.
 
-    series: metric -> {step: value}; of what has a standard error also metric + ERROR. sweep: SWEEP_SETTINGS of the
-    run's sweep, {} for one of a version that wrote none. warnings: for its reader.
+    series: metric -> {step: value}; of what has a standard error also metric + ERROR. split, k, sweep: of the run's
+    sweep whose split, the largest k, and SWEEP_SETTINGS, where it has one. warnings: for its reader.
     """
 
     name: str
     recipe: str
     method: str
     series: Mapping[str, Series]
-    k: int | None = None  # of the sweep's NDCG and Recall
     split: str | None = None
+    k: int | None = None
     sweep: Mapping[str, Any] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
@@ -116,6 +116,12 @@ def labels_of(runs: Sequence[RunCurves]) -> dict[str, str]:
     return {run.name: run.method if methods[run.method] == 1 else f"{run.method} {run.name}" for run in runs}
 
 
+def by_recipe(runs: Sequence[RunCurves]) -> dict[str, list[RunCurves]]:
+    """recipe -> its runs, in the order of PANELS."""
+    of_each = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
+    return {recipe: of_recipe for recipe, of_recipe in of_each.items() if of_recipe}
+
+
 def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     """runs.read_metrics' rows as metric -> {step: value}; what is no finite number is left out."""
     by_name: dict[str, dict[int, float]] = {}
@@ -126,6 +132,17 @@ def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return by_name
 
 
+def logged_series(run: Path) -> dict[str, dict[int, float]]:
+    """What the run has logged. Raises UserError for a folder without metrics."""
+    if not any((run / METRICS).glob("[0-9]*.jsonl")):
+        raise UserError(f"{run}: no {METRICS}/*.jsonl; give a run folder (SAVE_PATH of run_sft.sh or run_rank_grpo.sh)")
+    logged = series(read_metrics(run))
+    if "actor/kl" not in logged and "actor/kl_loss" in logged:
+        # verl's own losses log the KL under this name; rank_grpo's kl_loss is another, times the coefficient
+        logged["actor/kl"] = logged["actor/kl_loss"]
+    return logged
+
+
 def read_curves(run: Path, name: str | None = None, split: str | None = None, method: str | None = None) -> RunCurves:
     """The curves of a run folder; split: whose sweep, where the run has several (RUN/evaluation/<split>/sweep.csv).
 
@@ -133,48 +150,49 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
 
     Raises UserError for a folder without metrics, a split that was not swept and a sweep that holds nothing.
     """
-    if not any((run / METRICS).glob("[0-9]*.jsonl")):
-        raise UserError(f"{run}: no {METRICS}/*.jsonl; give a run folder (SAVE_PATH of run_sft.sh or run_rank_grpo.sh)")
-    curves = series(read_metrics(run))
-    if "actor/kl" not in curves and "actor/kl_loss" in curves:
-        # verl's own losses log the KL under this name; rank_grpo's kl_loss is another, times the coefficient
-        curves["actor/kl"] = curves["actor/kl_loss"]
+    logged = logged_series(run)
+    recipe = recipe_of(read_config(run))
+    if recipe not in PANELS:
+        named = recipe or "none in config.yaml"
+        raise UserError(f"{run}: no curves are known for its recipe, {named}; known are {', '.join(PANELS)}")
+    curves = RunCurves(name or run.name, recipe, method or recipe, logged)
     sweeps = {file.parent.name: file for file in sorted(run.glob(f"evaluation/*/{SWEEP}"))}
     if split and split not in sweeps:
         raise UserError(f"{run}/evaluation/{split}: no {SWEEP}; make it with recipes.evaluate --sweep")
     if len(sweeps) > 1 and not split:
         raise UserError(f"{run}/evaluation has sweeps of {', '.join(sweeps)}: choose one with --split")
-    chosen = split or next(iter(sweeps), None)
-    largest, settings, warnings = None, {}, []
-    if chosen:
-        rows = read_csv(sweeps[chosen])
-        if not rows:
-            raise UserError(f"{sweeps[chosen]}: no rows; make it again with recipes.evaluate --sweep")
-        if (file := sweeps[chosen].with_name(SWEEP_SETTINGS)).exists():
-            settings = read_json(file)
-        largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
-        columns = {metric: f"{metric}@{largest}" for metric in ("ndcg", "recall")}
-        columns |= {name: name for name in ("coverage", "popularity_lift")}
-        columns |= {f"{metric}{ERROR}": f"{column} se" for metric, column in columns.items()}
-        columns |= {key: key for key in ("in catalog", "items per list")}
-        for key, column in columns.items():
-            values = {int(row["step"]): row.get(column, math.nan) for row in rows}
-            curves[f"evaluated/{key}"] = {step: value for step, value in values.items() if math.isfinite(value)}
-        steps, newest = [int(row["step"]) for row in rows], latest_step(run)
-        if newest and newest not in steps:
-            warnings.append(
-                f"{run}: its sweep of {chosen} ends at step {max(steps)}, without the newest checkpoint, step {newest};"
-                " sweep again"
-            )
-    recipe = recipe_of(read_config(run)) or _most_likely_recipe(curves)
-    if recipe not in PANELS:
-        raise UserError(f"{run}: no curves are known for its recipe, {recipe}; known are {', '.join(PANELS)}")
-    return RunCurves(name or run.name, recipe, method or recipe, curves, largest, chosen, settings, warnings)
+    return _with_sweep(curves, sweeps[split or next(iter(sweeps))], run) if sweeps else curves
 
 
-def _most_likely_recipe(curves: Mapping[str, Series]) -> str:
-    """The one of which the most curves are there."""
-    return max(PANELS, key=lambda recipe: sum(panel.metric in curves for panel in PANELS[recipe]))
+def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
+    rows, settings = read_csv(file), file.with_name(SWEEP_SETTINGS)
+    if not rows or not settings.exists():
+        lacking = f"no {SWEEP_SETTINGS} beside it" if rows else "no rows"
+        raise UserError(f"{file}: {lacking}; make it again with recipes.evaluate --sweep")
+    largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
+    columns = {metric: f"{metric}@{largest}" for metric in ("ndcg", "recall")}
+    columns |= {name: name for name in ("coverage", "popularity_lift")}
+    columns |= {f"{metric}{ERROR}": f"{column} se" for metric, column in columns.items()}
+    columns |= {key: key for key in ("in catalog", "items per list")}
+    swept = {
+        f"evaluated/{key}": {int(row["step"]): row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
+        for key, column in columns.items()
+    }
+    steps, newest, split = [int(row["step"]) for row in rows], latest_step(run), file.parent.name
+    warnings = []
+    if newest and newest not in steps:
+        warnings.append(
+            f"{run}: its sweep of {split} ends at step {max(steps)}, without the newest checkpoint, step {newest};"
+            " sweep again"
+        )
+    return replace(
+        curves,
+        series={**curves.series, **swept},
+        split=split,
+        k=largest,
+        sweep=read_json(settings),
+        warnings=warnings,
+    )
 
 
 def long_rows(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""Charts drawn with matplotlib: as inline SVG for the page, as one PNG for a folder of plots."""
+"""Charts drawn with matplotlib: as SVG pictures for the page, as one PNG for a folder of plots.
+
+In colours on white: where a page is dark, page.css inverts its pictures.
+"""
 
 import io
 import math
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -16,35 +18,17 @@ from matplotlib.ticker import MaxNLocator
 
 from convrec.files import written_whole
 from convrec.report.charts import Chart, GainChart, smoothed
-from convrec.report.svg import inline_svg
 
-# CSS variable -> its value on white, which is drawn with, and on black
 TEXT, RULE = "#5a6675", "#e3e8ef"
-LINES = {
-    "line-0": ("#1f5fa8", "#79b0f2"),
-    "line-1": ("#b5471b", "#f09468"),
-    "line-2": ("#2f7d4f", "#6fc592"),
-    "line-3": ("#7a4ea3", "#c09de6"),
-    "line-4": ("#8c6d1f", "#d8b95f"),
-    "line-5": ("#555555", "#b4b8c0"),
-}
-RANKS = {
-    "rank-0": ("#08306b", "#9ecbff"),
-    "rank-1": ("#2060aa", "#5aa0e8"),
-    "rank-2": ("#2a9d8f", "#4fc7b8"),
-    "rank-3": ("#8ab17d", "#b5d99c"),
-    "rank-4": ("#d98e04", "#f2b544"),
-    "rank-5": ("#b5461a", "#f08a5d"),
-}
-COLOURS = {"quiet": (TEXT, "#a3adba"), "rule": (RULE, "#343b46"), **LINES, **RANKS}
-VARIABLE_OF = {on_white: f"var(--{name})" for name, (on_white, _) in COLOURS.items()}
+LINES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
+RANKS = ("#08306b", "#2060aa", "#238276", "#5f8a50", "#a86e03", "#b5461a")
 DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
 FEW = 4  # lines whose single steps are drawn behind their smoothed curves
 POINTS = 400  # drawn of a line at the most: more cannot be seen
 LONGEST = 28  # characters of a row's name
 WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
 STYLE = {
-    "svg.fonttype": "none",  # text stays text, in the page's font
+    "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "convrec",  # ids are the same every time
     "text.parse_math": False,  # a $ in a run's name is a $
     "font.size": 9,
@@ -70,30 +54,30 @@ STYLE = {
 }
 
 
-def chart_svg(chart: Chart, prefix: str) -> Markup:
-    """The chart without title and legend, which the page has. prefix: unlike any other's of the page."""
+def chart_svg(chart: Chart) -> str:
+    """The chart without title and legend, which the page has."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         _draw(figure.subplots(), chart)
-        return _svg(figure, f"{chart.title} over steps", prefix)
+        return _svg(figure)
 
 
-def gains_svg(chart: GainChart, prefix: str) -> Markup:
+def gains_svg(chart: GainChart) -> str:
     """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
         axis = figure.subplots()
         axis.axvline(0, color=TEXT, linewidth=1)
-        for place, gain in enumerate(chart.gains.values()):
+        for row, gain in enumerate(chart.gains.values()):
             for errors, width in ((2, 1.2), (1, 4)):
-                if math.isfinite(gain.se):  # not of a single conversation
-                    ends = [gain.mean - errors * gain.se, gain.mean + errors * gain.se]
-                    axis.plot(ends, [-place, -place], color=LINES["line-0"][0], linewidth=width)
-            axis.plot([gain.mean], [-place], "o", color=LINES["line-0"][0], markersize=6)
-        axis.set_yticks([-place for place in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
+                if math.isfinite(gain["se"]):  # not of a single conversation
+                    ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
+                    axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
+            axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
+        axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
         axis.set_ylim(0.6 - len(chart.gains), 0.6)
         axis.grid(axis="y", visible=False)
-        return _svg(figure, chart.title, prefix)
+        return _svg(figure)
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
@@ -123,11 +107,8 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
 
 def line_key(index: int, ordered: bool) -> dict[str, str]:
     """How line `index` of a chart looks, as attributes of an SVG line."""
-    style = _style(index, ordered)
-    return {
-        "stroke": VARIABLE_OF[style["color"]],
-        "stroke-dasharray": " ".join(map(str, DASHES[(index + index // len(LINES)) % len(DASHES)])),
-    }
+    colour, dashes = _look(index, ordered)
+    return {"stroke": colour, "stroke-dasharray": " ".join(map(str, dashes))}
 
 
 def _draw(axis: Axes, chart: Chart) -> None:
@@ -163,7 +144,7 @@ def _draw(axis: Axes, chart: Chart) -> None:
 def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
     """The axis' limits widened to the chart's span: downwards, but not below 0 where nothing is drawn there."""
     low, high = axis.get_ylim()
-    low = min(low, high - chart.span, 0.0 if chart.from_zero else low)
+    low = min(low, high - chart.span, 0.0 if chart.ordered else low)
     if axis.dataLim.y0 >= 0:
         low = max(low, 0.0)
     return low, max(high, low + chart.span) + 0.05 * chart.span
@@ -179,15 +160,20 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
-def _style(index: int, ordered: bool) -> dict[str, Any]:
+def _look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:
+    """(colour, dashes)"""
     colours = RANKS if ordered else LINES
-    dashes = DASHES[(index + index // len(colours)) % len(DASHES)]
-    return {"color": list(colours.values())[index % len(colours)][0], "linestyle": (0, dashes) if dashes else "-"}
+    return colours[index % len(colours)], DASHES[(index + index // len(colours)) % len(DASHES)]
 
 
-def _svg(figure: Figure, label: str, prefix: str) -> Markup:
+def _style(index: int, ordered: bool) -> dict[str, Any]:
+    colour, dashes = _look(index, ordered)
+    return {"color": colour, "linestyle": (0, dashes) if dashes else "-"}
+
+
+def _svg(figure: Figure) -> str:
     for patch in (figure.patch, *(axis.patch for axis in figure.axes)):
         patch.set_visible(False)  # the page's own background
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
-    return Markup(inline_svg(text.getvalue(), label, prefix, VARIABLE_OF))
+    return text.getvalue()

@@ -1,77 +1,61 @@
-"""One self-contained HTML file about runs: the result, metrics, curves as inline SVG, lists side by side, settings.
+"""One self-contained HTML file about runs: the result, metrics, curves, lists side by side, settings.
 
-No script, no network, no image file: it can be mailed, printed, or opened on a phone. page.html is its template, which
-escapes whatever a model or a user wrote.
+No script, no network, no other file, since its pictures are in it: it can be mailed, printed, or opened on a phone.
+page.html is its template, which escapes whatever a model or a user wrote.
 """
 
+import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from convrec.files import write_text
-from convrec.report.charts import Chart, GainChart
-from convrec.report.drawing import COLOURS, chart_svg, gains_svg, line_key
-from convrec.report.page import MISS, SYMBOLS, Example, number_text
+from convrec.report.charts import Chart
+from convrec.report.drawing import chart_svg, gains_svg, line_key
+from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 
 MANY = 5  # models or runs that fit beside each other
+Table = Sequence[Mapping[str, Any]]
+NO_EVALUATION: Mapping[str, Any] = {
+    "headline": "",
+    "gains": (),
+    "table": (),
+    "about_table": (),
+    "slices": {},
+    "examples": (),
+}
 
 
-def write_report(
-    out_html: str | Path,
-    *,
-    title: str,
-    summary: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, Mapping[str, Any]],
-    table: Sequence[Mapping[str, Any]],
-    charts: Mapping[str, Sequence[Chart]],
-    examples: Sequence[Example],
-    headline: str = "",
-    gains: Sequence[GainChart] = (),
-    notes: Sequence[str] = (),
-    about_table: Sequence[str] = (),
-    about_lists: str = "",
-    slices: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
-) -> Path:
-    """Write the report, whole or not at all, and return its path.
+def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
+    """Write the page, whole or not at all, and return its path. Parts with an entry in NO_EVALUATION can be left out.
 
-    summary, settings: run -> name -> value; of several runs, what differs comes first. headline: the result in a
-    sentence. table: a mapping for each model: "model" (its name) and metric -> number, (mean, standard error) or text;
-    metrics become the table's rows, in order of first appearance. slices: an evaluation's name -> a table of parts of
-    the split, of the same form. charts: heading -> what is drawn under it.
+    title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. charts: heading ->
+    what is drawn under it. headline: the result in a sentence. gains: GainCharts. table: a mapping for each model:
+    "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in order
+    of first appearance. slices: an evaluation's name -> a table of parts of the split, of the same form. examples: of
+    page.Example.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": number_text, "breakable": _breakable}
-    page = environment.get_template("page.html").render(
-        title=title,
-        colours=COLOURS,
-        headline=headline,
-        notes=notes,
-        summary=_differing(summary),
-        gains=[(chart, gains_svg(chart, f"gain-{number}-")) for number, chart in enumerate(gains)],
-        about_table=about_table,
-        table=_metrics_grid(table) if table else None,
-        charts={
-            heading: [_figure(chart, f"chart-{place}-{number}-") for number, chart in enumerate(some)]
-            for place, (heading, some) in enumerate(charts.items())
-        },
-        marks={mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS},
-        about_lists=about_lists,
-        slices={name: _metrics_grid(parts, marks_best=False) for name, parts in slices.items() if parts},
-        examples=examples,
-        settings=_differing(settings),
-    )
-    out = Path(out_html)
-    write_text(out, page)
-    return out
+    environment.filters |= {
+        "number": number_text,
+        "breakable": _breakable,
+        "metrics_grid": _metrics_grid,
+        "differing": _differing,
+        "chart_picture": lambda chart: _picture(chart_svg(chart)),
+        "gains_picture": lambda chart: _picture(gains_svg(chart)),
+        "keys": _keys,
+    }
+    marks = {mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS}
+    write_text(path, environment.get_template("page.html").render({**NO_EVALUATION, **parts}, marks=marks))
+    return path
 
 
 # ---- what the template shows
@@ -101,7 +85,7 @@ def _grid(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell]]]) ->
     return Grid([name for name, _ in rows], list(turned), is_wide=True)
 
 
-def _metrics_grid(table: Sequence[Mapping[str, Any]], marks_best: bool = True) -> Grid:
+def _metrics_grid(table: Table, marks_best: bool = True) -> Grid:
     """A row for each metric; the best model of Recall and of NDCG is marked."""
     rows = []
     for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
@@ -110,20 +94,17 @@ def _metrics_grid(table: Sequence[Mapping[str, Any]], marks_best: bool = True) -
         known = [mean for mean in means if mean is not None]
         higher_is_better = marks_best and metric.lower().startswith(("recall", "ndcg"))
         best = max(known) if higher_is_better and len(known) > 1 else None
-        cells = [_cell(value, best is not None and mean == best) for value, mean in zip(values, means, strict=True)]
+        cells = [
+            Cell(*cell_text(value), is_best=best is not None and mean == best)
+            for value, mean in zip(values, means, strict=True)
+        ]
         rows.append((metric, cells))
     return _grid([str(row["model"]) for row in table], rows)
 
 
-def _cell(value: Any, is_best: bool) -> Cell:
-    if isinstance(value, tuple | list):
-        return Cell(number_text(value[0]), number_text(value[1]), is_best)
-    return Cell("–" if value is None else number_text(value), "", is_best)
-
-
 def _mean_of(value: Any) -> float | None:
-    mean = value[0] if isinstance(value, tuple | list) else value
-    return float(mean) if isinstance(mean, int | float) and not isinstance(mean, bool) and math.isfinite(mean) else None
+    mean = value[0] if isinstance(value, tuple) else value
+    return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None
 
 
 def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dict[str, str]]:
@@ -137,14 +118,18 @@ def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dic
     return _grid(list(facts), rows) if rows else None, shared
 
 
-def _figure(chart: Chart, prefix: str) -> dict[str, Any]:
-    """title, svg, caption and keys: (how the line looks, name, first value, last value) of each line with points."""
-    keys = [
+def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
+    """(how the line looks, name, first value, last value) of each line with points."""
+    return [
         (line_key(index, chart.ordered), name, line[min(line)], line[max(line)])
         for index, (name, line) in enumerate(chart.lines.items())
         if line
     ]
-    return {"title": chart.title, "svg": chart_svg(chart, prefix), "keys": keys, "caption": chart.caption}
+
+
+def _picture(svg: str) -> str:
+    """The address of a picture that is in it."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def _breakable(name: str) -> Markup:

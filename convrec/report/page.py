@@ -57,21 +57,16 @@ def mark_list(
     lines = ranks.split_lines(text, delimiter)[:num_items]
     items = [ranks.parse_item(line, matcher.catalog.dated) for line in lines]
     match = matcher.match(items, list(ground_truth), list(seen))
+    marks_of: dict[str, Sequence[Any]] = {
+        HIT: match.relevance,
+        REPEATED: match.duplicate,
+        SEEN: match.seen,
+        OUT_OF_CATALOG: [not known for known in match.in_catalog],
+    }
     marked = []
     for rank, (line, item) in enumerate(zip(lines, items, strict=True)):
-        marks = []
-        if item is None:
-            marks.append(NOT_AN_ITEM)
-        else:
-            if match.relevance[rank]:
-                marks.append(HIT)
-            if match.duplicate[rank]:
-                marks.append(REPEATED)
-            if match.seen[rank]:
-                marks.append(SEEN)
-            if not match.in_catalog[rank]:
-                marks.append(OUT_OF_CATALOG)
-        marked.append(ListLine(line, tuple(marks or [MISS])))
+        marks = tuple(mark for mark, is_marked in marks_of.items() if is_marked[rank])
+        marked.append(ListLine(line, (NOT_AN_ITEM,) if item is None else marks or (MISS,)))
     return marked
 
 
@@ -108,7 +103,7 @@ def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -
     metrics = list(dict.fromkeys(key for row in table for key in row if key != "model"))
     lines = [["", *(str(row["model"]) for row in table)]]
     for metric in metrics:
-        lines.append([metric, *(_text_cell(row.get(metric)) for row in table)])
+        lines.append([metric, *(" ±".join(filter(None, cell_text(row.get(metric)))) for row in table)])
     if line_a_model:
         lines = [list(column) for column in zip(*lines, strict=True)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -118,15 +113,14 @@ def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -
     )
 
 
-def _text_cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, tuple | list):
-        return f"{number_text(value[0])} ±{number_text(value[1])}"
-    return value if isinstance(value, str) else number_text(value)
+def cell_text(value: Any) -> tuple[str, str]:
+    """(text, standard error) of a table's value: a number, (mean, standard error), a text; None: not known."""
+    if isinstance(value, tuple):
+        return number_text(value[0]), number_text(value[1])
+    return "–" if value is None else number_text(value), ""
 
 
-def number_text(value: float) -> str:
+def number_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if not math.isfinite(value):

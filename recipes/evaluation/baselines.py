@@ -1,11 +1,11 @@
 """Baselines scored as a model is: popularity, retrieval from similar training conversations, what the conversation
 names, a model behind an API; and the probes of what a model knows without the conversation."""
 
-import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,21 @@ from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
+from convrec.same_request import digest
 from recipes.evaluation.mentions import copied_lists
 from recipes.evaluation.split import Split, as_items
 
-BASELINES = ("popularity", "retrieval", "copy")
 OF_TRAINING = ("popularity", "retrieval")  # these need the training split
 NEIGHBOURS = 50
 API = "api:"  # --model api:NAME
+Lists = list[list[Item | None]]  # one for each row of the split
 
 
-def baseline_lists(
-    name: str, split: Split, train_rows: Sequence[dict[str, Any]], num_items: int
-) -> list[list[Item | None]]:
-    """A list for every row of the split. Raises ValueError for a name that is not in BASELINES."""
-    if name == "popularity":
-        popular: list[Item | None] = list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))
-        return [popular] * len(split.rows)
-    if name == "retrieval":
-        return retrieve(split, train_rows, num_items)
-    if name == "copy":
-        return copied_lists(split, num_items)
-    raise ValueError(f"unknown baseline {name!r}: one of {', '.join(BASELINES)}")
+def popular(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
+    return [list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))] * len(split.rows)
 
 
-def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> list[list[Item | None]]:
+def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
     """For every row: what the NEIGHBOURS most similar training conversations wanted.
 
     An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; of equal scores
@@ -53,38 +44,39 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     from scipy import sparse
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
 
-    found = [
-        (r, index)
-        for r, row in enumerate(train_rows)
-        for title, raw_year in truth_of(row)
-        if (year := split.catalog.year_of(raw_year)) is not None
-        and (index := split.matcher.identify(title, year).index) >= 0
-    ]
-    shape = (len(train_rows), len(split.catalog.titles))
-    rows, items = zip(*sorted(set(found)), strict=True) if found else ((), ())
-    truth_RM = sparse.csr_matrix((np.ones(len(rows)), (rows, items)), shape=shape)
+    wanted = [sorted(items) for items in split.wanted_rows(train_rows)]
+    items, ends_R = list(chain.from_iterable(wanted)), np.cumsum([0, *map(len, wanted)])
+    truth_RM = sparse.csr_matrix((np.ones(len(items)), items, ends_R), shape=(len(wanted), len(split.catalog)))
     popularity_M = np.asarray(truth_RM.sum(axis=0)).ravel()
     tie_break_M = popularity_M / (1e6 * (1 + popularity_M.max(initial=0)))
 
     ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
     vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words=ignored)
     train_RF = vectorizer.fit_transform(conversation_text(row) for row in train_rows)
-    places: dict[str, list[int]] = {}  # of the rows of a prompt: its scores are computed once, and kept for no other
-    for place, name in enumerate(split.prompt_ids):
-        places.setdefault(name, []).append(place)
+    indices: dict[str, list[int]] = {}  # of the rows of a prompt: its scores are computed once, and kept for no other
+    for index, name in enumerate(split.prompt_ids):
+        indices.setdefault(name, []).append(index)
     reader = split.reader
-    lists: list[list[Item | None]] = [[]] * len(split.rows)
-    for of_prompt in places.values():
+    lists: Lists = [[]] * len(split.rows)
+    for of_prompt in indices.values():
         text = conversation_text(split.rows[of_prompt[-1]])
         cosine_R = (vectorizer.transform([text]) @ train_RF.T).toarray().ravel()
         nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
         of_all_M = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
-        for place in of_prompt:
+        for index in of_prompt:
             scores_M = of_all_M.copy()
-            scores_M[reader.seen_rows(split.rows[place]["seen_titles"])] = -np.inf
+            scores_M[reader.seen_rows(split.rows[index]["seen_titles"])] = -np.inf
             order = np.argsort(-scores_M, kind="stable")[:num_items]
-            lists[place] = as_items(split.catalog, [index for index in order if scores_M[index] > 0])
+            lists[index] = as_items(split.catalog, [item for item in order if scores_M[item] > 0])
     return lists
+
+
+# of the split, the rows of the training split, and the number of items
+BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
+    "popularity": popular,
+    "retrieval": retrieve,
+    "copy": lambda split, _, num_items: copied_lists(split, num_items),
+}
 
 
 def empty_prompt(split: Split) -> Messages:
@@ -130,11 +122,11 @@ def api_answers(
     replies: list[Reply] = []
     if missing := store.missing():
         # the client's own keys leave the address out; here another server's model of that name is another model
-        of_server = hashlib.sha256(served.base_url.encode()).hexdigest()[:12]
+        of_server = digest(served.base_url)[:12]
         client = LLM(served, cache=path.parent / "api_answers" / of_server)
         replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
         with store.written_at_the_end():
-            store.keep([(place, _record(reply)) for place, reply in enumerate(replies) if not reply.error])
+            store.keep([(index, _record(reply)) for index, reply in enumerate(replies) if not reply.error])
     if refused := [reply for reply in replies if reply.error]:
         tqdm.write(
             f"{len(refused)} of {len(prompts)} prompts refused, scored as empty, asked again next time; the first: "

@@ -6,16 +6,14 @@ genres); NaN where a list is too short for it. Of all rows: coverage, gini, and 
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convrec.data.schema import Pair, truth_of
-from convrec.lists.matching import Matcher
 from convrec.statistics import error_of_mean, jackknife
 from recipes.evaluation.split import Split
 
@@ -28,7 +26,7 @@ OF_GENRES = ("diversity", "calibration")
 OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
-AT_ONCE = 4_000_000  # numbers of an array of lists x places x genres, or x places
+Row = Mapping[str, Any]
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
@@ -54,38 +52,23 @@ class ItemFacts:
     @cached_property
     def has_genre_MG(self) -> "csr_matrix":
         """1 where the item has the genre; G: all genres of the catalog."""
-        from scipy.sparse import csr_matrix
-
         assert self.genres is not None
-        names = {name: place for place, name in enumerate(sorted(frozenset().union(*self.genres)))}
-        rows, items = _flat([[names[name] for name in genres] for genres in self.genres])
-        return csr_matrix((np.ones(len(items)), (rows, items)), shape=(len(self.genres), len(names)))
+        names = {name: index for index, name in enumerate(sorted(frozenset().union(*self.genres)))}
+        return _matrix([sorted(names[name] for name in genres) for genres in self.genres], len(names))
 
 
-def facts_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> ItemFacts:
+def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts:
     """Mentions are counted in the training rows, without these taken from the catalog's column."""
     catalog, first_row = split.catalog, split.matcher.index.items
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
     mentions_M, rows = None, 0
     if train_rows:
-        _, wanted = _flat(wanted_rows(map(truth_of, train_rows), split.matcher))
-        mentions_M, rows = np.bincount(wanted, minlength=len(catalog)), len(train_rows)
+        wanted = list(chain.from_iterable(split.wanted_rows(train_rows)))
+        mentions_M, rows = np.bincount(np.array(wanted, int), minlength=len(catalog)), len(train_rows)
     elif catalog.mentions is not None:
         counts = [count or 0 for count in catalog.mentions]
         mentions_M, rows = np.bincount(first_row, counts, minlength=len(catalog)), sum(counts)
     return ItemFacts(len(items), mentions_M, rows, catalog.genres)
-
-
-def wanted_rows(truths: Iterable[Sequence[Pair]], matcher: Matcher) -> list[list[int]]:
-    """Of each row's wanted titles the catalog rows, each once, of those that the catalog has."""
-
-    @cache
-    def catalog_row(title: str, raw_year: object) -> int:
-        year = matcher.catalog.year_of(raw_year)
-        return -1 if year is None else matcher.identify(title, year).index
-
-    found = (dict.fromkeys(catalog_row(*pair) for pair in truth) for truth in truths)
-    return [[row for row in rows if row >= 0] for rows in found]
 
 
 @dataclass(frozen=True)
@@ -97,20 +80,18 @@ class Context:
     wanted: Sequence[Sequence[int]]
 
 
-def context_of(split: Split, train_rows: Sequence[dict[str, Any]] | None) -> Context:
+def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
     reader, first_row = split.reader, split.matcher.index.items
     seen = [reader.seen_rows(row["seen_titles"] or ()) for row in split.rows]
     mentioned = [list(dict.fromkeys(first_row[row] for row in rows)) for rows in seen]
-    return Context(
-        facts_of(split, train_rows), mentioned, wanted_rows(map(split.truth, range(len(split.rows))), split.matcher)
-    )
+    return Context(facts_of(split, train_rows), mentioned, split.wanted_rows(split.rows))
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
-    """To each row with `recommended`, its list, what `Lists` reads: the measures and `wanted_popularity`."""
+    """To each row with `recommended`, its list, what `figures_of` reads: the measures and `wanted_popularity`."""
     measures = measures_of([row["recommended"] for row in rows], context.mentioned, context.facts)
-    if context.facts.mentions_M is not None:
-        measures["wanted_popularity"] = _row_means(context.facts.mentions_M, context.wanted)
+    if (mentions_M := context.facts.mentions_M) is not None:
+        measures["wanted_popularity"] = _row_means(mentions_M, _matrix(context.wanted, len(mentions_M)))
     for name, values_R in measures.items():
         for row, value in zip(rows, values_R.tolist(), strict=True):
             row[name] = value
@@ -124,50 +105,37 @@ def measures_of(
     measures: dict[str, np.ndarray] = {}
     if facts.mentions_M is not None:
         of_items = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
+        listed_RM = _matrix(lists, len(facts.mentions_M))
         for name, values_M in zip(("popularity", *OF_MENTIONS), of_items, strict=True):
-            measures[name] = _row_means(values_M, lists)
+            measures[name] = _row_means(values_M, listed_RM)
     if facts.genres is not None:
-        measures["diversity"] = _diversity(lists, facts.has_genre_MG)
+        measures["diversity"] = np.array([_diversity(facts.has_genre_MG[items].toarray()) for items in lists])
         measures["calibration"] = _calibration(mentioned, lists, facts.has_genre_MG)
     return measures
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The number of its list and the item, for each place of all lists."""
-    lengths = [len(items) for items in lists]
-    return np.repeat(np.arange(len(lists)), lengths), np.fromiter(chain.from_iterable(lists), int, sum(lengths))
+def _matrix(lists: Sequence[Sequence[int]], width: int) -> "csr_matrix":
+    """(R, M) 1 where a list has the item."""
+    from scipy.sparse import csr_matrix
+
+    ends = np.cumsum([0, *map(len, lists)])
+    return csr_matrix((np.ones(ends[-1]), list(chain.from_iterable(lists)), ends), shape=(len(lists), width))
 
 
-def _row_means(values_M: np.ndarray, lists: Sequence[Sequence[int]]) -> np.ndarray:
+def _row_means(values_M: np.ndarray, listed_RM: "csr_matrix") -> np.ndarray:
     """(R,) means of the items' values, NaN of an empty list."""
-    row_of_place, items = _flat(lists)
-    sums_R = np.bincount(row_of_place, values_M[items], len(lists))
-    lengths_R = np.bincount(row_of_place, minlength=len(lists))
-    return np.divide(sums_R, lengths_R, out=np.full(len(lists), np.nan), where=lengths_R > 0)
+    lengths_R = listed_RM.getnnz(axis=1)
+    return np.divide(listed_RM @ values_M, lengths_R, out=np.full(len(lengths_R), np.nan), where=lengths_R > 0)
 
 
-def _diversity(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> np.ndarray:
-    """(R,) mean over the pairs of a list's items with genres of 1 - (genres in common / genres of either)."""
-    row_of_place, items = _flat(lists)
-    lengths_R = np.bincount(row_of_place, minlength=len(lists))
-    listed, place_of_item = np.unique(items, return_inverse=True)
-    has_genre_LG = np.concatenate([has_genre_MG[listed].toarray(), np.zeros((1, has_genre_MG.shape[1]))])
-    items_RK = np.full((len(lists), lengths_R.max(initial=0)), len(listed))  # filled up with an item without genres
-    items_RK[np.arange(items_RK.shape[1]) < lengths_R[:, None]] = place_of_item
-    diversity_R = np.full(len(lists), np.nan)
-    longest, num_genres = items_RK.shape[1], has_genre_LG.shape[1]
-    step = max(1, AT_ONCE // max(1, longest * max(longest, num_genres)))
-    for begin in range(0, len(lists), step):
-        of_items = has_genre_LG[items_RK[begin : begin + step]]
-        common = of_items @ of_items.transpose(0, 2, 1)
-        count = of_items.sum(axis=2)
-        either = count[:, :, None] + count[:, None, :] - common
-        known = (count[:, :, None] > 0) & (count[:, None, :] > 0)
-        known &= ~np.eye(longest, dtype=bool)
-        distances = np.divide(either - common, either, out=np.zeros_like(common), where=known).sum(axis=(1, 2))
-        pairs = known.sum(axis=(1, 2))
-        np.divide(distances, pairs, out=diversity_R[begin : begin + step], where=pairs > 0)
-    return diversity_R
+def _diversity(has_genre_KG: np.ndarray) -> float:
+    """Mean over the pairs of a list's items with genres of 1 - (genres in common / genres of either)."""
+    has_genre_KG = has_genre_KG[has_genre_KG.any(axis=1)]
+    count_K = has_genre_KG.sum(axis=1)
+    common_KK = has_genre_KG @ has_genre_KG.T
+    either_KK = count_K[:, None] + count_K - common_KK
+    pairs = len(count_K) * (len(count_K) - 1)
+    return ((either_KK - common_KK) / either_KK).sum() / pairs if pairs else math.nan
 
 
 def _calibration(
@@ -187,10 +155,9 @@ def _calibration(
 
 def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> "csr_matrix":
     """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
-    from scipy.sparse import csr_matrix, diags
+    from scipy.sparse import diags
 
-    row_of_place, items = _flat(lists)
-    has_item_RM = csr_matrix((np.ones(len(items)), (row_of_place, items)), shape=(len(lists), has_genre_MG.shape[0]))
+    has_item_RM = _matrix(lists, has_genre_MG.shape[0]).sorted_indices()
     counts_M = has_genre_MG.getnnz(axis=1)
     known_R = has_item_RM @ (counts_M > 0)  # items with genres
     return diags(1 / np.maximum(known_R, 1)) @ has_item_RM @ diags(1 / np.maximum(counts_M, 1)) @ has_genre_MG
@@ -206,65 +173,64 @@ def gini(counts_M: np.ndarray) -> float:
     return float((ranks * np.sort(counts_M)).sum() / (size * total)) if total else math.nan
 
 
-class Lists:
-    """The measured lists of one model, from rows as `add_measures` and rows.parquet have them, in the same order for
-    whatever they are compared with. without: measures to leave out."""
+class _Lists:
+    """The measured lists of one model, from rows as `add_measures` and rows.parquet have them."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], num_items: int, without: Collection[str] = ()):
-        self.names = [name for name in OF_A_ROW if name in rows[0] and name not in without]
-        self.values_RM = np.array([[row[name] for name in self.names] for row in rows], float)
+    def __init__(self, rows: Sequence[Row], num_items: int, names: Sequence[str]):
+        """names: of OF_A_ROW."""
+        self.values_RM = np.array([[row[name] for name in names] for row in rows], float)
         self._num_items = num_items
-        self._row_of_place, items = _flat([row["recommended"] for row in rows])
-        listed, self._item_of_place = np.unique(items, return_inverse=True)
-        self._num_listed = len(listed)
+        lists = [row["recommended"] for row in rows]
+        listed_RM = _matrix(lists, 1 + max(chain.from_iterable(lists), default=0))
+        self._listed_RM = listed_RM[:, listed_RM.getnnz(axis=0) > 0]  # of the items that any list has
         self._popularity_R2 = None  # of the list and of what is wanted
         self.has_popularity_R = np.zeros(len(rows), bool)
-        if "novelty" in self.names:
+        if "novelty" in names:
             popularity_R2 = np.array([(row["popularity"], row["wanted_popularity"]) for row in rows], float)
             self.has_popularity_R = ~np.isnan(popularity_R2).any(axis=1)
             self._popularity_R2 = np.nan_to_num(popularity_R2)
 
     def of_all(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
         """The figures OF_ALL of the rows of weight 1; the last one only with mentions, and of these rows alone."""
-        counts = np.bincount(self._item_of_place, weights_R[self._row_of_place], self._num_listed)
-        never_listed = np.zeros(self._num_items - self._num_listed)
-        figures = [np.count_nonzero(counts) / self._num_items, gini(np.concatenate([never_listed, counts]))]
+        counts_M = np.zeros(self._num_items)
+        counts_M[: self._listed_RM.shape[1]] = weights_R @ self._listed_RM
+        figures = [np.count_nonzero(counts_M) / self._num_items, gini(counts_M)]
         if self._popularity_R2 is not None:
             listed, wanted = (weights_R * has_popularity_R) @ self._popularity_R2
             figures.append(listed / wanted - 1 if wanted else math.nan)
         return np.array(figures)
 
 
-def summarise_lists(lists: Lists, contexts: Sequence[Hashable], seed: int) -> Figures:
-    """Each measure's mean over the rows that have it, of OF_ALL the value, with its standard error over contexts."""
-    has_popularity_R = lists.has_popularity_R
-    values, errors = jackknife(lambda weights_R: lists.of_all(weights_R, has_popularity_R), contexts, seed)
-    return _of_all(values, errors, has_popularity_R) | means(lists.names, lists.values_RM, contexts)
-
-
-def difference(
-    before: Sequence[Lists], after: Sequence[Lists], contexts: Sequence[Hashable], seed: int = 3407
+def figures_of(
+    after: Sequence[Sequence[Row]],
+    contexts: Sequence[Hashable],
+    num_items: int,
+    seed: int = 3407,
+    minus: Sequence[Sequence[Row]] = (),
 ) -> Figures:
-    """After minus before, paired by row: where both have the measure. Several lists of a side (of several seeds of a
-    training) count as their mean."""
+    """Each measure that all have: its mean over the rows that have it, of OF_ALL the value, with its standard error
+    over contexts; {} of no rows. With `minus` these figures less those, paired by row: where both have the measure.
 
-    has_popularity_R = np.all([lists.has_popularity_R for lists in (*before, *after)], axis=0)
+    A side has the rows of one evaluation or, one for each seed of a training, of several, which count as their mean.
+    num_items: different items of the catalog.
+    """
+    samples = [rows[0] for rows in (*minus, *after) if rows]
+    if not samples:
+        return {}
+    names = [name for name in OF_A_ROW if all(name in row for row in samples)]
+    sides = [[_Lists(rows, num_items, names) for rows in side] for side in (after, minus) if side]
+    has_popularity_R = np.all([lists.has_popularity_R for side in sides for lists in side], axis=0)
 
     def of_all(weights_R: np.ndarray) -> np.ndarray:
-        of_before, of_after = (
-            np.mean([lists.of_all(weights_R, has_popularity_R) for lists in side], axis=0) for side in (before, after)
-        )
-        return of_after - of_before
+        of_sides = [np.mean([lists.of_all(weights_R, has_popularity_R) for lists in side], axis=0) for side in sides]
+        return of_sides[0] - of_sides[1] if minus else of_sides[0]
 
     values, errors = jackknife(of_all, contexts, seed)
-    before_RM, after_RM = (np.mean([lists.values_RM for lists in side], axis=0) for side in (before, after))
-    return _of_all(values, errors, has_popularity_R) | means(before[0].names, after_RM - before_RM, contexts)
-
-
-def _of_all(values: np.ndarray, errors: np.ndarray, has_popularity_R: np.ndarray) -> Figures:
-    rows = (len(has_popularity_R), len(has_popularity_R), int(has_popularity_R.sum()))
-    found = zip(OF_ALL, values, errors, rows, strict=False)
-    return {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
+    counts = (len(has_popularity_R), len(has_popularity_R), int(has_popularity_R.sum()))
+    found = zip(OF_ALL, values, errors, counts, strict=False)
+    of_lists = {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
+    values_RM = [np.mean([lists.values_RM for lists in side], axis=0) for side in sides]
+    return of_lists | means(names, values_RM[0] - values_RM[1] if minus else values_RM[0], contexts)
 
 
 def means(names: Sequence[str], values_RM: np.ndarray, contexts: Sequence[Hashable]) -> Figures:

@@ -4,22 +4,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from convrec.checkpoints.files import check_hugging_face
-from convrec.constrained.catalog_trie import catalog_trie, excluded_items
+from convrec.constrained.catalog_trie import (
+    catalog_trie,
+    check_length,
+    excluded_items,
+    items_left,
+    left_out_warnings,
+    load_tokenizer,
+)
 from convrec.errors import UserError
 from convrec.generation.answers import Answer
 from convrec.generation.generate import Constraint
 from convrec.lists.catalog import SUFFIXES, load_catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item, parse_item, split_lines
+from convrec.lists.ranks import parse_item, split_lines
 from convrec.lists.settings import ListSettings
 from recipes.evaluation.baselines import API
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.split import Split
 
 WRONG = ("out_of_catalog", "repeated", "seen", "wrong_length")  # what no constrained list has
 
 
 def make_constraint(
-    split: Split, catalog_file: Path, model: str, lists: ListSettings, max_tokens: int, allow: Path | None, out: Path
+    options: EvaluationOptions, split: Split, model: str, lists: ListSettings
 ) -> tuple[Constraint, list[str]]:
     """What the lists of the split's prompts may hold, and warnings.
 
@@ -29,41 +37,23 @@ def make_constraint(
     """
     if model.startswith(API):
         raise UserError(f"--constrained: {model} is behind an endpoint; its decoding cannot be constrained from here")
-    from transformers import AutoTokenizer
-
     if Path(model).is_dir():
         check_hugging_face(Path(model))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except OSError as error:  # a Hugging Face id that cannot be loaded from here
-        raise UserError(f"--model {model}: {str(error).splitlines()[0]}") from None
-    matcher, catalog = split.matcher, split.catalog
-    rows = None if allow is None else read_allowed(allow, matcher)
-    trie, file = catalog_trie(catalog_file, matcher, tokenizer, lists.delimiter, out, rows)
+    tokenizer, matcher, catalog_file = load_tokenizer(model, "--model "), split.matcher, Path(options.catalog)
+    rows = read_allowed(Path(options.allow), matcher) if options.allow else None
+    trie, file = catalog_trie(catalog_file, matcher, tokenizer, lists.delimiter, Path(options.out), rows)
     exclude = {prompt: excluded_items(matcher, titles) for prompt, titles in _seen(split).items()}
     for prompt, items in exclude.items():
-        left = trie.num_items - sum(bool(trie.lines_of(item)) for item in items)
-        if left < lists.num_items:
+        if (left := items_left(trie, items)) < lists.num_items:
             raise UserError(
-                f"{allow or catalog_file}: of its {trie.num_items} items {left} are not seen in the conversation of "
-                f"{split.rows[split.prompt_ids.index(prompt)]['sample_id']}, and a list has {lists.num_items}: allow "
-                "more items, or give a smaller --num-items"
+                f"{options.allow or catalog_file}: of its {trie.num_items} items {left} are not seen in the "
+                f"conversation of {split.rows[split.prompt_ids.index(prompt)]['sample_id']}, and a list has "
+                f"{lists.num_items}: allow more items, or give a smaller --num-items"
             )
-    if (longest := trie.longest_list(lists.num_items)) > max_tokens:
-        row = trie.longest_line()
-        raise UserError(
-            f"--max-response-length {max_tokens}: {lists.num_items} items can take {longest} tokens (the longest is "
-            f"row {row} of {catalog_file}, {catalog.titles[row]!r}): give --max-response-length {longest}"
-        )
-    warnings = []
-    if len(trie.left_out):
-        row = int(trie.left_out[0])
-        line = format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]
-        warnings.append(
-            f"{catalog_file}: {len(trie.left_out)} rows are in no constrained list, since what is written for them is "
-            f"read as another item or as none; the first: row {row}, {line!r}"
-        )
-    return Constraint(str(file), lists.num_items, [exclude[prompt] for prompt in split.prompts]), warnings
+    max_tokens = options.max_response_length
+    check_length(trie, split.catalog, catalog_file, lists.num_items, max_tokens, "--max-response-length ")
+    constraint = Constraint(str(file), lists.num_items, [exclude[prompt] for prompt in split.prompts])
+    return constraint, left_out_warnings(trie, split.catalog, catalog_file)
 
 
 def read_allowed(file: Path, matcher: Matcher) -> set[int]:
@@ -91,10 +81,10 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
             if line.strip()
         ]
     rows: set[int] = set()
-    for place, (title, year) in named:
+    for where, (title, year) in named:
         item = -1 if year is None else matcher.identify(title, year).index
         if item < 0:
-            raise UserError(f"--allow {file}, {place}: {title!r} is no item of the catalog; write `Title (Year)` as it")
+            raise UserError(f"--allow {file}, {where}: {title!r} is no item of the catalog; write `Title (Year)` as it")
         rows.update(matcher.index.rows.get(item, [item]))
     if not rows:
         raise UserError(f"--allow {file}: it names no item")

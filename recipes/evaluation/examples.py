@@ -1,6 +1,6 @@
 """Conversations for a report: the best and the worst of an evaluation, or the largest gains and losses between two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, truth_of
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.report.page import Example, mark_list
+from recipes.evaluation.results import metrics_of, rows_of
 
 Row = dict[str, Any]
 
@@ -25,16 +25,19 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     others, the best and the worst of the last.
     """
     folders = {name: Path(folder) for name, folder in evaluations.items()}
-    settings_of = {name: read_json(folder / "metrics.json")["settings"] for name, folder in folders.items()}
+    settings_of = {name: metrics_of(folder)["settings"] for name, folder in folders.items()}
     settings = list(settings_of.values())[-1]
     ndcg = f"ndcg@{max(settings['ks'])}"
-    scored = {name: _rows(folder / "rows.parquet") for name, folder in folders.items()}
-    split = _rows(settings["data"], RL_SCHEMA.names)
+    scored = {name: rows_of(folder) for name, folder in folders.items()}
+    data = Path(settings["data"])
+    if not data.exists():
+        raise UserError(f"{data}: gone since it was evaluated (or named from another folder); evaluate again")
+    split = {row["sample_id"]: row for row in pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()}
     matcher = make_matcher(load_catalog(settings["catalog"]), ListSettings.of(settings))
 
     first, *_, last = (*scored.values(),) * 2
     if gone := next((sample for sample in last if sample not in split), None):
-        raise UserError(f"{settings['data']}: without {gone}, so it is not what was evaluated; evaluate again")
+        raise UserError(f"{data}: without {gone}, so it is not what was evaluated; evaluate again")
     in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]
     of_last = {sample: last[sample][ndcg] for sample in in_all}
     gains = {
@@ -48,10 +51,15 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
             labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label
     else:
         labels = _choose(of_last, split, count, ("the best", "the worst"), f"{at} {{:.2f}}")
-    return [
-        _example(split[sample], {name: rows[sample] for name, rows in scored.items()}, matcher, settings_of, label)
-        for sample, label in labels.items()
-    ]
+    shown = []
+    for sample, label in labels.items():
+        truth, seen = truth_of(split[sample]), split[sample]["seen_titles"] or []
+        lists = {}
+        for name, rows in scored.items():
+            own = ListSettings.of(settings_of[name])
+            lists[name] = mark_list(rows[sample]["text"], matcher, truth, seen, own.num_items, own.delimiter)
+        shown.append(Example(conversation_text(split[sample]), truth, lists, label))
+    return shown
 
 
 def _choose(
@@ -60,26 +68,9 @@ def _choose(
     """sample_id -> label of `count` samples, from the highest value to the lowest in even steps."""
     # among equals the one with more to find: a miss of five titles says more than a miss of one
     ordered = sorted(values, key=lambda sample: (-values[sample], len(split[sample][TRUTH]), sample))
-    places = [round(index * (len(ordered) - 1) / max(1, count - 1)) for index in range(count)] if ordered else []
+    steps = [round(step * (len(ordered) - 1) / max(1, count - 1)) for step in range(count)] if ordered else []
     names = {0: ends[0], len(ordered) - 1: ends[1]}
     return {
-        (sample := ordered[place]): f"{names.get(place, 'in between')} ({value_text.format(values[sample])})"
-        for place in dict.fromkeys(places)
+        (sample := ordered[index]): f"{names.get(index, 'in between')} ({value_text.format(values[sample])})"
+        for index in dict.fromkeys(steps)
     }
-
-
-def _example(
-    row: Row, sides: Mapping[str, Row], matcher: Matcher, settings_of: Mapping[str, Mapping[str, Any]], label: str
-) -> Example:
-    truth, seen = truth_of(row), row["seen_titles"] or []
-    lists = {}
-    for name, side in sides.items():
-        settings = ListSettings.of(settings_of[name])
-        lists[name] = mark_list(side["text"], matcher, truth, seen, settings.num_items, settings.delimiter)
-    return Example(conversation_text(row), truth, lists, label)
-
-
-def _rows(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, Row]:
-    if not Path(path).exists():
-        raise UserError(f"{path}: gone since it was evaluated (or named from another folder); evaluate again")
-    return {row["sample_id"]: row for row in pq.read_table(path, columns=columns).to_pylist()}

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from convrec.errors import UserError
 from convrec.lists.metrics import paired
-from convrec.report.charts import Gain, GainChart
+from convrec.report.charts import GainChart
 from convrec.statistics import FLIPS
+from recipes.evaluation.results import rows_of
 
 _CAPTION = (
     "{n} rows, {contexts} conversations. Thick line: one standard error to each side (bootstrap over conversations); "
@@ -39,12 +37,12 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     if len(differences) == 1:
         ((name, of_name),) = differences.items()
-        gains = {title_of(metric): _gain(of_name[metric]) for metric in metrics}
+        gains = {title_of(metric): of_name[metric] for metric in metrics}
         return [GainChart(f"{name} minus {reference}", gains, caption)]
     return [
         GainChart(
             f"{title_of(metric)}: gain over {reference}",
-            {name: _gain(of_name[metric]) for name, of_name in differences.items()},
+            {name: of_name[metric] for name, of_name in differences.items()},
             caption,
         )
         for metric in metrics[:: len(ks)]
@@ -55,15 +53,3 @@ def title_of(metric: str) -> str:
     """`NDCG@20` of `ndcg@20`."""
     name, _, k = metric.partition("@")
     return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"
-
-
-def _gain(difference: Mapping[str, Any]) -> Gain:
-    return Gain(difference["mean"], difference["se"], difference["p"])
-
-
-def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """sample_id -> row of an evaluation's rows.parquet. Raises UserError when it is gone."""
-    path = folder / "rows.parquet"
-    if not path.exists():
-        raise UserError(f"{path}: gone since it was evaluated; evaluate again")
-    return {row["sample_id"]: row for row in pq.read_table(path).to_pylist()}

@@ -2,149 +2,149 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import REPORT
 from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, Asked, model_answers
-from convrec.generation.placement import Placement, Places
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, parse_items
-from recipes.evaluation.baselines import API, api_answers, baseline_lists, others_prompts
+from recipes.evaluation.baselines import API, BASELINES, api_answers, others_prompts
 from recipes.evaluation.constrained import check_lists
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import (
     OF_MODEL,
-    compare,
-    differences_of,
+    Scored,
     minus,
+    paired_differences,
     score,
     summary,
     unlike_lengths,
     write_rows,
 )
-from recipes.evaluation.setup import EMPTY, OTHER, set_up
+from recipes.evaluation.setup import EMPTY, OTHER, Setup, set_up
 from recipes.evaluation.slices import slice_results
 
+Answers = dict[str, dict[str, Answer]]  # of each of OF_MODEL that there is, by prompt_id
 
-def evaluate(
-    *,
-    tensor_parallel: int = 1,
-    replicas: int | str = 1,
-    address: str | None = None,
-    progress: bool = True,
-    **options: Any,
-) -> dict[str, Any]:
-    """Evaluate and write OUT's three files; returns what metrics.json holds.
 
-    {"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings", "paired",
-    "minus", "slices", "constrained", "damaged"}.
-    A summary is scoring.summary's, with the measures beyond accuracy in the first protocol. The `baselines` but for
-    `copy` need `train` and are left out without it, "paired" (this model minus the other) needs `against`; "minus" is
-    this model minus each baseline and probe, "slices" is slices.slice_results, both of the first protocol.
-    model None: the baselines alone, and no rows.parquet. probe: EMPTY and OTHER are scored beside the model.
-    `constrained` has the model write a second list for each prompt, held to the catalog (to the part of it that the
-    file `allow` names): "results" has their summary as "constrained", "constrained" how many were checked and,
-    "paired", how much they gain over the free ones, which everything else is of.
-    Row metrics in rows.parquet are of the first protocol; further ones are prefixed with theirs. What is None of
-    num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is what the `run` was trained
-    with, None: the one the model is of (other models have the defaults of ListSettings); only protocol `reference` has
-    its own matching. ks None: metrics.KS up to num_items. "damaged" has how many rows of data and of train were left
-    out (skip_damaged: the share that may be; None: an error); damaged.jsonl names them.
-    replicas, tensor_parallel, address: of convrec.generation.placement.Placement. options: those of `set_up`.
-    Raises UserError for bad input, before vLLM starts.
+def evaluate(options: EvaluationOptions) -> dict[str, Any]:
+    """Evaluate and write OUT's three files; returns what metrics.json holds. Raises UserError for bad input, before
+    vLLM starts."""
+    return answer_and_score(set_up(options))
+
+
+def answer_and_score(setup: Setup) -> dict[str, Any]:
+    """{"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings",
+    "paired", "minus", "slices", "constrained", "damaged"}.
+
+    A summary is scoring.summary's, with the measures beyond accuracy in the first protocol, which "paired" (this model
+    minus that of `against`), "minus" (this model minus each baseline and probe) and "slices" (slice_results) are of.
+    With `constrained` the model writes a second list for each prompt, held to the catalog: "results" has their summary
+    as "constrained", "constrained" how many were checked and, "paired", how much they gain over the free ones, which
+    everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     """
-    places = Placement(replicas, tensor_parallel, address)
-    setup = set_up(**options)
-    out, split, of_train, lists = setup.out, setup.split, setup.of_train, setup.lists
-    ks, protocols, num_items, seed = setup.scored_by["ks"], [*setup.split_of], lists.num_items, setup.settings["seed"]
-
     start = time.monotonic()
-    answers: dict[str, dict[str, Answer]] = {}  # of each of OF_MODEL that there is, by prompt_id
+    answers: Answers = {}
     generated = 0
     for name, asked in setup.asked().items():
-        answers[name], new = _answers(asked, places=places, progress=progress, **setup.settings)
+        answers[name], new = _answers(asked, setup)
         generated += new
     seconds = time.monotonic() - start
-
-    def lists_for(name: str, prompt_ids: Sequence[str]) -> list[list[Item | None]]:
-        texts = [answers[name][prompt]["text"] for prompt in prompt_ids]
-        return [parse_items(text, lists.delimiter, split.catalog.dated) for text in texts]
-
-    items_of = {name: lists_for(name, split.prompt_ids) for name in answers}
-    items_of |= {name: baseline_lists(name, split, of_train.rows, num_items) for name in setup.baselines}
-    if setup.probe:
-        items_of |= {EMPTY: lists_for("model", [EMPTY] * len(split.rows))}
-        items_of |= {OTHER: lists_for("model", others_prompts(split.prompt_ids, seed))}
+    lists = _lists(setup, answers)
     scored = {
-        protocol: {name: score(of_protocol, items, protocol, ks, num_items) for name, items in items_of.items()}
-        for protocol, of_protocol in setup.split_of.items()
+        protocol: {name: score(setup.split, matcher, items, protocol, setup.settings) for name, items in lists.items()}
+        for protocol, matcher in setup.matchers.items()
     }
+    metrics = _metrics(setup, scored)
     free = answers.get("model", {}).values()
-    metrics: dict[str, Any] = {
-        "settings": {
-            "model": setup.model,
-            "model_path": setup.model_path,
-            **setup.given,
-            **setup.scored_by,
-            **setup.settings,
-        },
-        "results": {
-            protocol: {
-                name: summary(rows, split, ks, seed, num_items, setup.context if protocol == protocols[0] else None)
-                for name, rows in by_name.items()
-            }
-            for protocol, by_name in scored.items()
-        },
-        "generation": {
-            "prompts": sum(map(len, answers.values())),
-            "generated": generated,
-            "seconds": round(seconds, 2),
-            "truncated_prompts": sum(answer["prompt_truncated"] for answer in free),
-            "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in free),
-        },
-        "warnings": split.warnings + ([of_train.warnings[-1]] if of_train.damaged else []),
-        "damaged": {"data": len(split.damaged), "train": len(of_train.damaged)},
+    metrics["generation"] = {
+        "prompts": sum(map(len, answers.values())),
+        "generated": generated,
+        "seconds": round(seconds, 2),
+        "truncated_prompts": sum(answer["prompt_truncated"] for answer in free),
+        "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in free),
     }
-    first = scored[protocols[0]]
-    shown = first.get("model") or next(iter(first.values()))
-    before = [setup.other.get(row["sample_id"]) for row in split.rows] if setup.other is not None else None
-    largest = [f"{metric}@{max(ks)}" for metric in ("ndcg", "recall")]
-    metrics["slices"] = slice_results(setup.labels, shown, split.prompt_ids, largest, before)
-    if setup.model is not None:
-        metrics["warnings"] += unlike_lengths(items_of["model"], num_items)
-        metrics["minus"] = {
-            name: minus(rows, first["model"], split, largest, metrics["settings"])
-            for name, rows in first.items()
-            if name not in OF_MODEL
-        }
+    if "model" in lists:
+        metrics["warnings"] += unlike_lengths(lists["model"], setup.lists.num_items)
     if setup.constraint:
-        gain = differences_of(first["model"], first["constrained"], split, metrics["settings"])
-        metrics["constrained"] = check_lists(split, answers["constrained"], lists) | {"paired": gain}
-    if setup.other is not None:
-        differences = compare(setup.other, split, first["model"], metrics["settings"])
-        metrics["paired"] = differences | {"against": setup.against}
-    for name in OF_MODEL:
-        file = out / ("rows.parquet" if name == "model" else f"rows_{name}.parquet")
-        if name in answers:
-            scored_lists = {protocol: by_name[name] for protocol, by_name in scored.items()}
-            write_rows(file, split, answers[name], scored_lists)
-        else:
-            file.unlink(missing_ok=True)  # an earlier evaluation's, which metrics.json is no longer of
-    (out / REPORT).unlink(missing_ok=True)
-    files = (setup.scored_by["data"], split.damaged), (setup.given["train"], of_train.damaged)
-    if any(rows for _, rows in files):
-        write_jsonl(
-            out / REPORT,
-            ({"file": path, "row": row, "reason": why} for path, rows in files for row, why in rows.items()),
-        )
-    write_json(out / "metrics.json", metrics)
+        metrics["constrained"] |= check_lists(setup.split, answers["constrained"], setup.lists)
+    _write(setup, answers, scored, metrics)
     return metrics
 
 
-def _answers(asked: Asked, *, places: Places, progress: bool, **settings: Any) -> tuple[dict[str, Answer], int]:
+def _answers(asked: Asked, setup: Setup) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer, and how many are new. An endpoint takes what it knows of the settings."""
     if asked.model_path.startswith(API):
-        answers, new = api_answers(asked.model_path.removeprefix(API), asked.prompts, asked.path, **settings)
+        answers, new = api_answers(asked.model_path.removeprefix(API), asked.prompts, asked.path, **setup.sampling)
         # a policy's thinking would be ranks of its list, as in training; another model's is not its list
         return {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}, new
-    return model_answers(asked, places=places, progress=progress, **settings)
+    return model_answers(asked, places=setup.places, progress=setup.options.progress, **setup.sampling)
+
+
+def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:
+    """The lists of the model, the baselines and the probes, one for each row of the split."""
+    split, num_items = setup.split, setup.lists.num_items
+
+    def lists_for(name: str, prompt_ids: Sequence[str]) -> list[list[Item | None]]:
+        texts = [answers[name][prompt]["text"] for prompt in prompt_ids]
+        return [parse_items(text, setup.lists.delimiter, split.catalog.dated) for text in texts]
+
+    lists = {name: lists_for(name, split.prompt_ids) for name in answers}
+    lists |= {name: BASELINES[name](split, setup.train.rows, num_items) for name in setup.options.baselines}
+    if setup.options.probe:
+        lists[EMPTY] = lists_for("model", [EMPTY] * len(split.rows))
+        lists[OTHER] = lists_for("model", others_prompts(split.prompt_ids, setup.options.seed))
+    return lists
+
+
+def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, Any]:
+    """What the scores say."""
+    split, settings, train = setup.split, setup.settings, setup.train
+    (protocol, first), *_ = scored.items()
+    largest = [f"{metric}@{max(settings['ks'])}" for metric in ("ndcg", "recall")]
+    shown = first.get("model") or next(iter(first.values()))
+    metrics = {
+        "settings": settings,
+        "results": {
+            of: {
+                name: summary(rows, split, settings, setup.context if of == protocol else None)
+                for name, rows in by_name.items()
+            }
+            for of, by_name in scored.items()
+        },
+        "slices": slice_results(setup.labels, shown, split.prompt_ids, largest, setup.before),
+        "warnings": [*setup.warnings, *([train.warnings[-1]] if train.damaged else [])],
+        "damaged": {"data": len(split.damaged), "train": len(train.damaged)},
+    }
+    if "model" in first:
+        others = {name: rows for name, rows in first.items() if name not in OF_MODEL}
+        metrics["minus"] = {
+            name: minus(rows, first["model"], split, largest, settings) for name, rows in others.items()
+        }
+    if "constrained" in first:
+        metrics["constrained"] = {"paired": paired_differences(first["model"], first["constrained"], split, settings)}
+    if setup.before:
+        differences = paired_differences(setup.before, first["model"], split, settings)
+        metrics["paired"] = differences | {"against": setup.options.against}
+    return metrics
+
+
+def _write(setup: Setup, answers: Answers, scored: dict[str, dict[str, Scored]], metrics: dict[str, Any]) -> None:
+    out, split = Path(setup.options.out), setup.split
+    for name in OF_MODEL:
+        file = out / ("rows.parquet" if name == "model" else f"rows_{name}.parquet")
+        if name in answers:
+            write_rows(file, split, answers[name], {protocol: by_name[name] for protocol, by_name in scored.items()})
+        else:
+            file.unlink(missing_ok=True)  # an earlier evaluation's, which metrics.json is no longer of
+    damaged = [
+        {"file": setup.settings[name], "row": row, "reason": reason}
+        for name, rows in (("data", split.damaged), ("train", setup.train.damaged))
+        for row, reason in rows.items()
+    ]
+    (out / REPORT).unlink(missing_ok=True)
+    if damaged:
+        write_jsonl(out / REPORT, damaged)
+    write_json(out / "metrics.json", metrics)

@@ -94,28 +94,28 @@ def slice_results(
     """
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for name, label_R in labels.items():
-        places: dict[str, list[int]] = {}
-        for place, (label, row) in enumerate(zip(label_R, rows, strict=True)):
+        indices: dict[str, list[int]] = {}
+        for index, (label, row) in enumerate(zip(label_R, rows, strict=True)):
             if label is not None and row["num_truth"]:
-                places.setdefault(label, []).append(place)
+                indices.setdefault(label, []).append(index)
         results[name] = {}
-        for label in sorted(places, key=_order):
-            some = places[label]
-            part: dict[str, Any] = {"n": len(some)}
+        for label in sorted(indices, key=_order):
+            of_part = indices[label]
+            part: dict[str, Any] = {"n": len(of_part)}
             for metric in metrics:
-                part[metric] = _mean([rows[place][metric] for place in some], [contexts[place] for place in some])
-            if before is not None:
-                both = [(place, earlier) for place in some if (earlier := before[place]) is not None]
-                for metric in metrics if both else ():
-                    gains = [rows[place][metric] - earlier[metric] for place, earlier in both]
-                    part[f"{metric} gain"] = _mean(gains, [contexts[place] for place, _ in both])
+                part[metric] = _mean({index: rows[index][metric] for index in of_part}, contexts)
+            both = {index: earlier for index in of_part if before and (earlier := before[index]) is not None}
+            for metric in metrics if both else ():
+                gains = {index: rows[index][metric] - earlier[metric] for index, earlier in both.items()}
+                part[f"{metric} gain"] = _mean(gains, contexts)
             results[name][label] = part
     return results
 
 
-def _mean(values: Sequence[float], contexts: Sequence[Hashable]) -> dict[str, float]:
-    column = np.array(values)[:, None]
-    return {"mean": float(column.mean()), "se": float(error_of_mean(column, contexts)[0])}
+def _mean(values: Mapping[int, float], contexts: Sequence[Hashable]) -> dict[str, float]:
+    """values: index of a row -> value."""
+    column = np.array(list(values.values()))[:, None]
+    return {"mean": float(column.mean()), "se": float(error_of_mean(column, [contexts[index] for index in values])[0])}
 
 
 def _order(label: str) -> tuple[float, str]:

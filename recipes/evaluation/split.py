@@ -1,15 +1,15 @@
 """A split and its catalog as evaluation reads them: checked, with warnings for what looks like another data set's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, Damage, counted
-from convrec.data.schema import RL_SCHEMA, TRUTH, Pair, truth_of
+from convrec.data.schema import RL_SCHEMA, TRUTH, truth_of
 from convrec.data.validation import inspect_table
 from convrec.errors import UserError
 from convrec.generation.answers import prompt_id
@@ -18,8 +18,8 @@ from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.ranks import Item, format_item
 from convrec.lists.settings import ListSettings
 
-FOREIGN_CATALOG = 0.1  # share of ground truth outside the catalog from which on it is worth a warning
-WRONG_CATALOG = 0.9  # and from which on no figure would mean anything
+FOREIGN_CATALOG = 0.1  # above this share of ground truth outside the catalog there is a warning
+WRONG_CATALOG = 0.9  # above this one no figure would mean anything
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,24 @@ class Split:
     @property
     def numbers(self) -> list[int]:
         """The rows' numbers in the file."""
-        return list(islice((number for number in count() if number not in self.damaged), len(self.rows)))
+        in_file = len(self.rows) + len(self.damaged)
+        return [number for number in range(in_file) if number not in self.damaged][: len(self.rows)]
 
     @property
     def reader(self) -> Matcher:
         """By which seen titles are found: `reference` compares them letter by letter, a reader in any case."""
         return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
 
-    def truth(self, place: int) -> list[Pair]:
-        return truth_of(self.rows[place])
+    def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+        """Of each row the catalog rows of the titles that it wants, each once, of those that the catalog has."""
+
+        @cache
+        def catalog_row(title: str, raw_year: object) -> int:
+            year = self.catalog.year_of(raw_year)
+            return -1 if year is None else self.matcher.identify(title, year).index
+
+        found = (dict.fromkeys(catalog_row(*pair) for pair in truth_of(row)) for row in rows)
+        return [[item for item in items if item >= 0] for items in found]
 
 
 def read_split(
@@ -89,6 +98,9 @@ class Rows(NamedTuple):
     rows: list[dict[str, Any]]
     damaged: dict[int, str]
     warnings: list[str]
+
+
+NO_ROWS = Rows([], {}, [])
 
 
 def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, scored: bool = True) -> Rows:

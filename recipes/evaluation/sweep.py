@@ -7,10 +7,10 @@ they are scored in order. Interrupted, it goes on where it was: each step reuses
 run started from, and the newest checkpoint are never left out.
 """
 
-import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.generation.answers import answer_side_by_side
-from convrec.generation.placement import Opened, Placement
+from convrec.generation.placement import Opened
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
-from recipes.evaluation.scoring import SCORED_WITH, constrained_gain, model_line
-from recipes.evaluation.setup import set_up
-from recipes.evaluation.single import evaluate
+from convrec.same_request import as_kept, differences
+from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.scoring import SCORED_WITH, comparable, model_line
+from recipes.evaluation.setup import Setup, set_up
+from recipes.evaluation.single import answer_and_score
 from recipes.evaluation.slices import slice_lines
 
-# evaluate's options that change figures: two sweeps that differ in one must not share a folder
-SETTINGS = (*SCORED_WITH, "seed", "max_prompt_length", "max_response_length", "constrained", "allow")
+# settings of an evaluation that change figures: two sweeps that differ in one must not share a folder
+SETTINGS = (*SCORED_WITH, "seed", "max_prompt_tokens", "max_tokens", "constrained", "allow")
 
 
 def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
@@ -54,47 +56,31 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
-def sweep_run(
-    run: Path,
-    out: str | Path | None = None,
-    start: str | None = None,
-    *,
-    replicas: int | str = 1,
-    tensor_parallel: int = 1,
-    address: str | None = None,
-    **options: Any,
-) -> tuple[str, dict[str, Any]]:
-    """Evaluate every step, write OUT/sweep.csv and return the table to print (the largest k) with the metrics of the
-    newest step; replicas, tensor_parallel, address and `options` are evaluate's. The start model is asked and scored as
-    the run's are.
+def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest k)
+    with the metrics of the newest step. The start model is asked and scored as the run's are.
 
     The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
     or one with other settings.
     """
+    run, folder = Path(options.model or "").expanduser(), Path(options.out)
     steps = sweep_steps(run, start)
-    folder = Path(out) if out else run / "evaluation" / Path(options["data"]).stem
-    settings = _checked_settings(folder, run, steps[0], options)
-    where: dict[str, Any] = {"replicas": replicas, "tensor_parallel": tensor_parallel, "address": address}
-    if replicas != 1:
-        with Placement(**where).open() as places:
-            if len(places) > 1:
-                _answer_side_by_side(steps, folder, run, options, Opened(places, tensor_parallel))
-    against = options.pop("against", None)
-    metrics_of_step: dict[int, dict[str, Any]] = {}
+    first = set_up(replace(options, model=steps[0], out=_folder_of(folder, 0), run=str(run)))
+    settings = _checked_settings(folder, run, first)
+    _answer_side_by_side(first, steps, folder)
+    against = options.against or first.options.out
+    table: list[dict[str, Any]] = []
     of_slices: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     warned: set[str] = set()
-    for place, (step, model) in enumerate(steps.items(), 1):
-        tqdm.write(f"step {step}, {place} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = evaluate(model=model, out=_folder_of(folder, step), run=run, against=against, **where, **options)
-        against = against or _folder_of(folder, step)  # the start
-        of_run = {name: metrics["settings"].get(name) for name, value in settings.items() if value is None}
-        write_json(folder / SWEEP_SETTINGS, settings | of_run)  # not before a step has shown that they can be used
-        ks, protocol = metrics["settings"]["ks"], metrics["settings"]["protocols"][0]
-        largest = [max(ks)]
+    for number, (step, model) in enumerate(steps.items(), 1):
+        tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
+        metrics = answer_and_score(first.of_model(model, _folder_of(folder, step), against) if step else first)
+        write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
+        protocol, largest = settings["protocol"], [max(settings["ks"])]
         results = dict(metrics["results"][protocol])
         of_model, of_constrained = results.pop("model"), results.pop("constrained", None)
-        metrics_of_step[step] = model_line(metrics) | _counts(of_model) | constrained_gain(metrics)
+        table.append({"step": step} | model_line(metrics))
         of_slices += [{"step": step} | line for line in slice_lines(metrics["slices"])]
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
@@ -106,64 +92,41 @@ def sweep_run(
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
         warned |= {*metrics["warnings"]}
     write_csv(folder / "slices.csv", of_slices)
-    write_csv(folder / SWEEP, [{"step": step, **row} for step, row in metrics_of_step.items()])
+    write_csv(folder / SWEEP, table)
     text = (
-        f"{run} on {options['data']}, {of_model['n']} rows, protocol {protocol}\n"
+        f"{run} on {options.data}, {of_model['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
     return text, metrics
 
 
-def _answer_side_by_side(
-    steps: Mapping[int, str], folder: Path, run: Path, options: Mapping[str, Any], places: Opened
-) -> None:
-    """Have all checkpoints write their lists, which the evaluation of each step finds then."""
-    options = dict(options)
-    progress = options.pop("progress", True)
-    (first, model), *others = steps.items()
-    setup = set_up(model=model, out=_folder_of(folder, first), run=run, **options)
-    setups = [setup, *(setup.of_model(model, _folder_of(folder, step)) for step, model in others)]
-    asked = [of_one for of_step in setups for of_one in of_step.asked().values()]
-    tqdm.write(f"{len(steps)} checkpoints, on {len(places.places)} replicas side by side", file=sys.stderr)
-    answer_side_by_side(asked, places, folder / "vllm.log", progress=progress, **setup.settings)
+def _answer_side_by_side(first: Setup, steps: Mapping[int, str], folder: Path) -> None:
+    """Where there are several replicas, have all checkpoints write their lists, which the evaluation of each step finds
+    then."""
+    if first.places.replicas == 1:
+        return
+    with first.places.open() as places:
+        if len(places) == 1:
+            return
+        setups = [first, *(first.of_model(model, _folder_of(folder, step)) for step, model in steps.items() if step)]
+        asked = [of_one for setup in setups for of_one in setup.asked().values()]
+        tqdm.write(f"{len(steps)} checkpoints, on {len(places)} replicas side by side", file=sys.stderr)
+        opened = Opened(places, first.places.tensor_parallel)
+        answer_side_by_side(asked, opened, folder / "vllm.log", progress=first.options.progress, **first.sampling)
 
 
-def _folder_of(folder: Path, step: int) -> Path:
-    return folder / f"step_{step:06d}"
+def _folder_of(folder: Path, step: int) -> str:
+    return str(folder / f"step_{step:06d}")
 
 
-def _checked_settings(folder: Path, run: Path, start: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What OUT/sweep.json shall say, None for what the run says. Raises UserError when it says something else."""
-    settings: dict[str, Any] = {name: options.get(name) for name in SETTINGS}
-    settings["constrained"] = bool(settings["constrained"])
-    settings |= {name: os.path.abspath(options[name]) for name in ("data", "catalog")}
+def _checked_settings(folder: Path, run: Path, setup: Setup) -> dict[str, Any]:
+    """What OUT/sweep.json shall say. Raises UserError when it says something else."""
+    settings = comparable(setup.settings) | {name: setup.settings[name] for name in SETTINGS}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
-    settings = json.loads(json.dumps(settings))
     file = folder / SWEEP_SETTINGS
-    if file.exists():
-        earlier = read_json(file)
-        told = {name: option for name, option in options.items() if name not in ("progress", "against")}
-        of_run = set_up(model=start, out=_folder_of(folder, 0), run=run, **told).scored_by
-        now = {name: of_run.get(name) if value is None else value for name, value in settings.items()}
-        if name := next((name for name in now if now[name] != earlier.get(name)), None):
-            raise UserError(
-                f"{folder}: it holds a sweep with {name} {earlier.get(name)}, this one has {now[name]}; give "
-                f"another --out, or remove {SWEEP} and {SWEEP_SETTINGS} there to overwrite that sweep"
-            )
-    elif (folder / SWEEP).exists():
+    if file.exists() and (other := differences(read_json(file), as_kept(settings))):
         raise UserError(
-            f"{folder}: it holds a sweep of an earlier version, without {SWEEP_SETTINGS}; give another --out, or "
-            f"remove {SWEEP} there to overwrite that sweep"
+            f"{folder}: it holds a sweep with other settings, {', '.join(other)}; give another --out, or remove "
+            f"{SWEEP_SETTINGS} there to overwrite that sweep"
         )
     return settings
-
-
-def _counts(summary: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "in catalog": summary["catalog_hit_ratio"],
-        "items per list": summary["items_per_list"],
-        "list length errors": summary["list_length_errors"],
-        "distinct items": summary["distinct_items"],
-        "repeats per list": summary["repeats_per_list"],
-        "n": summary["n"],
-    }

@@ -2,7 +2,7 @@
 
 python -m recipes.experiments.evaluation_job '{"model": ..., "out": ..., "data": ..., "catalog": ...}'
 
-The argument has what `recipes.evaluation.single.evaluate` takes, as JSON.
+The argument has the `EvaluationOptions`, as JSON.
 """
 
 if __name__ == "__main__":  # before imports that take seconds
@@ -14,12 +14,13 @@ import json
 import sys
 
 from convrec.errors import UserError
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 
 
 def main() -> int:
     try:
-        metrics = evaluate(**json.loads(sys.argv[1]))
+        metrics = evaluate(EvaluationOptions(**json.loads(sys.argv[1])))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,11 +10,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
-from convrec.generation.placement import Placement
 from convrec.lists.settings import ListSettings
 from recipes.cluster.jobs import say
 from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.setup import set_up
 from recipes.evaluation.single import evaluate
 from recipes.experiments.matrix_file import Preparation
@@ -22,7 +22,6 @@ from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACEMENT = ("replicas", "tensor_parallel", "address")  # of an evaluation's settings
 
 
 def prepare(steps: Sequence[Preparation]) -> None:
@@ -44,11 +43,9 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
     shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
     options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
     probe, constrained, allow = (options.pop(name, None) for name in ("probe", "constrained", "allow"))
-    placement = {name: options.pop(name) for name in PLACEMENT if name in options}
-    options.pop("progress", None)
+    options |= {"out": str(out / "evaluation"), "baselines": ["copy"]}  # a baseline that needs no training
     try:
-        Placement(**placement)
-        split = set_up(out=out / "evaluation", **options | {"baselines": ["copy"]}).split  # one that needs no training
+        split = set_up(EvaluationOptions(**options)).split
         if probe:
             empty_prompt(split)
         if allow and not constrained:
@@ -82,12 +79,12 @@ def train_and_evaluate(
         say(f"== {run.name}")
         train(run, out)
         after_each(run, True)
-        evaluate(**evaluation_of(run, out, settings))
+        evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
         after_each(run, False)
 
 
 def evaluation_of(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `evaluate`: the run against its start."""
+    """Of EvaluationOptions: the run against its start."""
     folder = out / "evaluation"
-    against = folder / run.start if run.start else None
-    return {"model": out / run.name, "out": folder / run.name, "against": against, **settings}
+    against = str(folder / run.start) if run.start else None
+    return {"model": str(out / run.name), "out": str(folder / run.name), "against": against, **settings}

@@ -1,8 +1,8 @@
 """What a matrix file may say. benchmarks/studies/redial_matrix.yaml is an annotated one."""
 
-import inspect
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,8 +13,7 @@ from convrec.errors import UserError
 from convrec.kinds import did_you_mean, shown
 from convrec.lists.metrics import PROTOCOLS
 from recipes.evaluation.baselines import BASELINES
-from recipes.evaluation.setup import set_up
-from recipes.evaluation.single import evaluate
+from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 
 LIST_RECIPES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "lists"]
@@ -59,19 +58,16 @@ class Matrix(Section):
 
 
 def _evaluation() -> type[Section]:
-    """What `evaluate` takes, but for what it is given for each run."""
-    fields: dict[str, Any] = {
-        name: (parameter.annotation, parameter.default)
-        for function in (evaluate, set_up)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name not in OF_EACH_RUN and parameter.kind is parameter.KEYWORD_ONLY
+    """The EvaluationOptions, but for what `evaluate` is given for each run."""
+    options: dict[str, Any] = {
+        one.name: (one.type, one.default) for one in fields(EvaluationOptions) if one.name not in OF_EACH_RUN
     }
-    fields["data"] = str, Field(description="the split to score, a parquet file")
-    fields["catalog"] = str, Field(description="the catalog of its items, a parquet file")
-    fields["ks"] = list[PositiveInt] | None, None
+    options["data"] = str, Field(description="the split to score, a parquet file")
+    options["catalog"] = str, Field(description="the catalog of its items, a parquet file")
+    options["ks"] = list[PositiveInt] | None, None
     for name, choices in (("baselines", BASELINES), ("protocols", PROTOCOLS)):
-        fields[name] = list[Literal[*choices]], []  # type: ignore[valid-type]
-    return create_model("Evaluation", __base__=Section, **fields)
+        options[name] = list[Literal[*choices]], []  # type: ignore[valid-type]
+    return create_model("Evaluation", __base__=Section, **options)
 
 
 EVALUATION = _evaluation()

@@ -1,7 +1,6 @@
 """Tables of all runs: a line for each, means over seeds, parts of the split, pairs of variants."""
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,9 @@ from convrec.files import read_json, write_text
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.same_request import differences
-from recipes.evaluation.beyond_accuracy import MEASURES
-from recipes.evaluation.scoring import SCORED_WITH, beyond_difference, constrained_gain, model_line
+from recipes.evaluation.beyond_accuracy import MEASURES, figures_of
+from recipes.evaluation.results import metrics_of
+from recipes.evaluation.scoring import SCORED_WITH, model_line
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_runs import MatrixRun
 
@@ -66,7 +66,7 @@ def evaluated(runs: Sequence[MatrixRun], out: Path, like: Row) -> tuple[list[dic
     for run in runs:
         if not metrics_file(out, run.name).exists():
             continue
-        metrics = json.loads(metrics_file(out, run.name).read_text(encoding="utf-8"), object_hook=_with_nan)
+        metrics = metrics_of(metrics_file(out, run.name).parent)
         own, other = ({key: settings.get(key) for key in COMPARABLE} for settings in (metrics["settings"], like))
         if unlike := differences(own, other):
             left_out[run.name] = unlike[0]
@@ -75,25 +75,9 @@ def evaluated(runs: Sequence[MatrixRun], out: Path, like: Row) -> tuple[list[dic
     return table, left_out
 
 
-def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
-    """JSON's null back to what it stood for."""
-    return {key: math.nan if inner is None and key in ("mean", "se", "p") else inner for key, inner in value.items()}
-
-
 def row_of(run: MatrixRun, metrics: Row) -> dict[str, Any]:
     """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
-    protocol = metrics["settings"]["protocols"][0]
-    result = metrics["results"][protocol]["model"]
-    return {
-        "run": run.name,
-        "variant": run.variant,
-        "seed": run.seed,
-        **model_line(metrics),
-        "in catalog": result["catalog_hit_ratio"],
-        "repeats per list": result["repeats_per_list"],
-        "distinct items": result["distinct_items"],
-        **constrained_gain(metrics),
-    }
+    return {"run": run.name, "variant": run.variant, "seed": run.seed} | model_line(metrics)
 
 
 def markdown(table: Sequence[Row], k: int) -> str:
@@ -165,7 +149,7 @@ def pairs(table: Sequence[Row], out: Path, k: int, num_items: int) -> list[dict[
         pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(seeds[second])}
         for name in names:
             pair |= {f"{name} {what}": found[name][what] for what in ("mean", "se", "p")}
-        for name, difference in beyond_difference(before, after, contexts, num_items).items():
+        for name, difference in figures_of(after, contexts, num_items, minus=before).items():
             pair |= {f"{name} {what}": difference[what] for what in ("mean", "se")}
         compared.append(pair)
     return compared

@@ -8,12 +8,19 @@ from typing import Any
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, excluded_items
+from convrec.constrained.catalog_trie import (
+    CatalogTrie,
+    catalog_trie,
+    check_length,
+    excluded_items,
+    items_left,
+    left_out_warnings,
+    load_tokenizer,
+)
 from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
-from convrec.lists.ranks import format_item
 from convrec.lists.settings import ListSettings
 from convrec.training import registration
 
@@ -28,14 +35,7 @@ def check(config: DictConfig, catalog: Catalog) -> list[str]:
     matcher = make_matcher(catalog, ListSettings.of(config.convrec))
     trie, _ = _make_trie(config, matcher, keep=False)
     _check_room(config, matcher, trie)
-    if not len(trie.left_out):
-        return []
-    row = int(trie.left_out[0])
-    line = format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]
-    return [
-        f"{config.convrec.catalog_file}: {len(trie.left_out)} rows are in no constrained list, since what is written "
-        f"for them is read as another item or as none; the first: row {row}, {line!r}"
-    ]
+    return left_out_warnings(trie, catalog, config.convrec.catalog_file)
 
 
 def use_trie(config: DictConfig) -> None:
@@ -50,14 +50,8 @@ def use_trie(config: DictConfig) -> None:
 
 
 def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[CatalogTrie, Path]:
-    from transformers import AutoTokenizer
-
     model = config.actor_rollout_ref.model
-    name = model.get("tokenizer_path") or model.path
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except OSError as error:  # a Hugging Face id that cannot be loaded from here
-        raise UserError(f"{ON}: the tokenizer of {name}: {str(error).splitlines()[0]}") from None
+    tokenizer = load_tokenizer(model.get("tokenizer_path") or model.path, f"{ON}: the tokenizer of ")
     folder = Path(config.trainer.default_local_dir)
     return catalog_trie(
         Path(config.convrec.catalog_file), matcher, tokenizer, config.convrec.delimiter, folder, keep=keep
@@ -119,20 +113,16 @@ def _check_settings(config: DictConfig) -> None:
 
 def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None:
     """Every conversation leaves enough items, and the longest list fits."""
-    num_items, limit = config.convrec.num_items, config.data.max_response_length
-    if (longest := trie.longest_list(num_items)) > limit:
-        row = trie.longest_line()
-        raise UserError(
-            f"MAX_RESPONSE_LENGTH={limit}: {num_items} items can take {longest} tokens under {ON} (the longest is row "
-            f"{row} of {config.convrec.catalog_file}, {matcher.catalog.titles[row]!r}): set it to {longest}"
-        )
+    num_items = config.convrec.num_items
+    catalog_file, max_tokens = config.convrec.catalog_file, config.data.max_response_length
+    check_length(trie, matcher.catalog, catalog_file, num_items, max_tokens, f"{ON}: MAX_RESPONSE_LENGTH=")
     items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
     for files in (config.data.train_files, config.data.val_files):
         for file in [files] if isinstance(files, str) else files:
             for sample, seen in _seen_of(file):
                 if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
                     continue  # nearly always, and known without a set
-                left = trie.num_items - sum(bool(trie.lines_of(item)) for item in excluded_items(matcher, seen))
+                left = items_left(trie, excluded_items(matcher, seen))
                 if left < num_items:
                     raise UserError(
                         f"{file}, {sample}: {left} of the catalog's {trie.num_items} items are not seen in that "

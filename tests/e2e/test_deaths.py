@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from convrec.checkpoints.models import resolve_model
 from convrec.runs.folder import latest_step, read_metrics
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 
 from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error, reachable_from_elsewhere
@@ -165,17 +166,18 @@ def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
     moved = max((after[name] - before[name].float()).abs().max().item() for name in before)
     # each of the steps, two of them doubled, moves a weight by about the learning rate; the merger rounds to bf16
     assert 1e-4 < moved < 1e-4 * 2 * latest_step(run_folder) + 1e-2
-    metrics = evaluate(
-        model=run_folder,
-        data=Path(own_data["TRAIN_FILE"]).with_name("test.parquet"),
+    options = EvaluationOptions(
+        model=str(run_folder),
+        data=str(Path(own_data["TRAIN_FILE"]).with_name("test.parquet")),
         catalog=own_data["CATALOG_FILE"],
-        out=tmp_path / "evaluation",
+        out=str(tmp_path / "evaluation"),
         train=own_data["TRAIN_FILE"],
         max_prompt_length=256,
         max_response_length=64,
         limit=64,
         progress=False,
     )
+    metrics = evaluate(options)
     results = metrics["results"]["paper"]
     assert results["model"]["n"] == 64
     assert results["model"]["catalog_hit_ratio"] > 0.1  # it writes years, which are taken off

@@ -112,21 +112,23 @@ def test_evaluation_agrees_with_the_validation_of_training(demo):
     from convrec.lists.matching import Matcher
     from convrec.lists.ranks import parse_items
     from convrec.training.dataset import read_rows
+    from recipes.evaluation.options import EvaluationOptions
     from recipes.evaluation.single import evaluate
 
     last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]
     out = demo.out / "validation"
-    metrics = evaluate(
-        model=demo.out / "rank_grpo",
+    options = EvaluationOptions(
+        model=str(demo.out / "rank_grpo"),
         data=demo.files["VAL_FILE"],
         catalog=demo.files["CATALOG_FILE"],
-        out=out,
+        out=str(out),
         max_prompt_length=256,
         max_response_length=100,
         protocols=("strict",),
         constrained=True,
         progress=False,
     )
+    metrics = evaluate(options)
     held = metrics["constrained"]  # what breaks the constraint raises
     assert 2 * held["lists"] == metrics["generation"]["prompts"]
     assert held["lines"] == 20 * held["lists"]

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipes import matrix
+from recipes.evaluation.options import EvaluationOptions
 from recipes.experiments import local_runs
 from recipes.experiments.matrix_runs import MatrixRun
 
@@ -41,6 +42,7 @@ def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, A
     names = ("recall@5", "ndcg@5")
     model: dict[str, Any] = {name: {"mean": value, "se": None} for name in names}  # JSON's form of NaN
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
+    model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
     model["calibration"] = {"mean": None, "se": None, "n": 0}  # no row has it
     part = {"n": 2, "ndcg@5": {"mean": value, "se": None}}
     found: dict[str, Any] = {
@@ -68,12 +70,13 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
 ) -> None:
     out = tmp_path / "out"
 
-    def evaluate(out: Path, **_: Any) -> dict[str, Any]:
+    def evaluate(options: EvaluationOptions) -> dict[str, Any]:
+        out = Path(options.out)
         found = metrics_of(*{"sft": (0.1, None), "a": (0.2, 0.1), "b": (0.3, 0.2)}[out.name])
         out.mkdir(parents=True, exist_ok=True)
         (out / "metrics.json").write_text(json.dumps(found))
         names = [name for name in found["results"]["paper"]["model"] if "@" in name]
-        row = {"sample_id": "x", "prompt_id": "x"} | dict.fromkeys(names, 0.5)
+        row = {"sample_id": "x", "prompt_id": "x", "recommended": [1]} | dict.fromkeys(names, 0.5)
         pq.write_table(pa.Table.from_pylist([row]), out / "rows.parquet")
         return found
 

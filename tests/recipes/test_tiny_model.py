@@ -106,14 +106,8 @@ def test_titles_are_no_tokens_inside_words():
 
 def test_a_title_that_byte_level_decoding_would_break_is_no_added_token():
     # é alone is GPT-2's stand-in for the byte E9: as an added token, "Amélie" would decode to broken UTF-8
-    assert [is_exact(title) for title in ("Amélie", "WALL·E", "Les Misérables", "Heat", "千", "")] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
+    exact = {"Amélie": False, "WALL·E": False, "Les Misérables": True, "Heat": True, "千": True, "": False}
+    assert {title: is_exact(title) for title in exact} == exact
     tokenizer = train_tokenizer(["Amélie"] * 40, ["Amélie", "WALL·E", "Les Misérables"])
     assert "Les Misérables" in tokenizer.get_added_vocab()
     assert not {"Amélie", "WALL·E"} & tokenizer.get_added_vocab().keys()
@@ -177,15 +171,17 @@ def test_same_seed_same_bytes_and_another_seed_other_weights(folder, texts, titl
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "other"]
 
 
-def test_sizes_that_cannot_work_are_refused(tmp_path):
-    with pytest.raises(UserError, match="multiple of num_heads"):
-        make_tiny_model(tmp_path / "m", ["a"], hidden_size=130)
-    with pytest.raises(UserError, match="vLLM on a CPU"):
-        make_tiny_model(tmp_path / "m", ["a"], hidden_size=192, num_heads=4)
-    with pytest.raises(UserError, match="at least 261"):
-        make_tiny_model(tmp_path / "m", ["a"], vocab_size=100)
-    with pytest.raises(UserError, match=r"at least 264 .*5 of titles, years"):
-        make_tiny_model(tmp_path / "m", ["Heat (1995)"], ["Heat"], vocab_size=263)
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"hidden_size": 130}, "multiple of num_heads"),
+        ({"hidden_size": 192, "num_heads": 4}, "vLLM on a CPU"),
+        ({"vocab_size": 100}, r"at least 264 .*5 of titles, years"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(tmp_path, sizes, message):
+    with pytest.raises(UserError, match=message):
+        make_tiny_model(tmp_path / "m", ["Heat (1995)"], ["Heat"], **sizes)
     assert not (tmp_path / "m").exists()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from convrec.files import read_json
-from convrec.report.curves import Series, read_curves
+from convrec.report.curves import Series, logged_series
+from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import evaluation_of
 from recipes.experiments.matrix_file import read_matrix
@@ -69,7 +70,7 @@ class Study:
         for run in runs_of(self.matrix):
             if run.recipe == "rank_grpo" and (self.evaluation(run.name) / "rows.parquet").exists():
                 folder = self.out / run.name
-                self.runs.setdefault(run.variant, {})[run.seed] = Trained(run, folder, read_curves(folder).series)
+                self.runs.setdefault(run.variant, {})[run.seed] = Trained(run, folder, logged_series(folder))
                 self.starts[run.variant] = self.starts.get(run.variant, {}) | {run.seed: self.evaluation(run.start)}
 
     def evaluation(self, name: str | None) -> Path:
@@ -91,5 +92,6 @@ class Study:
             return out
         print(f"== {trained.run.name}, step {step}", file=sys.stderr)
         options = evaluation_of(trained.run, self.out, self.matrix.evaluate)
-        evaluate(**options | {"model": trained.folder / f"global_step_{step}", "out": out, "against": None})
+        options |= {"model": str(trained.folder / f"global_step_{step}"), "out": str(out), "against": None}
+        evaluate(EvaluationOptions(**options))
         return out

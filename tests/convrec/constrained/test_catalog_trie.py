@@ -16,6 +16,7 @@ from convrec.constrained.catalog_trie import (
     CatalogTrie,
     build_catalog_trie,
     catalog_trie,
+    check_length,
     excluded_items,
     join_lines,
     select_lines,
@@ -46,8 +47,8 @@ def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(befor
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    with pytest.raises(UserError, match="'Zodiac' in another way behind"):
+    joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
+    with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' in another way behind 'Film"):
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
@@ -97,33 +98,21 @@ def test_two_items_with_one_line_are_named(tokenizer: Any) -> None:
         build_catalog_trie(Matcher(catalog), tokenizer, "\n")
 
 
-def test_a_tokenizer_that_joins_lines_is_refused_with_the_line() -> None:
-    """Without splitting at line breaks, a learned token goes over the end of a line."""
-    from tokenizers import Tokenizer, decoders, models, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    whole = Tokenizer(models.BPE())
-    whole.decoder = decoders.Fuse()
-    whole.train_from_iterator(["Up (2009)\nHeat (1995)\nUp"] * 9, trainers.BpeTrainer(vocab_size=60))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>", name_or_path="joined")
-    with pytest.raises(
-        UserError, match=r"tokenizer joined encodes 'Heat \(1995\)' in another way behind 'Up \(2009\)'"
-    ):
-        build_catalog_trie(Matcher(Catalog.from_items([("Up", 2009), ("Heat", 1995)])), tokenizer, "\n")
-
-
 def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
     items = [("Heat", 1995), ("1. Heat", 1995), ("Up\nDown", 2009), ("<end>", 2001), ("Up", 2009), ("", 2000)]
     trie = build_catalog_trie(Matcher(Catalog.from_items(items)), tokenizer, "\n")
     assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
 
 
-def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie) -> None:
+def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie, matcher: Matcher) -> None:
     lengths = np.diff(catalog.ends_S, prepend=0)
     lines = len(catalog.row_W)
     inner = sorted(lengths[:lines].tolist())
     assert catalog.longest_list(3) == sum(inner[-2:]) + max(lengths[lines:])
-    assert catalog.longest_line() == catalog.row_W[lengths[:lines].argmax()]
+    row = catalog.row_W[lengths[:lines].argmax()]
+    check_length(catalog, matcher.catalog, "c.parquet", 3, catalog.longest_list(3), "LENGTH=")
+    with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of c"):
+        check_length(catalog, matcher.catalog, "c.parquet", 3, 9, "LENGTH=")
 
 
 def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:

@@ -1,6 +1,6 @@
 """What is drawn: a chart for each metric that a run has, the returns of one run together, what captions say."""
 
-from convrec.report.charts import Chart, charts_of, return_per_rank, smoothed
+from convrec.report.charts import Chart, charts_of, smoothed
 from convrec.report.curves import RunCurves
 
 SERIES = {
@@ -17,7 +17,7 @@ def run(name: str, series: dict[str, dict[int, float]]) -> RunCurves:
 
 def test_the_returns_of_one_run_are_one_chart_and_those_of_several_one_a_rank() -> None:
     (returns, ndcg) = charts_of([run("a", SERIES)])
-    assert returns.lines == return_per_rank(SERIES) == {"rank 1": {1: 0.2, 2: 0.3}, "rank 20": {1: 0.0, 2: 0.1}}
+    assert returns.lines == {"rank 1": {1: 0.2, 2: 0.3}, "rank 20": {1: 0.0, 2: 0.1}}
     assert ndcg.lines == {"Rank-GRPO": {0: 0.371, 4: 0.373}}
     assert (returns.last_step, ndcg.last_step) == (4, 4)  # one scale of steps
     without = run("b", {"rank_grpo/return@1": {1: 0.5}})
@@ -30,11 +30,11 @@ def test_the_returns_of_one_run_are_one_chart_and_those_of_several_one_a_rank() 
 def test_the_caption_says_what_the_error_is_and_where_it_is_not_known() -> None:
     (*_, known) = charts_of([run("a", SERIES)])
     assert known.caption == "Band: one standard error to each side (over the conversations of the validation)."
-    old = run("old", {"val/ndcg": {0: 0.37}})  # of version 0.1
-    assert charts_of([old])[0].caption == "The standard error was not logged: a small change may be noise."
-    (*_, both) = charts_of([run("a", SERIES), old])
+    alone = run("alone", {"val/ndcg": {0: 0.37}})  # validated on one conversation
+    assert charts_of([alone])[0].caption == "The standard error was not logged: a small change may be noise."
+    (*_, both) = charts_of([run("a", SERIES), alone])
     assert "one standard error" in both.caption
-    assert "The standard error of Rank-GRPO old was not logged" in both.caption
+    assert "The standard error of Rank-GRPO alone was not logged" in both.caption
     assert Chart("Loss", "nats", {"a": {1: 1.0}}).caption == ""  # of a metric that has none
     noisy = Chart("Loss", "nats", {"a": dict.fromkeys(range(48), 1.0)}, smooth=True)
     assert noisy.caption == "Each point is the mean of about 4 steps."

@@ -20,13 +20,14 @@ from convrec.report.curves import (
 from recipes import plot
 
 
-def write_run(folder: Path, recipe: str, starts: list[dict[int, dict[str, float]]]) -> Path:
+def write_run(
+    folder: Path, recipe: str, starts: list[dict[int, dict[str, float]]], algorithm: str = "rank_grpo"
+) -> Path:
     (folder / "metrics").mkdir(parents=True)
     for number, steps in enumerate(starts, start=1):
         lines = [json.dumps({"step": step, "data": data}) for step, data in steps.items()]
         (folder / "metrics" / f"{number:04d}.jsonl").write_text("\n".join(lines) + "\n")
-    model = {"rank_grpo": "actor_rollout_ref: {model: {path: start}}", "sft": "model: {path: start}"}
-    (folder / "config.yaml").write_text(model[recipe] + "\n")
+    (folder / "config.yaml").write_text(f"run: {{recipe: {recipe}, algorithm: {algorithm}}}\n")
     return folder
 
 
@@ -38,11 +39,13 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "a" / "run", "rank_grpo", [first, second])
 
 
-def sweep(run: Path, split: str = "test") -> None:
+def sweep(run: Path, split: str = "test", protocol: str = "paper") -> None:
     rows = [{"step": 0, "ndcg@5": 0.1, "ndcg@5 se": None, "ndcg@20": 0.2, "recall@20": 0.3, "in catalog": 1.0}]
     rows[0]["ndcg@20 se"] = 0.05
     rows.append(rows[0] | {"step": 3, "ndcg@20": 0.4, "ndcg@20 se": math.nan})  # of one conversation
     write_csv(run / "evaluation" / split / "sweep.csv", rows)
+    settings = {"protocol": protocol, "matching": "fuzzy", "limit": None}
+    (run / "evaluation" / split / "sweep.json").write_text(json.dumps(settings))
 
 
 def test_the_first_and_the_last_step_are_there_and_repeated_steps_are_the_later_starts(run: Path) -> None:
@@ -76,18 +79,6 @@ def test_the_kl_of_verls_own_losses_is_the_kl_and_rank_grpos_loss_is_not(tmp_pat
     assert read_curves(ours).series["actor/kl"] == {1: 0.5}
 
 
-def test_a_sweep_without_the_newest_checkpoint_is_warned_about(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep(run)  # of steps 0 and 3
-    (run / "latest_checkpointed_iteration.txt").write_text("3")
-    assert not read_curves(run).warnings
-    (run / "latest_checkpointed_iteration.txt").write_text("5")
-    plot.plot([run], tmp_path / "plots")
-    message = "its sweep of test ends at step 3, without the newest checkpoint, step 5; sweep again"
-    assert message in capsys.readouterr().err
-
-
 def test_sweeps_that_do_not_compare_are_not_drawn_together(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "b" / "run", "rank_grpo", [{1: {"rank_grpo/return@1": 0.1}}])
     sweep(run)
@@ -96,9 +87,7 @@ def test_sweeps_that_do_not_compare_are_not_drawn_together(run: Path, tmp_path: 
         plot.read_runs([run, other])
     (other / "evaluation" / "validation").rename(other / "evaluation" / "test")
     assert len(plot.read_runs([run, other])) == 2
-    for folder, protocol in ((run, "paper"), (other, "strict")):
-        settings = {"protocols": [protocol], "matching": "fuzzy", "limit": None}
-        (folder / "evaluation" / "test" / "sweep.json").write_text(json.dumps(settings))
+    sweep(other, protocol="strict")
     with pytest.raises(UserError, match="b/run: swept with protocol strict, a/run with protocol paper"):
         plot.read_runs([run, other])
     write_csv(other / "evaluation" / "test" / "sweep.csv", [{"step": 0, "ndcg@5": 0.1}])
@@ -112,6 +101,9 @@ def test_what_has_nothing_to_draw_is_named(run: Path, tmp_path: Path) -> None:
         plot.plot([started], tmp_path / "plots")
     assert tmp_path / "plots" / "rank_grpo.png" in plot.plot([started, run], tmp_path / "plots")
     sweep(run)
+    (run / "evaluation" / "test" / "sweep.json").unlink()
+    with pytest.raises(UserError, match=r"sweep\.csv: no sweep\.json beside it; make it again"):
+        read_curves(run)
     (run / "evaluation" / "test" / "sweep.csv").write_text("")
     with pytest.raises(UserError, match=r"sweep\.csv: no rows; make it again"):
         read_curves(run)
@@ -159,26 +151,11 @@ def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart
     assert "give a run folder" in capsys.readouterr().err
 
 
-def algorithm(estimator: str, loss: str) -> str:
-    policy_loss = f"actor: {{policy_loss: {{loss_mode: {loss}}}}}"
-    names = f"run: {{recipe: rank_grpo}}\nalgorithm: {{adv_estimator: {estimator}}}\n"
-    return f"{names}actor_rollout_ref: {{model: {{path: start}}, {policy_loss}}}\n"
-
-
 def test_a_run_is_called_by_its_algorithm_and_by_its_name_where_others_have_the_same(tmp_path: Path) -> None:
-    configs = {
-        "a": algorithm("grpo", "vanilla"),
-        "b": algorithm("grpo", "gspo"),
-        "c": algorithm("rank_grpo", "rank_grpo"),
-        "d": algorithm("rloo", "vanilla"),
-        "e": "run: {recipe: rank_grpo, algorithm: gspo}\nactor_rollout_ref: {model: {path: start}}\n",
-        "f": "run: {recipe: sft}\nmodel: {path: start}\n",
-    }
-    folders = {name: write_run(tmp_path / name, "rank_grpo", [{1: {"actor/kl": 0.1}}]) for name in configs}
-    for name, config in configs.items():
-        (folders[name] / "config.yaml").write_text(config)
-    labels = labels_of(plot.read_runs([folders[name] for name in "abcdf"]))
-    assert labels == {"a": "GRPO", "b": "GSPO", "c": "Rank-GRPO", "d": "rloo with vanilla", "f": "SFT"}
-    assert labels_of(plot.read_runs([folders["b"], folders["e"]])) == {"b": "GSPO b", "e": "GSPO e"}
-    (folders["a"] / "config.yaml").unlink()
-    assert labels_of(plot.read_runs([folders["a"]])) == {"a": "rank_grpo"}
+    algorithms = {"a": "grpo", "b": "gspo", "c": "rank_grpo", "d": "gspo"}
+    curve = [{1: {"actor/kl": 0.1}}]
+    folders = [write_run(tmp_path / name, "rank_grpo", curve, algorithm) for name, algorithm in algorithms.items()]
+    sft = write_run(tmp_path / "sft", "sft", curve, "null")
+    labels = labels_of(plot.read_runs([*folders[:3], sft]))
+    assert labels == {"a": "GRPO", "b": "GSPO", "c": "Rank-GRPO", "sft": "SFT"}
+    assert labels_of(plot.read_runs([folders[1], folders[3]])) == {"b": "GSPO b", "d": "GSPO d"}

@@ -10,7 +10,6 @@ from convrec.errors import UserError
 from convrec.judges.metrics import pairwise_summary
 from convrec.report.curves import PANELS, read_curves
 from convrec.report.run_summary import SETTINGS
-from convrec.runs.folder import recipe_of, start_model
 from recipes.launch.recipe import RECIPES
 from recipes.report import report
 
@@ -35,14 +34,7 @@ def test_every_recipe_has_panels_and_settings() -> None:
     assert set(PANELS) == set(SETTINGS) == set(RECIPES)
 
 
-def test_a_run_names_its_recipe_and_its_start(run: Path) -> None:
-    assert (recipe_of(CONFIG), recipe_of({})) == ("judge_pairwise", "")
-    assert start_model(run) == "models/start"
-
-
-def test_a_run_without_a_config_is_known_by_its_curves_and_an_unknown_recipe_is_refused(run: Path) -> None:
-    (run / "config.yaml").unlink()
-    assert read_curves(run).recipe == "judge_pairwise"
+def test_an_unknown_recipe_is_refused(run: Path) -> None:
     (run / "config.yaml").write_text("run: {recipe: one_of_mine}")
     with pytest.raises(UserError, match="no curves are known for its recipe, one_of_mine; known are sft, rank_grpo"):
         read_curves(run)
@@ -78,5 +70,5 @@ def test_its_evaluations_are_in_the_report(run: Path, tmp_path: Path) -> None:
     unknown = {"rank_correlation": {"mean": None, "se": None}, "n": 2, "num_contexts": 2, "baseline": {"mae": 1.0}}
     pointwise = write_evaluation(tmp_path / "pointwise", "pointwise", unknown)
     assert "correlation" in report([run], tmp_path / "report.html", {"p": pointwise}).read_text()
-    with pytest.raises(UserError, match="evaluated with judge pointwise, a with pairwise"):
+    with pytest.raises(UserError, match="evaluated with judge pointwise, a with judge pairwise"):
         report([run], tmp_path / "report.html", {"a": pairwise, "b": pointwise})

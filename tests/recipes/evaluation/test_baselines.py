@@ -4,30 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.lists.settings import ListSettings
 from recipes import evaluate
-from recipes.evaluation.baselines import baseline_lists
+from recipes.evaluation.baselines import retrieve
 from recipes.evaluation.paper import paper_rows, paper_table
 from recipes.evaluation.split import Split, read_split
+from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
-FILMS = [("Alien", 1979), ("Heat", 1995), ("Jaws", 1975), ("Up", 2009)]
-
-
-def row(name: str, conversation: str, truth: list[str], seen: list[str] | None = None) -> dict[str, Any]:
-    years = {title: str(year) for title, year in FILMS}
-    return {
-        "prompt": [{"role": "user", "content": prompt_text(f"USER: {conversation}\n", 3)}],
-        "seen_titles": seen or [],
-        "groundtruth_with_release_year": [[title, years[title]] for title in truth],
-        "sample_id": name,
-    }
-
-
+FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Up": 2009}
 TRAIN = [
     row("1", "space monsters spaceship", ["Alien"]),
     row("2", "robbery detective crime", ["Heat"]),
@@ -38,17 +25,16 @@ TRAIN = [
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    paths = {name: tmp_path / f"{name}.parquet" for name in ("data", "train", "catalog")}
     rows = [
         row("a", "crime robbery", ["Heat"]),
         row("b", "spaceship", ["Alien"], seen=["Alien"]),
         row("c", "crime robbery", ["Jaws"], seen=["heat"]),
     ]
-    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), paths["data"])
-    pq.write_table(pa.Table.from_pylist(TRAIN, RL_SCHEMA), paths["train"])
-    films = [{"title": title, "year": year} for title, year in FILMS]
-    pq.write_table(pa.Table.from_pylist(films, CATALOG_SCHEMA), paths["catalog"])
-    return {name: str(path) for name, path in paths.items()}
+    return {
+        "data": write_rows(tmp_path / "data.parquet", rows),
+        "train": write_rows(tmp_path / "train.parquet", TRAIN),
+        "catalog": write_catalog(tmp_path / "catalog.parquet", FILMS),
+    }
 
 
 @pytest.fixture
@@ -57,7 +43,7 @@ def split(files: dict[str, str]) -> Split:
 
 
 def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split) -> None:
-    a, b, c = ([item.title for item in items if item] for items in baseline_lists("retrieval", split, TRAIN, 3))
+    a, b, c = ([item.title for item in items if item] for items in retrieve(split, TRAIN, 3))
     # a: Heat by conversations 2 and 3, Jaws by 3 alone; Alien comes last, as popular as its one conversation
     assert a == ["Heat", "Jaws", "Alien"]
     # b: Alien was seen; no similar conversation is left, so popularity decides: Heat and Jaws twice each, catalog order
@@ -69,16 +55,10 @@ def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split
 @pytest.mark.parametrize("matching", ["fuzzy", "reference"])
 def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str], matching: str) -> None:
     seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
-    rows = [row("a", "crime robbery", ["Heat"], seen)]
-    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files["data"])
+    write_rows(Path(files["data"]), [row("a", "crime robbery", ["Heat"], seen)])
     split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
-    (items,) = baseline_lists("retrieval", split, TRAIN, 3)
+    (items,) = retrieve(split, TRAIN, 3)
     assert [item.title for item in items if item] == ["Alien"]
-
-
-def test_an_unknown_baseline_is_an_error(split: Split) -> None:
-    with pytest.raises(ValueError, match="popularity, retrieval"):
-        baseline_lists("oracle", split, TRAIN, 3)
 
 
 def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
@@ -117,17 +97,8 @@ def test_an_api_without_an_address_says_which_variable(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("LLM_BASE_URL", raising=False)
-    arguments = [
-        "--model",
-        "api:x",
-        "--data",
-        files["data"],
-        "--catalog",
-        files["catalog"],
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    assert evaluate.main(arguments) == 2
+    arguments = ["--model", "api:x", "--data", files["data"], "--catalog", files["catalog"]]
+    assert evaluate.main([*arguments, "--out", str(tmp_path / "o")]) == 2
     assert "LLM_BASE_URL is not set" in capsys.readouterr().err
 
 
@@ -176,6 +147,6 @@ def test_the_papers_figures_stand_beside_ours_at_the_asked_ks() -> None:
 
 def test_the_papers_figures_are_as_published(golden: Callable[[str], Any]) -> None:
     published, rows = golden("paper_reddit_v2_test")["rows"], paper_rows()
-    assert len({row["model"] for row in rows}) == len(rows) == len(published)
-    for row, (*name, figures) in zip(rows, published, strict=True):
-        assert list(row.values())[1:] == figures, name
+    assert len({ours["model"] for ours in rows}) == len(rows) == len(published)
+    for ours, (*name, figures) in zip(rows, published, strict=True):
+        assert list(ours.values())[1:] == figures, name

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
-from recipes.evaluation import beyond_accuracy
-from recipes.evaluation.baselines import baseline_lists, others_prompts
+from recipes.evaluation.baselines import BASELINES, others_prompts
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Context,
+    Figures,
     ItemFacts,
-    Lists,
     add_measures,
-    difference,
+    figures_of,
     measures_of,
-    summarise_lists,
 )
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
 from recipes.evaluation.split import Split
+from tests.recipes.evaluation.small import row
 
 LISTS = [[0, 1, 2], [0, 1, 3], [0, 4], [1, 0, 5]]
 TRAINING = [[0, 1], [0], [0, 2], [1], [3, 0], [1, 2]]
@@ -44,33 +43,14 @@ FACTS = ItemFacts(
 WANTED = [[1], [0], [2, 3], [5]]
 
 
-def measured(lists: list[list[int]], facts: ItemFacts = FACTS) -> Lists:
-    rows = [{"recommended": items} for items in lists]
-    add_measures(rows, Context(facts, [[]] * len(lists), WANTED[: len(lists)]))
-    return Lists(rows, facts.num_items)
+def measured(lists: list[list[int]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"recommended": items} for items in lists]
+    add_measures(rows, Context(FACTS, [[]] * len(lists), WANTED[: len(lists)]))
+    return rows
 
 
-def measured_by_definition(items: list[int], mentioned: list[int], facts: ItemFacts) -> dict[str, float]:
-    """The documented formulas of a row, item by item."""
-    assert facts.mentions_M is not None
-    assert facts.genres is not None
-    genres = facts.genres
-    known = [genres[item] for item in items if genres[item]]
-    pairs = [1 - len(a & b) / len(a | b) for n, a in enumerate(known) for b in known[:n]]
-    names = sorted({name for of_item in genres for name in of_item})
-    p, q = (
-        [np.mean([(name in genres[item]) / len(genres[item]) for item in some]) for name in names] if some else []
-        for some in ([item for item in titles if genres[item]] for titles in (mentioned, items))
-    )
-    calibration = [x * math.log(x / (0.99 * y + 0.01 * x)) for x, y in zip(p, q, strict=False) if x]
-    mentions = [int(facts.mentions_M[item]) for item in items]
-    return {
-        "popularity": np.mean(mentions) if items else math.nan,
-        "novelty": np.mean([-math.log2(max(count, 1) / facts.rows) for count in mentions]) if items else math.nan,
-        "cold_share": mentions.count(0) / len(items) if items else math.nan,
-        "diversity": np.mean(pairs) if pairs else math.nan,
-        "calibration": sum(calibration) if calibration else math.nan,
-    }
+def figures(*after: list[dict[str, Any]], minus: Sequence[list[dict[str, Any]]] = ()) -> Figures:
+    return figures_of(after, range(len(after[0])), FACTS.num_items, 0, minus)
 
 
 def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[str], Any]) -> None:
@@ -86,32 +66,20 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
     )
     rows = [{"recommended": items} for items in given["lists"]]
     add_measures(rows, Context(facts, given["mentioned"], given["wanted"]))
-    figures = summarise_lists(Lists(rows, given["items"]), range(len(rows)), seed=0)
+    found = figures_of([rows], range(len(rows)), given["items"], seed=0)
     for name, expected in given["expected"].items():
         if isinstance(expected, float):
-            assert figures[name]["mean"] == pytest.approx(expected, rel=1e-12)
+            assert found[name]["mean"] == pytest.approx(expected, rel=1e-12)
         else:
             values = [math.nan if value is None else value for value in expected]
             assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12, nan_ok=True)
 
 
-def test_measures_of_many_lists_are_the_definitions_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    lists, mentioned = ([rng.permutation(8)[: rng.integers(0, 6)].tolist() for _ in range(50)] for _ in range(2))
-    facts = replace(FACTS, genres=[*(FACTS.genres or ())[:5], *[frozenset[str]()] * 3])
-    monkeypatch.setattr(beyond_accuracy, "AT_ONCE", 75)  # three lists at once
-    measures = measures_of(lists, mentioned, facts)
-    expected = [measured_by_definition(*both, facts) for both in zip(lists, mentioned, strict=True)]
-    for name, values in measures.items():
-        assert values.tolist() == pytest.approx([row[name] for row in expected], nan_ok=True), name
-    assert all(0 < np.isnan(values).sum() < 50 for values in measures.values())
-
-
 def test_lift_cold_share_and_calibration_by_hand() -> None:
-    figures = summarise_lists(measured(LISTS), range(4), seed=0)
+    found = figures(measured(LISTS))
     # mentions 4 3 2 1 0 0 0 0; lists: 3, 8/3, 2, 7/3, mean 2.5; wanted: 3, 4, 1.5, 0, mean 2.125
-    assert figures["popularity_lift"]["mean"] == pytest.approx(2.5 / 2.125 - 1)
-    assert figures["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
+    assert found["popularity_lift"]["mean"] == pytest.approx(2.5 / 2.125 - 1)
+    assert found["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
     # mentioned: horror, and half horror, half crime. listed: crime, comedy
     p, q = {"horror": 0.75, "crime": 0.25}, {"horror": 0.0, "crime": 0.5}
     expected = sum(share * math.log(share / (0.99 * q[genre] + 0.01 * share)) for genre, share in p.items())
@@ -119,10 +87,10 @@ def test_lift_cold_share_and_calibration_by_hand() -> None:
 
 
 def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
-    figures = summarise_lists(measured([[0, 1], [2], []]), range(3), seed=0)
-    assert [figures[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
-    assert figures["diversity"]["mean"] == pytest.approx(0.5)
-    assert math.isnan(figures["calibration"]["mean"])
+    found = figures(measured([[0, 1], [2], []]))
+    assert [found[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
+    assert found["diversity"]["mean"] == pytest.approx(0.5)
+    assert math.isnan(found["calibration"]["mean"])
     assert measures_of([[0]], [[]], ItemFacts(8, None, 0, None)) == {}
     no_genres = replace(FACTS, genres=[frozenset[str]()] * 8)
     for lists, facts in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
@@ -150,74 +118,61 @@ def test_the_error_of_coverage_is_at_least_the_spread_between_samples() -> None:
     rng = np.random.default_rng(0)
     log_chances = -np.log(np.arange(1, 201))
 
-    def draw() -> Lists:
+    def draw() -> Figures:
         lists = np.argsort(-(log_chances + rng.gumbel(size=(120, 200))), axis=1)[:, :5]
-        return Lists([{"recommended": items} for items in lists.tolist()], 200)
+        return figures_of([[{"recommended": items} for items in lists.tolist()]], range(120), 200)
 
-    errors = np.mean([[summarise_lists(draw(), range(120), 0)[name]["se"] for name in OF_ALL[:2]] for _ in range(3)], 0)
-    spread = np.std([draw().of_all(np.ones(120), np.ones(120)) for _ in range(200)], axis=0, ddof=1)
-    assert ((errors / spread > 0.95) & (errors / spread < 1.6)).all()
+    drawn = [draw() for _ in range(200)]
+    for name in OF_ALL[:2]:
+        spread = np.std([found[name]["mean"] for found in drawn], ddof=1)
+        assert 0.95 < np.mean([found[name]["se"] for found in drawn[:3]]) / spread < 1.6
 
 
 def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
     before, after = measured(LISTS), measured([[5, 6, 7], [0, 1, 3], [0, 4], [1, 0, 5]])
-    same = difference([before], [before], range(4))
-    assert all(figures["mean"] == figures["se"] == 0 for name, figures in same.items() if name != "calibration")
-    one = difference([before], [after], range(4))
-    two = difference([before], [before, after], range(4))
+    same = figures(before, minus=[before])
+    assert all(found["mean"] == found["se"] == 0 for name, found in same.items() if name != "calibration")
+    one = figures(after, minus=[before])
+    two = figures(before, after, minus=[before])
     # an empty list has no popularity: its row counts for neither side
-    empty = difference([before], [measured([[], *LISTS[1:]])], range(4))["popularity_lift"]
+    empty = figures(measured([[], *LISTS[1:]]), minus=[before])["popularity_lift"]
     assert (empty["mean"], empty["n"]) == (0.0, 3)
     for name in ("coverage", "gini", "popularity_lift", "novelty", "cold_share", "diversity"):
-        values = [summarise_lists(lists, range(4), 0)[name]["mean"] for lists in (before, after)]
+        values = [figures(lists)[name]["mean"] for lists in (before, after)]
         assert one[name]["mean"] == pytest.approx(values[1] - values[0])
         assert two[name]["mean"] == pytest.approx((values[1] - values[0]) / 2)
 
 
 # ---- the copy baseline, slices, and the command
 
-FILMS = [
-    ("Alien", 1979),
-    ("Heat", 1995),
-    ("Up", 2009),
-    ("The Thing", 1982),
-    ("The Thing", 2011),
-    ("Dead Poets Society", 1989),
-]
+FILMS = [("Alien", 1979), ("Heat", 1995), ("Up", 2009), ("The Thing", 1982), ("The Thing", 2011)]
+FILMS += [("Dead Poets Society", 1989)]
 
 
 def split_of(conversations: list[str], truths: list[list[str]], data: str = "test.parquet") -> Split:
     catalog = Catalog.from_items(FILMS)
-    years = {title: str(year) for title, year in FILMS}
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": prompt_text(text, 3)}],
-            "seen_titles": [],
-            "groundtruth_with_release_year": [[title, years[title]] for title in truth],
-            "sample_id": str(number),
-        }
-        for number, (text, truth) in enumerate(zip(conversations, truths, strict=True))
-    ]
-    return Split(data, rows, [str(number) for number in range(len(rows))], catalog, Matcher(catalog), [], {})
+    given = enumerate(zip(conversations, truths, strict=True))
+    rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in given]
+    return Split(data, rows, [row["sample_id"] for row in rows], catalog, Matcher(catalog), [], {})
 
 
 def test_copy_lists_what_the_conversation_names() -> None:
     split = split_of(
         [
-            "USER: The Thing (2011) scared me, then Alien did\n",
-            "USER: Up to now Up (2009) and The Thing\n",
-            "USER: an up\n",
-            "USER: the thing (2011), i'd love heat or the thing, not dead poets society\n",
+            "The Thing (2011) scared me, then Alien did",
+            "Up to now Up (2009) and The Thing",
+            "an up",
+            "the thing (2011), i'd love heat or the thing, not dead poets society",
         ],
         [[]] * 4,
     )
-    lists = baseline_lists("copy", split, [], 3)
+    lists = BASELINES["copy"](split, [], 3)
     assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], [], [FILMS[4], FILMS[5]]]
     # `up` is a word of the third: Up needs its year. In another case titles need their year or three words
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
-    conversations = ["USER: a\n", "USER: a\nSYSTEM: b\nUSER: c\n", "USER: d\n"]
+    conversations = ["a", "a\nSYSTEM: b\nUSER: c", "d"]
     split = split_of(conversations, [["Alien"], ["Alien", "Heat"], ["Up"]], str(tmp_path / "test.parquet"))
     table = pa.Table.from_pylist(split.rows, RL_SCHEMA).append_column("age", pa.array(["old", None, "young"]))
     pq.write_table(table, split.data)
@@ -228,7 +183,7 @@ def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path
     assert labels["wanted"] == ["1", "2", "1"]
     assert labels["popularity"] == ["4", "3", "0"]
     assert labels["age"] == ["old", None, "young"]
-    many = split_of([f"USER: {'x' * n}\n" + "SYSTEM: y\n" * n for n in range(8)], [["Up"]] * 8)
+    many = split_of(["x" + "\nSYSTEM: y" * n for n in range(8)], [["Up"]] * 8)
     assert slice_labels("turns", many, context)[:4] == ["1 to 2", "1 to 2", "3 to 4", "3 to 4"]
     rows = [{"num_truth": 1, "ndcg@2": value} for value in (1.0, 0.5, 0.0)]
     parts = slice_results({"turns": labels["turns"]}, rows, split.prompt_ids, ["ndcg@2"], [{"ndcg@2": 0.5}, None, None])

@@ -10,17 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.generation import answers as generations
-from convrec.generation.generate import GenerationRow
 from convrec.lists.settings import ListSettings
 from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
-from recipes.evaluation.scoring import constrained_gain
-from recipes.evaluation.single import EMPTY, OTHER, evaluate
+from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.results import metrics_of
+from recipes.evaluation.scoring import model_line
+from recipes.evaluation.setup import EMPTY, OTHER
+from recipes.evaluation.single import evaluate
 from recipes.evaluation.split import Split, read_split
-from recipes.report import _metrics, _table
+from recipes.report import _of_lists
+from tests.recipes.evaluation.small import row, write_rows
 
 CATALOG = [("Toy Story", 1995), ("Amelie", 2001), ("Amélie", 2001), ("Heat", 1995), ("Alien", 1979), ("1. Heat", 1995)]
 SEEN = {"a": ["Heat"], "b": ["Alien"], "c": []}  # a and b are of one conversation
@@ -31,16 +32,9 @@ LISTS = ListSettings(num_items=2)
 def split(tmp_path: Path) -> Split:
     titles, years = zip(*CATALOG, strict=True)
     pq.write_table(pa.table({"title": titles, "year": years}), tmp_path / "catalog.parquet")
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": prompt_text(f"USER: {'other' if name == 'c' else 'films'}\n", 2)}],
-            "seen_titles": seen,
-            "groundtruth_with_release_year": [["Toy Story", "1995"]],
-            "sample_id": name,
-        }
-        for name, seen in SEEN.items()
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "data.parquet")
+    conversations = {"a": "films", "b": "films", "c": "other"}
+    rows = [row(name, conversations[name], ["Toy Story"], seen) for name, seen in SEEN.items()]
+    write_rows(tmp_path / "data.parquet", rows)
     return read_split(tmp_path / "data.parquet", tmp_path / "catalog.parquet", LISTS)
 
 
@@ -52,8 +46,13 @@ def model(tmp_path: Path, sound_model: Callable[..., Path], line_tokenizer: Any)
     return str(folder)
 
 
-def constraint_of(split: Split, model: str, out: Path, allow: Path | None = None, max_tokens: int = 200) -> Any:
-    return make_constraint(split, out / "catalog.parquet", model, LISTS, max_tokens, allow, out)
+def options_of(folder: Path, **changes: Any) -> EvaluationOptions:
+    given = {"data": str(folder / "data.parquet"), "catalog": str(folder / "catalog.parquet"), "num_items": 2}
+    return EvaluationOptions(**given | {"out": str(folder / "out"), "constrained": True, "progress": False} | changes)
+
+
+def constraint_of(split: Split, model: str, folder: Path, **changes: Any) -> Any:
+    return make_constraint(options_of(folder, **changes), split, model, LISTS)
 
 
 def test_a_conversation_excludes_what_any_of_its_rows_has_seen(split: Split, model: str, tmp_path: Path) -> None:
@@ -68,20 +67,13 @@ def test_what_no_list_can_keep_is_refused_before_vllm_starts(split: Split, model
     part = tmp_path / "part.txt"
     part.write_text("Heat (1995)\nAmelie (2001)\nAlien (1979)\n")
     with pytest.raises(UserError, match=r"part\.txt: of its 3 items 1 are not seen in the conversation of a, and a "):
-        constraint_of(split, model, tmp_path, part)
+        constraint_of(split, model, tmp_path, allow=str(part))
     with pytest.raises(UserError, match=r"--max-response-length 9: 2 items can take \d+ tokens \(the longest is row"):
-        constraint_of(split, model, tmp_path, max_tokens=9)
+        constraint_of(split, model, tmp_path, max_response_length=9)
     with pytest.raises(UserError, match=r"api:x is behind an endpoint"):
         constraint_of(split, "api:x", tmp_path)
     with pytest.raises(UserError, match="add --constrained"):
-        evaluate(
-            model=model,
-            data=tmp_path / "data.parquet",
-            catalog=tmp_path / "catalog.parquet",
-            out=tmp_path / "out",
-            num_items=2,
-            allow=part,
-        )
+        evaluate(options_of(tmp_path, model=model, constrained=False, allow=str(part)))
 
 
 def test_a_part_of_the_catalog_is_named_by_lines_or_by_a_catalog(split: Split, tmp_path: Path) -> None:
@@ -118,37 +110,25 @@ def test_right_lists_are_counted_and_each_kind_of_wrong_is_found(split: Split) -
 
 
 def test_constrained_lists_stand_beside_free_ones_baselines_and_probes(
-    split: Split, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: Split, model: str, tmp_path: Path, answer_with: Callable[..., Any]
 ) -> None:
-    def fake_generate(model: str, prompts: list[Any], *, constraint: Any, on_batch: Any, **settings: object) -> None:
-        text = "Toy Story (1995)\nAmelie (2001)" if constraint else "Jaws (1975)\nToy Story (1995)"
-        on_batch([GenerationRow(place, text, [1], "stop", 9, False) for place in range(len(prompts))])
-
-    monkeypatch.setattr(generations, "generate", fake_generate)
-    data, catalog = tmp_path / "data.parquet", tmp_path / "catalog.parquet"
-    metrics = evaluate(
-        model=model,
-        data=data,
-        catalog=catalog,
-        train=data,
-        out=tmp_path / "out",
-        num_items=2,
-        probe=True,
-        protocols=("strict",),
-        constrained=True,
-        progress=False,
-    )
+    free, held = "Jaws (1975)\nToy Story (1995)", "Toy Story (1995)\nAmelie (2001)"
+    answer_with(lambda _, constraint, **settings: held if constraint else free)
+    options = options_of(tmp_path, model=model, train=str(tmp_path / "data.parquet"), probe=True, protocols=("strict",))
+    metrics = evaluate(options)
     assert list(metrics["results"]["strict"]) == ["model", "constrained", "popularity", EMPTY, OTHER]
     assert set(metrics["minus"]) == {"popularity", EMPTY, OTHER}
     assert metrics["generation"]["prompts"] == 3 + 2  # free lists of two conversations and of none, two constrained
     # every row wants Toy Story: at rank 2 of the free lists, at rank 1 of the constrained ones, which have Amelie too
-    gain = constrained_gain(metrics)
+    gain = model_line(metrics)
     assert gain["recall@2 constrained gain"] == 0
     assert gain["ndcg@2 constrained gain"] == pytest.approx(1 - 1 / math.log2(3))
     assert gain["coverage constrained gain"] == pytest.approx(1 / metrics["settings"]["catalog_items"])
     assert gain["cold_share constrained gain"] == 0.5  # nobody wants Amelie
     assert "novelty" in pq.read_table(tmp_path / "out" / "rows_constrained.parquet").column_names
-    assert [row["model"] for row in _table({"a": _metrics(tmp_path / "out")})[0]][-2:] == ["a", "a, constrained"]
+    out = tmp_path / "out"
+    table = _of_lists({"a": out}, {"a": metrics_of(out)})["table"]
+    assert [column["model"] for column in table][-2:] == ["a", "a, constrained"]
     title, _, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
     assert "2 constrained lists of 4 lines: 0 out of catalog, 0 repeated" in title
     assert "  cold items          +0.5000 ±0.0000" in printed.splitlines()

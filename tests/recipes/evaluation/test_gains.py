@@ -31,11 +31,11 @@ def test_the_gain_is_row_by_row_over_the_first_evaluation(tmp_path: Path) -> Non
     assert chart.title == "Rank-GRPO minus SFT"
     assert list(chart.gains) == ["NDCG@20", "NDCG@5", "Recall@20", "Recall@5"]
     gain = chart.gains["NDCG@20"]
-    assert gain.mean == pytest.approx(0.1)
-    assert gain.se > 0
+    assert gain["mean"] == pytest.approx(0.1)
+    assert gain["se"] > 0
     # two conversations with sums 0.2 and 0.1: two of the four assignments of signs are as far from 0
-    assert gain.p == pytest.approx(0.5, abs=0.03)
-    assert (chart.gains["Recall@5"].mean, chart.gains["Recall@5"].p) == (0.0, 1.0)
+    assert gain["p"] == pytest.approx(0.5, abs=0.03)
+    assert (chart.gains["Recall@5"]["mean"], chart.gains["Recall@5"]["p"]) == (0.0, 1.0)
     assert chart.caption.startswith("3 rows, 2 conversations.")
 
 
@@ -44,7 +44,7 @@ def test_of_several_models_each_is_a_row(tmp_path: Path) -> None:
     evaluations = {name: write_rows(tmp_path / name, ndcg) for name, ndcg in values.items()}
     ndcg, recall = gain_charts(evaluations, [5, 20], 0)
     assert (ndcg.title, recall.title) == ("NDCG@20: gain over SFT", "Recall@20: gain over SFT")
-    assert {name: gain.mean for name, gain in ndcg.gains.items()} == pytest.approx({"GRPO": 0.1, "Rank-GRPO": 0.2})
+    assert {name: gain["mean"] for name, gain in ndcg.gains.items()} == pytest.approx({"GRPO": 0.1, "Rank-GRPO": 0.2})
     (tmp_path / "GRPO" / "rows.parquet").unlink()
     with pytest.raises(UserError, match=r"GRPO/rows\.parquet: gone since it was evaluated"):
         gain_charts(evaluations, [5, 20], 0)

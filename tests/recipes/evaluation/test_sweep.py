@@ -8,22 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.generation import answers as generations
-from convrec.generation.generate import GenerationRow, Work
+from convrec.generation.generate import Work
 from convrec.generation.placement import Opened
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
-from recipes.evaluation.beyond_accuracy import MEASURES, OF_A_ROW
 from recipes.evaluation.sweep import sweep_steps
+from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 # what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
 LISTS = {0.0: "Jaws (1975)\nJaws (1975)", 2.0: "Jaws (1975)\nHeat (1995)", 4.0: "Heat (1995)\nNowhere (2001)"}
+
+
+def answer(_: str, model: str, **settings: Any) -> str:
+    """Of the step whose weight the checkpoint holds."""
+    return LISTS[struct.unpack("<f", (Path(model) / "model.safetensors").read_bytes()[-4:])[0]]
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     (run / "global_step_5" / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"half")
     (run / "latest_checkpointed_iteration.txt").write_text("4")
     ours = "convrec: {year_tolerance: 1}\n"
-    (run / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {start}}}}}\n{ours}")
+    (run / "config.yaml").write_text(
+        f"run: {{recipe: rank_grpo}}\nactor_rollout_ref: {{model: {{path: {start}}}}}\n{ours}"
+    )
     (run / "metrics").mkdir()
     lines = [{"step": step, "data": {"rank_grpo/return@1": 0.1 * step, "actor/kl": 0.01}} for step in (1, 2, 3, 4)]
     (run / "metrics" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -47,28 +51,12 @@ def run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A split of two conversations; answers of the step whose weight the checkpoint holds, in vLLM's place."""
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": prompt_text(f"USER: {name}\n", 2)}],
-            "seen_titles": [],
-            "groundtruth_with_release_year": [["Heat", "1995"]],
-            "sample_id": name,
-        }
-        for name in ("a", "b")
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "test.parquet")
-    catalog = [{"title": "Heat", "year": 1995}, {"title": "Jaws", "year": 1975}]
-    pq.write_table(pa.Table.from_pylist(catalog, CATALOG_SCHEMA), tmp_path / "catalog.parquet")
-
-    def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **_: object) -> None:
-        weight = struct.unpack("<f", (Path(model) / "model.safetensors").read_bytes()[-4:])[0]
-        on_batch([GenerationRow(i, LISTS[weight], [1], "stop", 9, False) for i in range(len(prompts))])
-
-    monkeypatch.setattr(generations, "generate", fake_generate)
-    files = ["--data", str(tmp_path / "test.parquet"), "--catalog", str(tmp_path / "catalog.parquet")]
-    return [*files, "--train", str(tmp_path / "test.parquet"), "--num-items", "2", "--ks", "1", "2"]
+def options(tmp_path: Path, answer_with: Callable[..., Any]) -> list[str]:
+    """A split of two conversations."""
+    answer_with(answer)
+    data = write_rows(tmp_path / "test.parquet", [row(name, name, ["Heat"]) for name in ("a", "b")])
+    catalog = write_catalog(tmp_path / "catalog.parquet", {"Heat": 1995, "Jaws": 1975})
+    return ["--data", data, "--catalog", catalog, "--train", data, "--num-items", "2", "--ks", "1", "2"]
 
 
 def test_the_start_and_the_newest_checkpoint_are_swept_and_unfinished_steps_are_not(run: Path) -> None:
@@ -87,37 +75,6 @@ def test_a_start_model_that_is_gone_and_a_newest_step_without_a_model_are_named(
         sweep_steps(tmp_path)
 
 
-def test_evaluations_of_versions_that_measured_accuracy_alone_are_still_read(
-    run: Path, options: list[str], tmp_path: Path
-) -> None:
-    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
-    for step in ("step_000000", "step_000004"):
-        folder = run / "evaluation" / "test" / step
-        metrics = json.loads((folder / "metrics.json").read_text())
-        for name in ("slices", "minus", "paired"):
-            metrics.pop(name, None)
-        del metrics["settings"]["catalog_items"]
-        of_model = metrics["results"]["paper"]["model"]
-        metrics["results"]["paper"] = {"model": {key: of_model[key] for key in of_model if key not in MEASURES}}
-        (folder / "metrics.json").write_text(json.dumps(metrics))
-        rows = pq.read_table(folder / "rows.parquet")
-        lacking = ["recommended", "popularity", "wanted_popularity", *OF_A_ROW]
-        pq.write_table(
-            rows.drop_columns([name for name in lacking if name in rows.schema.names]), folder / "rows.parquet"
-        )
-    assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 0
-    html = (tmp_path / "report.html").read_text()
-    assert "rank_grpo (step 4) minus rank_grpo (step 0), test.parquet: NDCG@2 +" in html
-    assert "catalog coverage" not in html
-    assert "the catalog has no column" not in html  # nobody looked for it
-    before = run / "evaluation" / "test" / "step_000000"
-    arguments = ["--model", str(run), "--out", str(tmp_path / "out"), "--against", str(before), *options]
-    assert evaluate.main(arguments) == 0
-    paired = json.loads((tmp_path / "out" / "metrics.json").read_text())["paired"]
-    assert paired["recall@2"]["mean"] == 1
-    assert "coverage" not in paired
-
-
 def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,20 +82,8 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].endswith("test.parquet, 2 rows, protocol paper")
     assert [line.split("  ")[0] for line in printed[2:6]] == ["popularity", "step 0", "step 2", "step 4"]
-    assert printed[5].split() == [
-        "step",
-        "4",
-        "1.0000",
-        "±0.0000",
-        "1.0000",
-        "±0.0000",
-        "0.5000",
-        "1",
-        "0",
-        "of",
-        "2",
-        "0.0000",
-    ]
+    of_step_4 = "step 4  1.0000 ±0.0000  1.0000 ±0.0000  0.5000  1  0 of 2  0.0000"
+    assert printed[5].split() == of_step_4.split()
     for step in ("step_000000", "step_000004"):  # the start model too is scored as the run was trained
         metrics = json.loads((run / "evaluation" / "test" / step / "metrics.json").read_text())
         assert metrics["settings"]["year_tolerance"] == 1
@@ -189,9 +134,8 @@ def test_with_several_replicas_all_checkpoints_are_asked_at_once_and_scored_alik
         assert len(places.places) == 2
         at_once.append([work.request.model for work in works])
         for work in works:
-            weight = struct.unpack("<f", (Path(work.request.model) / "model.safetensors").read_bytes()[-4:])[0]
-            answer = {"text": LISTS[weight], "token_ids": [1], "finish_reason": "stop"}
-            work.keep(0, [[answer | {"prompt_tokens": 9, "prompt_truncated": False}] for _ in work.asked])
+            one = {"text": answer("", work.request.model), "token_ids": [1], "finish_reason": "stop"}
+            work.keep(0, [[one | {"prompt_tokens": 9, "prompt_truncated": False}] for _ in work.asked])
 
     monkeypatch.setattr(generations, "generate_all", fake_generate_all)
     command = ["--model", str(run), "--sweep", *options]
@@ -223,24 +167,25 @@ def test_a_sweep_with_other_settings_does_not_overwrite_one(
     before = (folder / "sweep.csv").read_text()
     capsys.readouterr()
     assert evaluate.main([*command, "--limit", "1"]) == 2
-    assert "it holds a sweep with limit None, this one has 1; give another --out" in capsys.readouterr().err
+    assert (
+        "it holds a sweep with other settings, limit was None and is 1; give another --out" in capsys.readouterr().err
+    )
     same_name = tmp_path / "other" / "test.parquet"
     same_name.parent.mkdir()
     same_name.write_bytes((tmp_path / "test.parquet").read_bytes())
+    assert evaluate.main([*command, "--data", str(same_name)]) == 0  # the same, elsewhere
+    write_rows(same_name, [row(name, name, ["Jaws"]) for name in ("a", "b")])
     assert evaluate.main([*command, "--data", str(same_name)]) == 2
-    assert f"data {tmp_path / 'test.parquet'}, this one has {same_name}" in capsys.readouterr().err
+    assert "data was 'test.parquet (SHA-256 " in capsys.readouterr().err
     assert (folder / "sweep.csv").read_text() == before
     assert evaluate.main([*command, "--limit", "1", "--out", str(tmp_path / "one")]) == 0
     capsys.readouterr()
     assert evaluate.main([*command, "--out", str(tmp_path / "one")]) == 2
-    assert "it holds a sweep with limit 1, this one has None" in capsys.readouterr().err
+    assert "limit was 1 and is None" in capsys.readouterr().err
     assert evaluate.main([*command, "--year-tolerance", "2"]) == 2  # the run's is 1
     assert evaluate.main([*command, "--year-tolerance", "1"]) == 0
     assert evaluate.main(command) == 0  # the same again
     (folder / "sweep.json").unlink()
-    assert evaluate.main(command) == 2
-    assert "a sweep of an earlier version" in capsys.readouterr().err
-    (folder / "sweep.csv").unlink()
     assert evaluate.main([*command, "--limit", "1"]) == 0  # as the message says
 
 
@@ -259,14 +204,18 @@ def test_evaluations_of_files_with_other_contents_are_not_shown_side_by_side(
 
 
 def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
-    run: Path, options: list[str], tmp_path: Path
+    run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options, "--limit", "1"]) == 0  # no standard error
+    stale = "ends at step 4, without the newest checkpoint, step 6; sweep again"
+    report.report([run], tmp_path / "report.html")
+    assert stale not in capsys.readouterr().err
     (run / "latest_checkpointed_iteration.txt").write_text("6")
     # being evaluated now, not yet in sweep.csv
     (run / "evaluation" / "test" / "step_000006").mkdir()
     html = report.report([run], tmp_path / "report.html").read_text()
-    assert "ends at step 4, without the newest checkpoint, step 6; sweep again" in html
+    assert stale in html
+    assert stale in capsys.readouterr().err
     assert "rank_grpo (step 4)" in html
     assert "nan" not in html
 
@@ -281,8 +230,8 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     assert report.main(arguments) == 2
     assert "evaluate all alike" in capsys.readouterr().err
     for other, message in (
-        (["--protocols", "strict"], "b: evaluated with protocol strict, a with paper"),
-        (["--limit", "1"], "b: evaluated with limit 1, a with None"),
+        (["--protocols", "strict"], "b: evaluated with protocol strict, a with protocol paper"),
+        (["--limit", "1"], "b: evaluated with limit 1, a with limit None"),
     ):
         assert evaluate.main(["--model", str(run), "--out", str(second), *options, *other]) == 0
         assert report.main(arguments) == 2

@@ -70,7 +70,7 @@ RUNS = "out: o\nruns: {a: {}}\n"
         (RUNS + "evaluate:\n", "evaluate: expected names with their values, such as {data: test.parquet, "),
         (RUNS + "evaluate: {catalog: c}\n", r"evaluate\.data: missing; give the split to score"),
         (RUNS + "evaluate: {data: d}\n", r"evaluate\.catalog: missing; give the catalog of its items"),
-        (RUNS + "evaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting here; there are tensor_parallel, re"),
+        (RUNS + "evaluate: {top_k: 5}\n", r"evaluate\.top_k is no setting here; there are data, catalog, train"),
         (RUNS + "evaluate: {num_item: 5}\n", r"evaluate\.num_item is no .*; did you mean num_items\?"),
         (RUNS + "evaluate: {against: x}\n", r"evaluate\.against is no setting"),
         (RUNS + "evaluate: {data: d, catalog: c, ks: 5}\n", r"evaluate\.ks: Input should be a valid list; it is 5"),

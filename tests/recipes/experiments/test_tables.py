@@ -22,6 +22,7 @@ def run_of(name: str, variant: str) -> MatrixRun:
 def metrics_of(value: float, gain: float | None = None, **settings: Any) -> dict[str, Any]:
     model: dict[str, Any] = {name: {"mean": value, "se": 0.01} for name in NAMES}
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
+    model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
     found: dict[str, Any] = {
         "settings": {"protocols": ["paper"], "ks": [5]} | settings,
         "results": {"paper": {"model": model}},
@@ -120,6 +121,7 @@ def test_a_row_that_one_seed_lacks_is_left_out(tmp_path: Path) -> None:
     values = {"a-1": {"x": 0.1, "y": 0.2}, "a-2": {"y": 0.4}, "b-1": {"x": 0.9, "y": 0.5}, "b-2": {"y": 0.5, "z": 0.9}}
     for run, of_run in values.items():
         rows = [{"sample_id": x, "prompt_id": x, "ndcg@5": v, "recall@5": v} for x, v in of_run.items()]
+        rows = [row | {"recommended": [1]} for row in rows]
         (tmp_path / "evaluation" / run).mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "evaluation" / run / "rows.parquet")
     table = [{"variant": run[0], "seed": run[2], "run": run} for run in values]

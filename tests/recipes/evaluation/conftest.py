@@ -1,0 +1,31 @@
+"""Answers in vLLM's place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from convrec.generation import answers
+from convrec.generation.generate import GenerationRow
+
+Asked = list[list[str]]
+
+
+@pytest.fixture
+def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
+    """Has the model answer as `text_of(conversation, **what generate is given)` says, each answer a batch of its own;
+    returns the conversations of each call. "" is the conversation of an instruction alone."""
+
+    def start(text_of: Callable[..., str]) -> Asked:
+        asked: Asked = []
+
+        def generate(model: str, prompts: list[Any], *, on_batch: Any, **settings: Any) -> None:
+            asked.append([prompt[0]["content"].partition("USER: ")[2].strip() for prompt in prompts])
+            for index, conversation in enumerate(asked[-1]):
+                text = text_of(conversation, model=model, **settings)
+                on_batch([GenerationRow(index, text, [1, 2], "stop", 9, False)])
+
+        monkeypatch.setattr(answers, "generate", generate)
+        return asked
+
+    return start
