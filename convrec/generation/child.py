@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from convrec.errors import UserError
-from convrec.generation.process import ANSWER, DIED, ERROR, FAILED, PROGRESS, Died
+from convrec.generation.process import ANSWER, ERROR, PROGRESS, Died
 from convrec.runs import guard, supervisor
 
 
@@ -29,16 +29,13 @@ def main(descriptor: str, parent: str) -> None:
                 answer = getattr(importlib.import_module(module), name)(message[1])
             else:
                 connection.send((ANSWER, answer(message, lambda number: connection.send((PROGRESS, number)))))
-        except Died as died:  # what it works with, an engine in a process of its own
-            connection.send((DIED, (died.reason, died.log)))
-            leave(1)
-        except UserError as error:
-            connection.send((ERROR, str(error)))
+        except (Died, UserError) as error:  # Died: what it works with, an engine in a process of its own
+            connection.send((ERROR, error))
             leave(1)
         except Exception:
             traceback.print_exc()  # the last lines of the log: the parent shows them
             sys.stderr.flush()
-            connection.send((FAILED, None))
+            connection.send((ERROR, None))
             leave(1)
 
 

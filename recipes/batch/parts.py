@@ -1,7 +1,5 @@
 """Lists as they come, in parts beside the output; a command that was stopped goes on behind the last of them."""
 
-import hashlib
-import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +14,7 @@ import pyarrow.parquet as pq
 from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_table, written_whole
 from convrec.runs.folder import locked
-from convrec.serving.recommender import Recommendations, Recommender
+from convrec.same_request import digest
 from recipes.batch.chats import Chat
 
 ITEM = pa.struct(
@@ -40,28 +38,6 @@ SCHEMA = pa.schema(
 KEY = b"convrec.recommendations"
 
 
-def recommend_part(recommender: Recommender, chats: list[Chat], k: int) -> pa.Table:
-    """A row of SCHEMA for each chat."""
-    lists = recommender.recommend_batch(
-        [chat.conversation for chat in chats],
-        k,
-        seen=[chat.seen for chat in chats],
-        allow=[chat.allow for chat in chats],
-        exclude=[chat.exclude for chat in chats],
-    )
-    return pa.Table.from_pylist([_row(chat, found) for chat, found in zip(chats, lists, strict=True)], SCHEMA)
-
-
-def _row(chat: Chat, found: Recommendations) -> dict[str, Any]:
-    return {
-        "row": chat.row,
-        "id": chat.id,
-        "items": [vars(item) for item in found.items],
-        "reason": found.reason,
-        "prompt_truncated": found.prompt_truncated,
-    }
-
-
 class Parts:
     """The folder OUT.parts, of one request: what it was asked, and a file for every `size` rows.
 
@@ -71,14 +47,14 @@ class Parts:
     def __init__(self, out: Path, what: Mapping[str, Any], size: int):
         self.out, self.folder, self.size = out, out.with_name(f"{out.name}.parts"), size
         self.what = {**what, "rows_a_part": size}
-        self.key = hashlib.sha256(json.dumps(self.what, sort_keys=True).encode()).hexdigest()
+        self.key = digest(self.what).encode()
 
     def is_done(self) -> bool:
         """Whether the output has the lists of this very request. Raises UserError for a file that is another's."""
         if not self.out.exists():
             return False
         with suppress(pa.ArrowInvalid, OSError):
-            if (pq.read_schema(self.out).metadata or {}).get(KEY) == self.key.encode():
+            if (pq.read_schema(self.out).metadata or {}).get(KEY) == self.key:
                 return True
         raise UserError(f"--out {self.out}: already there, of another request; give --overwrite, or another --out")
 
@@ -139,7 +115,7 @@ class Parts:
                 f"{self.folder}: it has {done} lists of {rows}; parts were removed. Start the command again"
             )
         short = 0
-        schema = SCHEMA.with_metadata({KEY: self.key.encode()})
+        schema = SCHEMA.with_metadata({KEY: self.key})
         with written_whole(self.out) as partial, pq.ParquetWriter(partial, schema) as writer:
             for path in sorted(self.folder.glob("*.parquet")):
                 table = pq.read_table(path)

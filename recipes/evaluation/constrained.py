@@ -63,7 +63,7 @@ def make_constraint(
             f"{catalog_file}: {len(trie.left_out)} rows are in no constrained list, since what is written for them is "
             f"read as another item or as none; the first: row {row}, {line!r}"
         )
-    return Constraint(str(file), lists.num_items, [exclude[prompt] for prompt in split.prompts]), warnings
+    return Constraint(str(file), lists.num_items, exclude), warnings
 
 
 def read_allowed(file: Path, matcher: Matcher) -> set[int]:

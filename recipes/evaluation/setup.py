@@ -10,7 +10,7 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
-from convrec.generation.answers import Asked
+from convrec.generation.answers import GenerationRequest
 from convrec.generation.generate import Constraint, Messages
 from convrec.lists.matching import make_matcher
 from convrec.lists.metrics import KS
@@ -62,14 +62,14 @@ class Setup:
             self, model=model, model_path=model_path, out=out, constraint=constraint, other=None, against=None
         )
 
-    def asked(self) -> dict[str, Asked]:
+    def asked(self) -> dict[str, GenerationRequest]:
         """What the model is asked for: "model", its free lists, and "constrained" ones."""
         if self.model is None:
             return {}
-        asked = {"model": Asked(self.model_path, self.prompts, self.out / "generations.parquet")}
+        asked = {"model": GenerationRequest(self.model_path, self.prompts, self.out / "generations.parquet")}
         if self.constraint:
             path = self.out / "generations_constrained.parquet"
-            asked["constrained"] = Asked(self.model_path, self.split.prompts, path, self.constraint)
+            asked["constrained"] = GenerationRequest(self.model_path, self.split.prompts, path, self.constraint)
         return asked
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from convrec.data.damage import REPORT, write_report
 from convrec.files import write_json
-from convrec.generation.answers import Answer, Asked, model_answers
-from convrec.generation.placement import Placement, Places
+from convrec.generation.answers import Answer, GenerationRequest, model_answers
+from convrec.generation.placement import Placement
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, parse_items
 from recipes.evaluation.baselines import API, api_answers, baseline_lists, others_prompts
@@ -53,7 +53,7 @@ def evaluate(
     replicas, tensor_parallel, address: of convrec.generation.placement.Placement. options: those of `set_up`.
     Raises UserError for bad input, before vLLM starts.
     """
-    places = Placement(replicas, tensor_parallel, address)
+    placement = Placement(replicas, tensor_parallel, address)
     setup = set_up(**options)
     out, split, of_train, lists = setup.out, setup.split, setup.of_train, setup.lists
     ks, protocols, num_items, seed = setup.scored_by["ks"], [*setup.split_of], lists.num_items, setup.settings["seed"]
@@ -61,8 +61,8 @@ def evaluate(
     start = time.monotonic()
     answers: dict[str, dict[str, Answer]] = {}  # of each of OF_MODEL that there is, by prompt_id
     generated = 0
-    for name, asked in setup.asked().items():
-        answers[name], new = _answers(asked, places=places, progress=progress, **setup.settings)
+    for name, request in setup.asked().items():
+        answers[name], new = _answers(request, placement=placement, progress=progress, **setup.settings)
         generated += new
     seconds = time.monotonic() - start
 
@@ -141,10 +141,12 @@ def evaluate(
     return metrics
 
 
-def _answers(asked: Asked, *, places: Places, progress: bool, **settings: Any) -> tuple[dict[str, Answer], int]:
+def _answers(
+    request: GenerationRequest, *, placement: Placement, progress: bool, **settings: Any
+) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer, and how many are new. An endpoint takes what it knows of the settings."""
-    if asked.model_path.startswith(API):
-        answers, new = api_answers(asked.model_path.removeprefix(API), asked.prompts, asked.path, **settings)
+    if request.model_path.startswith(API):
+        answers, new = api_answers(request.model_path.removeprefix(API), request.prompts, request.path, **settings)
         # a policy's thinking would be ranks of its list, as in training; another model's is not its list
         return {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}, new
-    return model_answers(asked, places=places, progress=progress, **settings)
+    return model_answers(request, placement=placement, progress=progress, **settings)

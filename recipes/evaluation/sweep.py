@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
-from convrec.generation.answers import answer_side_by_side
-from convrec.generation.placement import Opened, Placement
+from convrec.generation.answers import models_answers
+from convrec.generation.placement import Placement, Room
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
@@ -76,9 +76,9 @@ def sweep_run(
     settings = _checked_settings(folder, run, steps[0], options)
     where: dict[str, Any] = {"replicas": replicas, "tensor_parallel": tensor_parallel, "address": address}
     if replicas != 1:
-        with Placement(**where).open() as places:
-            if len(places) > 1:
-                _answer_side_by_side(steps, folder, run, options, Opened(places, tensor_parallel))
+        with Placement(**where).open() as room:
+            if len(room.starts) > 1:
+                _answer_side_by_side(steps, folder, run, options, room)
     against = options.pop("against", None)
     metrics_of_step: dict[int, dict[str, Any]] = {}
     of_slices: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ def sweep_run(
 
 
 def _answer_side_by_side(
-    steps: Mapping[int, str], folder: Path, run: Path, options: Mapping[str, Any], places: Opened
+    steps: Mapping[int, str], folder: Path, run: Path, options: Mapping[str, Any], room: Room
 ) -> None:
     """Have all checkpoints write their lists, which the evaluation of each step finds then."""
     options = dict(options)
@@ -123,9 +123,9 @@ def _answer_side_by_side(
     (first, model), *others = steps.items()
     setup = set_up(model=model, out=_folder_of(folder, first), run=run, **options)
     setups = [setup, *(setup.of_model(model, _folder_of(folder, step)) for step, model in others)]
-    asked = [of_one for of_step in setups for of_one in of_step.asked().values()]
-    tqdm.write(f"{len(steps)} checkpoints, on {len(places.places)} replicas side by side", file=sys.stderr)
-    answer_side_by_side(asked, places, folder / "vllm.log", progress=progress, **setup.settings)
+    requests = [of_one for of_step in setups for of_one in of_step.asked().values()]
+    tqdm.write(f"{len(steps)} checkpoints, on {len(room.starts)} replicas side by side", file=sys.stderr)
+    models_answers(requests, room, folder / "vllm.log", progress=progress, **setup.settings)
 
 
 def _folder_of(folder: Path, step: int) -> Path:

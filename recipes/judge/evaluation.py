@@ -24,7 +24,7 @@ from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table
-from convrec.generation.answers import Answer, Asked, model_answers, prompt_id
+from convrec.generation.answers import Answer, GenerationRequest, model_answers, prompt_id
 from convrec.generation.placement import Placement, add_placement
 from convrec.judges.criteria import FILE, read_criteria
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
@@ -61,7 +61,7 @@ def evaluate_judge(
     out = Path(out)
     if limit is not None and limit < 1:
         raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
-    places = Placement(replicas, tensor_parallel, address)
+    placement = Placement(replicas, tensor_parallel, address)
     model_path = str(model) if str(model).startswith(API) else resolve_model(model, "--model ")
     if not str(model).startswith(API):
         hub.require(model_path, "--model ")
@@ -85,7 +85,7 @@ def evaluate_judge(
     settings |= {"max_prompt_tokens": max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start = time.monotonic()
     prompts = {prompt_id(prompt): prompt for prompts_of_order in asked.values() for prompt in prompts_of_order}
-    answers, generated = _answers(model_path, prompts, out, settings, places, progress)
+    answers, generated = _answers(model_path, prompts, out, settings, placement, progress)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
@@ -156,13 +156,13 @@ def _answers(
     prompts: Mapping[str, list[Message]],
     out: Path,
     settings: dict[str, Any],
-    places: Placement,
+    placement: Placement,
     progress: bool,
 ) -> tuple[dict[str, Answer], int]:
     path = out / "generations.parquet"
     if model.startswith(API):
         return api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
-    return model_answers(Asked(model, prompts, path), places=places, progress=progress, **settings)
+    return model_answers(GenerationRequest(model, prompts, path), placement=placement, progress=progress, **settings)
 
 
 # ---- command
