@@ -8,8 +8,8 @@ the prompt that the list has, greedy, as many tokens as a list of 20 items has o
 
     levels      {concurrent: {"list" | "chat" | "plain": {"answers", "errors", "per_second", "p50", "p95", "p99"},
                 "chat_to_plain", "list_to_plain": ratio of the p50s}}; seconds
-    malformed   {"statuses": {status: count}, "bytes_before", "bytes_after": resident, of front, proxy and model}
-    faults      {"replica" | "engine": {"statuses" of 8 requests in flight, "seconds_to_list": until one comes again}}
+    malformed   {"statuses": {status: count}, "bytes_before", "bytes_after": resident, of front and model}
+    faults      {"process" | "engine": {"statuses" of 8 requests in flight, "seconds_to_list": until one comes again}}
 """
 
 import argparse
@@ -176,7 +176,7 @@ def malformed(address: str, server: subprocess.Popen, count: int) -> dict[str, A
     chance = random.Random(0)
 
     def resident() -> int:
-        return sum(process.memory_info().rss for process in ours(server, "ray::"))
+        return sum(process.memory_info().rss for process in ours(server, "python"))
 
     async def send(number: int) -> Counter[int]:
         statuses: Counter[int] = Counter()
@@ -243,7 +243,7 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
         result["malformed"] = malformed(ours_at, server, options.malformed)
         print(json.dumps(result["malformed"]), file=sys.stderr, flush=True)
     if options.faults:
-        victims = {"engine": ("EngineCore",), "replica": ("ray::ServeReplica", "demo")}
+        victims = {"engine": ("EngineCore",), "process": ("convrec.generation.child",)}
         result["faults"] = {name: fault(ours_at, ours(server, *words)[0]) for name, words in victims.items()}
     return result
 
@@ -278,7 +278,7 @@ def main() -> None:
             print(json.dumps(measure(options, ours_at, plain_at, processes[0]), indent=1))
         finally:
             for process in processes:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             for process in processes:
                 process.wait(60)
 

@@ -29,7 +29,7 @@ CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it
 
 
 class ClientGone(Exception):
-    """The client has closed the connection before its request was whole."""
+    """The client has closed the connection before it had its answer."""
 
 
 class Gate:
@@ -92,7 +92,7 @@ class Gate:
         self.running += 1
         self.metrics.running.set(self.running)
         try:
-            await self.app(scope, _replayed(body, receive), send)
+            await _answer(self.app, scope, body, receive, send)
         finally:
             self.running -= 1
             self.metrics.running.set(self.running)
@@ -142,15 +142,23 @@ def _check_text(body: bytes) -> None:
         pass  # no JSON, as the route will say
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then what else the server says (that the client has gone)."""
-    given = False
+async def _answer(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    """Give the application the body as one message. Where the client goes meanwhile, it is cancelled."""
+    disconnect = asyncio.ensure_future(receive())  # all that can come now
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def replayed() -> Message:
+        return messages.pop() if messages else await asyncio.shield(disconnect)
 
-    return replay
+    answer = asyncio.ensure_future(app(scope, replayed, send))
+    try:
+        await asyncio.wait((answer, disconnect), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if is_over := answer.done():
+            disconnect.cancel()
+        else:
+            answer.cancel()
+            await asyncio.wait((answer,))
+    if not is_over:
+        raise ClientGone
+    answer.result()

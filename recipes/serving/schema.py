@@ -1,6 +1,7 @@
 """The bodies that the HTTP interface takes and gives, and the settings of a service."""
 
 import ipaddress
+import os
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
@@ -176,3 +177,10 @@ def check_key(key: str | None, loopback: bool) -> None:
         raise UserError(
             f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text)"
         )
+
+
+def service_key(settings: ServiceSettings) -> str | None:
+    """The variable's. Raises UserError as `check_key`."""
+    key = os.environ.get(KEY_VARIABLE, "").strip() or None
+    check_key(key, settings.loopback)
+    return key
