@@ -15,7 +15,6 @@ if __name__ == "__main__":  # before imports that take seconds
     supervisor.begin()
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
 from convrec.runs.folder import step_of
-from recipes.serving.schema import KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key, is_loopback
+from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
 STATE = Path("outputs/serve")
 PORT = 8000
@@ -58,7 +57,7 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
         raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
-    check_key(os.environ.get(KEY_VARIABLE), loopback)
+    service_key(loopback)
     return ServiceSettings(models=models, limits=limits, loopback=loopback)
 
 

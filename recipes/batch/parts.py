@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
-from convrec.files import read_json, write_json, write_table, written_whole
+from convrec.files import write_table, written_whole
 from convrec.runs.folder import locked
 from convrec.same_request import digest
 from recipes.batch.chats import Chat
@@ -39,22 +39,21 @@ KEY = b"convrec.recommendations"
 
 
 class Parts:
-    """The folder OUT.parts, of one request: what it was asked, and a file for every `size` rows.
+    """The folder OUT.parts, of one request: a file of its name, and one for every `size` rows.
 
     what: everything that determines the lists, as JSON can write it.
     """
 
     def __init__(self, out: Path, what: Mapping[str, Any], size: int):
         self.out, self.folder, self.size = out, out.with_name(f"{out.name}.parts"), size
-        self.what = {**what, "rows_a_part": size}
-        self.key = digest(self.what).encode()
+        self.key = digest({**what, "rows_a_part": size})
 
     def is_done(self) -> bool:
         """Whether the output has the lists of this very request. Raises UserError for a file that is another's."""
         if not self.out.exists():
             return False
         with suppress(pa.ArrowInvalid, OSError):
-            if (pq.read_schema(self.out).metadata or {}).get(KEY) == self.key:
+            if (pq.read_schema(self.out).metadata or {}).get(KEY) == self.key.encode():
                 return True
         raise UserError(f"--out {self.out}: already there, of another request; give --overwrite, or another --out")
 
@@ -79,16 +78,11 @@ class Parts:
 
     def begin(self) -> bool:
         """Make the folder; parts of another request are removed. Returns whether there were any."""
-        note, other = self.folder / "request.json", False
-        if self.folder.exists():
-            try:
-                other = read_json(note) != self.what
-            except (FileNotFoundError, UserError):
-                other = True
-            if other:
-                shutil.rmtree(self.folder)
+        of_this = self.folder / f"{self.key}.request"
+        if other := self.folder.exists() and not of_this.exists():
+            shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(note, self.what)
+        of_this.touch()
         return other
 
     def missing(self, chats: Iterator[Chat]) -> Iterator[tuple[int, list[Chat]]]:

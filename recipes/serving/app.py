@@ -53,7 +53,7 @@ class Front:
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
         """Raises UserError where others than this machine can reach the service and there is no key."""
         self.settings, self.models = settings, models
-        self.key = service_key(settings)
+        self.key = service_key(settings.loopback)
         keep_to_the_nodes_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -52,7 +52,11 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     504: {"description": "no answer within the service's limit of time"},
 }
 FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
-SENTENCES = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}
+SENTENCES = {
+    "json_invalid": "it is no JSON",
+    "extra_forbidden": "there is no such field",
+    "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
+}
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 T = TypeVar("T")
 

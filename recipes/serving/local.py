@@ -54,7 +54,7 @@ def serve_here(
         for process in chain.from_iterable(processes.values()):
             process.ready.result()
         models = {name: Model(LocalProcesses(of_model)) for name, of_model in processes.items()}
-        app = http.build(settings, models, service_key(settings))
+        app = http.build(settings, models, service_key(settings.loopback))
         server = uvicorn.Server(
             uvicorn.Config(
                 app, ws="none", access_log=False, log_level="warning", timeout_graceful_shutdown=LAST_SECONDS

@@ -107,7 +107,8 @@ class ModelProcess:
                     self.ready.set_exception(error if isinstance(error, UserError) else UserError(str(error)))
                     return
                 if not self._is_closed:
-                    print(f"{self.settings[0].name}: {error}\nits process starts again", file=sys.stderr, flush=True)
+                    name, why = self.settings[0].name, str(error).partition(";")[0]
+                    print(f"{name}: its process ended ({why}) and starts again; see {self.log}", file=sys.stderr)
             finally:
                 self.is_up = False
                 replica.end()
@@ -158,7 +159,7 @@ class LocalProcesses:
         self.processes = processes
 
     def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """Of the one that has least to do; where none is up, the first that is."""
+        """Of the one that has least to do; where none is up, one that starts."""
         chosen = min(self.processes, key=lambda process: (not process.is_up, process.running))
         return chosen.call(method, *arguments)
 

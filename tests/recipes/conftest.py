@@ -16,6 +16,12 @@ from recipes.plan import planned_config
 from recipes.preflight import host
 
 
+def generated(*texts: str) -> list[tuple[int, dict[str, Any]]]:
+    """A batch of convrec.generation with these texts as answers to the first prompts."""
+    other = {"token_ids": [1], "finish_reason": "stop", "prompt_tokens": 9, "prompt_truncated": False}
+    return [(index, {"text": text, **other}) for index, text in enumerate(texts)]
+
+
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     counts = {"train": 40, "validation": 10, "test": 10}

@@ -11,10 +11,11 @@ import pytest
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.generation import answers as generations
-from convrec.generation.generate import GenerationRow
+from convrec.generation.offline import Answer
 from data_prep.sample import write_sample
 from recipes import evaluate as recipe
 from recipes.evaluation.examples import examples
+from tests.recipes.conftest import generated
 
 CATALOG = [("Alien", 1979), ("Heat", 1995), ("Toy Story", 1995), ("Jaws", 1975)]
 LISTS = {
@@ -60,12 +61,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Answers from LISTS in vLLM's place; gathers how many prompts each call was given."""
     calls: list[int] = []
 
-    def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **settings: object) -> list[GenerationRow]:
+    def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **settings: object) -> list[Answer]:
         calls.append(len(prompts))
         texts = [next(text for word, text in LISTS.items() if word in prompt[0]["content"]) for prompt in prompts]
-        rows = [GenerationRow(i, text, [1, 2], "stop", 9, False) for i, text in enumerate(texts)]
-        on_batch(rows)
-        return rows
+        on_batch(generated(*texts))
+        return []
 
     monkeypatch.setattr(generations, "generate", fake_generate)
     return calls
@@ -181,7 +181,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
         for place, name in enumerate(given[-1]):
             if len(given) == 1 and place == 1:
                 raise KeyboardInterrupt
-            on_batch([GenerationRow(place, f"{name} (1995)", [1], "stop", 9, False)])
+            on_batch([(place, generated(f"{name} (1995)")[0][1])])
 
     monkeypatch.setattr(generations, "generate", batches_of_one)
     with pytest.raises(KeyboardInterrupt):
@@ -199,7 +199,7 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
 
     def answer(model: str, prompts: list[Any], *, on_batch: Any, **settings: Any) -> None:
         asked_with.append(settings.get("chat_template_kwargs"))
-        on_batch([GenerationRow(i, "Jaws (1975)|Heat (1998)", [1], "stop", 9, False) for i in range(len(prompts))])
+        on_batch(generated(*["Jaws (1975)|Heat (1998)"] * len(prompts)))
 
     monkeypatch.setattr(generations, "generate", answer)
     folder = tmp_path / "run"

@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.answers import Asked, answer_side_by_side, model_answers, prompt_id
-from convrec.generation.generate import GenerationRow, as_messages, generate, size_of_batch
+from convrec.generation.answers import GenerationRequest, model_answers, models_answers
+from convrec.generation.generate import generate, size_of_batch
+from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
 from convrec.generation.process import Process
+from convrec.generation.prompts import as_messages, prompt_id
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -79,7 +81,7 @@ def greedy_by_transformers(folder: Path, prompt: str, max_tokens: int) -> list[i
 
 
 LONG = "Here is the conversation: " + "USER: old news\nSYSTEM: noted\n" * 60 + "USER: Toy Story\n"
-PROMPTS = ["Toy Story (1995)", "Amélie (2001)", "Toy Story (1995)", LONG, *(f"Film {number}" for number in range(8))]
+PROMPTS = ["Toy Story (1995)", "Amélie (2001)", LONG, *(f"Film {number}" for number in range(8))]
 ASKED = {"max_tokens": 24, "max_prompt_tokens": 64, "progress": False}
 
 
@@ -89,30 +91,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[GenerationRow], Path]:
+def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Answer], Path]:
     """PROMPTS answered by one replica, and its log."""
     log = tmp_path_factory.mktemp("generate") / "log" / "vllm.log"
     return generate(model, PROMPTS, log_file=log, **ASKED), log
 
 
 @pytest.mark.e2e
-def test_greedy_answers_are_the_checkpoints_own_and_equal_prompts_share_them(
-    model: Path, answered: tuple[list[GenerationRow], Path]
-) -> None:
-    rows, log = answered
-    assert [row.prompt_index for row in rows] == list(range(len(PROMPTS)))
-    assert rows[0].token_ids == greedy_by_transformers(model, PROMPTS[0], 24)
-    assert rows[1].token_ids == greedy_by_transformers(model, PROMPTS[1], 24)
-    assert (rows[2].text, rows[2].token_ids) == (rows[0].text, rows[0].token_ids)
-    assert [row.prompt_truncated for row in rows] == [prompt is LONG for prompt in PROMPTS]
-    assert rows[3].prompt_tokens <= 64
-    assert all(row.finish_reason in ("stop", "length") and "<|im_" not in row.text for row in rows)
+def test_greedy_answers_are_the_checkpoints_own(model: Path, answered: tuple[list[Answer], Path]) -> None:
+    answers, log = answered
+    assert [answer["token_ids"] for answer in answers[:2]] == [
+        greedy_by_transformers(model, prompt, 24) for prompt in PROMPTS[:2]
+    ]
+    assert [answer["prompt_truncated"] for answer in answers] == [prompt is LONG for prompt in PROMPTS]
+    assert answers[PROMPTS.index(LONG)]["prompt_tokens"] <= 64
+    assert all(answer["finish_reason"] in ("stop", "length") and "<|im_" not in answer["text"] for answer in answers)
     assert log.stat().st_size > 0
 
 
 @pytest.mark.e2e
 def test_two_replicas_one_of_them_killed_write_what_one_does(
-    model: Path, answered: tuple[list[GenerationRow], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, list[str]]] = []  # the process, and the prompts of a batch
     ask = Process.ask
@@ -124,17 +123,15 @@ def test_two_replicas_one_of_them_killed_write_what_one_does(
     monkeypatch.setattr(Process, "ask", recorded)
     batches: list[list[int]] = []
 
-    def kill_once(rows: list[GenerationRow]) -> None:
-        batches.append([row.prompt_index for row in rows])
+    def kill_once(batch: list[tuple[int, Answer]]) -> None:
+        batches.append([index for index, _ in batch])
         if len(batches) == 1:  # a batch is there: kill the process that was asked last
             os.kill(asked[-1][0], signal.SIGKILL)
 
     log = tmp_path / "vllm.log"
-    rows = generate(model, PROMPTS, places=Placement(2), batch_size=2, on_batch=kill_once, log_file=log, **ASKED)
-    assert rows == answered[0]
-    assert sorted(index for batch in batches for index in batch) == [
-        index for index in range(len(PROMPTS)) if index != 2
-    ]  # equal to the first
+    answers = generate(model, PROMPTS, placement=Placement(2), batch_size=2, on_batch=kill_once, log_file=log, **ASKED)
+    assert answers == answered[0]
+    assert sorted(index for batch in batches for index in batch) == list(range(len(PROMPTS)))
     questions = [tuple(prompts) for _, prompts in asked]
     assert len(set(questions)) == len(batches) == 6
     assert len(questions) == 7  # that of the killed one again, and no other
@@ -146,15 +143,16 @@ def test_two_replicas_one_of_them_killed_write_what_one_does(
 
 @pytest.mark.e2e
 def test_checkpoints_answer_side_by_side_each_on_a_replica_of_its_own(
-    model: Path, answered: tuple[list[GenerationRow], Path], tmp_path: Path
+    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path
 ) -> None:
     other = make_model(tmp_path / "untied", tied=False)
     prompts = {prompt_id(messages): messages for messages in map(as_messages, PROMPTS)}
-    asked = [Asked(str(one), prompts, tmp_path / one.name / "answers.parquet") for one in (model, other)]
+    asked = [GenerationRequest(str(one), prompts, tmp_path / one.name / "answers.parquet") for one in (model, other)]
     settings = {"max_tokens": 24, "max_prompt_tokens": 64, "temperature": 0.0}
-    answer_side_by_side(asked, Placement(2), tmp_path / "vllm.log", progress=False, **settings)
+    with Placement(2).open() as room:
+        models_answers(asked, room, tmp_path / "vllm.log", progress=False, **settings)
     first, second = ({row["text"] for row in pq.read_table(one.path).to_pylist()} for one in asked)
-    assert first == {row.text for row in answered[0]}
+    assert first == {answer["text"] for answer in answered[0]}
     assert not first & second
     # the same question finds them, and starts nothing
     found, new = model_answers(asked[1], **settings)
@@ -166,10 +164,11 @@ def test_checkpoints_answer_side_by_side_each_on_a_replica_of_its_own(
 @pytest.mark.e2e
 def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
     model = make_model(tmp_path / "untied", tied=False)
-    messages = [{"role": "user", "content": "Toy Story (1995)"}]
-    rows = generate(model, [messages], max_tokens=12, temperature=1.0, n=3, seed=5, progress=False)
-    assert [row.prompt_index for row in rows] == [0, 0, 0]
-    assert len({tuple(row.token_ids) for row in rows}) == 3
+    sampled = [
+        generate(model, ["Toy Story (1995)", "Heat (1995)"], max_tokens=12, temperature=1.0, seed=seed, progress=False)
+        for seed in (5, 6)
+    ]
+    assert len({tuple(answer["token_ids"]) for answers in sampled for answer in answers}) == 4
 
 
 @pytest.mark.e2e
@@ -237,8 +236,8 @@ def test_batches_are_handed_over_as_they_finish_and_kept_when_a_later_one_fails(
     prompts = ["x" * length for length in range(1, 131)]
     batches: list[list[tuple[int, str]]] = []
 
-    def keep(rows: list[GenerationRow]) -> None:
-        batches.append([(row.prompt_index, row.text) for row in rows])
+    def keep(batch: list[tuple[int, Answer]]) -> None:
+        batches.append([(index, answer["text"]) for index, answer in batch])
 
     with pytest.raises(RuntimeError, match="out of memory"):
         generate(model, prompts, max_tokens=5, batch_size=2, on_batch=keep, progress=False)
@@ -248,8 +247,8 @@ def test_batches_are_handed_over_as_they_finish_and_kept_when_a_later_one_fails(
     monkeypatch.delenv("FAIL_AT_BATCH")
     del batches[:]
     whole = generate(model, prompts, max_tokens=5, on_batch=keep, progress=False)
-    assert kept == [(row.prompt_index, row.text) for row in whole][:4]
-    assert len({row.text for row in whole}) > 1
+    assert kept == list(enumerate(answer["text"] for answer in whole))[:4]
+    assert len({answer["text"] for answer in whole}) > 1
     assert [len(batch) for batch in batches] == ([130] if torch.cuda.is_available() else [128, 2])
 
 

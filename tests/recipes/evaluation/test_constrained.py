@@ -13,7 +13,6 @@ import pytest
 from convrec.data.schema import RL_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.generation import answers as generations
-from convrec.generation.generate import GenerationRow
 from convrec.lists.settings import ListSettings
 from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
@@ -21,6 +20,7 @@ from recipes.evaluation.scoring import constrained_gain
 from recipes.evaluation.single import EMPTY, OTHER, evaluate
 from recipes.evaluation.split import Split, read_split
 from recipes.report import _metrics, _table
+from tests.recipes.conftest import generated
 
 CATALOG = [("Toy Story", 1995), ("Amelie", 2001), ("Amélie", 2001), ("Heat", 1995), ("Alien", 1979), ("1. Heat", 1995)]
 SEEN = {"a": ["Heat"], "b": ["Alien"], "c": []}  # a and b are of one conversation
@@ -58,7 +58,7 @@ def constraint_of(split: Split, model: str, out: Path, allow: Path | None = None
 
 def test_a_conversation_excludes_what_any_of_its_rows_has_seen(split: Split, model: str, tmp_path: Path) -> None:
     constraint, (warning,) = constraint_of(split, model, tmp_path)
-    assert constraint.exclude == [[3, 4], []]  # Heat and Alien; nothing
+    assert [*constraint.exclude.values()] == [[3, 4], []]  # Heat and Alien; nothing
     assert Path(constraint.trie).parent == tmp_path
     assert "1 rows are in no constrained list" in warning
     assert "row 5, '1. Heat (1995)'" in warning
@@ -122,7 +122,7 @@ def test_constrained_lists_stand_beside_free_ones_baselines_and_probes(
 ) -> None:
     def fake_generate(model: str, prompts: list[Any], *, constraint: Any, on_batch: Any, **settings: object) -> None:
         text = "Toy Story (1995)\nAmelie (2001)" if constraint else "Jaws (1975)\nToy Story (1995)"
-        on_batch([GenerationRow(place, text, [1], "stop", 9, False) for place in range(len(prompts))])
+        on_batch(generated(*[text] * len(prompts)))
 
     monkeypatch.setattr(generations, "generate", fake_generate)
     data, catalog = tmp_path / "data.parquet", tmp_path / "catalog.parquet"

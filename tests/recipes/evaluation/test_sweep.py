@@ -15,12 +15,13 @@ import pytest
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.generation import answers as generations
-from convrec.generation.generate import GenerationRow, Work
-from convrec.generation.placement import Opened
+from convrec.generation.generate import Questions
+from convrec.generation.placement import Room
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_A_ROW
 from recipes.evaluation.sweep import sweep_steps
+from tests.recipes.conftest import generated
 
 # what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
 LISTS = {0.0: "Jaws (1975)\nJaws (1975)", 2.0: "Jaws (1975)\nHeat (1995)", 4.0: "Heat (1995)\nNowhere (2001)"}
@@ -64,7 +65,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def fake_generate(model: str, prompts: list[Any], *, on_batch: Any, **_: object) -> None:
         weight = struct.unpack("<f", (Path(model) / "model.safetensors").read_bytes()[-4:])[0]
-        on_batch([GenerationRow(i, LISTS[weight], [1], "stop", 9, False) for i in range(len(prompts))])
+        on_batch(generated(*[LISTS[weight]] * len(prompts)))
 
     monkeypatch.setattr(generations, "generate", fake_generate)
     files = ["--data", str(tmp_path / "test.parquet"), "--catalog", str(tmp_path / "catalog.parquet")]
@@ -185,15 +186,14 @@ def test_with_several_replicas_all_checkpoints_are_asked_at_once_and_scored_alik
 ) -> None:
     at_once: list[list[str]] = []
 
-    def fake_generate_all(works: list[Work], places: Opened, log: Path, progress: bool) -> None:
-        assert len(places.places) == 2
-        at_once.append([work.request.model for work in works])
-        for work in works:
-            weight = struct.unpack("<f", (Path(work.request.model) / "model.safetensors").read_bytes()[-4:])[0]
-            answer = {"text": LISTS[weight], "token_ids": [1], "finish_reason": "stop"}
-            work.keep(0, [[answer | {"prompt_tokens": 9, "prompt_truncated": False}] for _ in work.asked])
+    def fake_side_by_side(asked: list[Questions], room: Room, log: Path, progress: bool) -> None:
+        assert len(room.starts) == 2
+        at_once.append([of_model.request.model for of_model in asked])
+        for of_model in asked:
+            weight = struct.unpack("<f", (Path(of_model.request.model) / "model.safetensors").read_bytes()[-4:])[0]
+            of_model.keep(generated(*[LISTS[weight]] * len(of_model.batch)))
 
-    monkeypatch.setattr(generations, "generate_all", fake_generate_all)
+    monkeypatch.setattr(generations, "answer_side_by_side", fake_side_by_side)
     command = ["--model", str(run), "--sweep", *options]
     assert evaluate.main([*command, "--out", str(tmp_path / "one"), "--replicas", "1"]) == 0
     assert at_once == []
@@ -203,7 +203,7 @@ def test_with_several_replicas_all_checkpoints_are_asked_at_once_and_scored_alik
     for table in ("sweep.csv", "slices.csv"):
         assert (tmp_path / "two" / table).read_text() == (tmp_path / "one" / table).read_text()
     assert evaluate.main([*command, "--out", str(tmp_path / "two"), "--replicas", "2"]) == 0
-    assert at_once[1] == []  # all are there
+    assert len(at_once) == 1  # all are there
 
 
 def test_a_sweep_with_other_settings_does_not_overwrite_one(

@@ -121,7 +121,7 @@ def test_what_a_killed_process_was_answering_is_refused_at_once_and_others_wait_
         assert await pid_of(model) != pid
 
     asyncio.run(scenario())
-    assert "films: exit status -9" in capsys.readouterr().err
+    assert "films: its process ended (exit status -9) and starts again; see " in capsys.readouterr().err
 
 
 def test_another_process_is_asked_once_but_not_for_the_rest_of_a_stream(started: Callable[..., Model]) -> None:
