@@ -32,7 +32,7 @@ from convrec.progress import Progress
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
-from recipes.batch.replicas import TARGET, BatchRequest
+from recipes.batch.replicas import BatchRequest, load
 
 
 def recommend(
@@ -91,7 +91,7 @@ def recommend(
                     yield Job(request, [part])
 
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-            with bar, placement.open() as room, closing(Pool(room, TARGET, log)) as pool:
+            with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:
                 for job, _, table in pool.answers(jobs()):
                     parts.keep(numbers[job], table)
                     bar.update(table.num_rows)

@@ -1,6 +1,5 @@
 """The child process of a replica: it loads what it was told to, and answers tasks until its parent has no more."""
 
-import importlib
 import os
 import sys
 import traceback
@@ -13,7 +12,7 @@ from convrec.runs import guard, supervisor
 
 
 def main(descriptor: str, parent: str) -> None:
-    """descriptor: this end of the pipe to `parent`. The first message is (target, settings), all others are tasks."""
+    """descriptor: this end of the pipe to `parent`. The first message is (load, settings), all others are tasks."""
     supervisor.die_with(int(parent))
     guard.join()
     connection = Connection(int(descriptor))
@@ -25,8 +24,8 @@ def main(descriptor: str, parent: str) -> None:
             leave(0)
         try:
             if answer is None:
-                module, name = message[0].split(":")
-                answer = getattr(importlib.import_module(module), name)(message[1])
+                load, settings = message
+                answer = load(settings)
             else:
                 connection.send((ANSWER, answer(message, lambda number: connection.send((PROGRESS, number)))))
         except (Died, UserError) as error:  # Died: what it works with, an engine in a process of its own

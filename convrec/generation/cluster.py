@@ -12,7 +12,7 @@ import ray
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
 from convrec.generation.placement import Room, count_of
-from convrec.generation.process import Died, Process, Reply, read_reply
+from convrec.generation.process import Died, Load, Process, Reply, read_reply
 from convrec.runs import guard
 
 ROOT = Path(__file__).resolve().parents[2]  # of the packages
@@ -22,9 +22,9 @@ CONNECT_SECONDS = 10.0
 class Actor:
     """A child process on the actor's node. Ray gives it its GPUs, and ends it with the job."""
 
-    def __init__(self, target: str, settings: Any, environment: dict[str, str]) -> None:
+    def __init__(self, load: Load, settings: Any, environment: dict[str, str]) -> None:
         self.guard = guard.guarded("")  # of this node: when the actor is killed, nothing of its child is left
-        self.process = Process(target, settings, self.guard.__enter__() / "vllm.log", environment)
+        self.process = Process(load, settings, self.guard.__enter__() / "vllm.log", environment)
 
     def reply(self, task: Any) -> Reply:
         """A message: what is raised here would come through as an error of Ray's."""
@@ -34,9 +34,9 @@ class Actor:
 class ActorReplica:
     """The driver's side of an Actor. The log stays on the actor's node; what it ends with is in the error."""
 
-    def __init__(self, target: str, settings: Any, log: Path, gpus: int, environment: dict[str, str]) -> None:
+    def __init__(self, load: Load, settings: Any, log: Path, gpus: int, environment: dict[str, str]) -> None:
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
-        self._actor = ray.remote(Actor).options(**options).remote(target, settings, environment)
+        self._actor = ray.remote(Actor).options(**options).remote(load, settings, environment)
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
         try:

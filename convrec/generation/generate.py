@@ -94,13 +94,12 @@ def generate(
 ) -> list[Answer]:
     """An answer to each of the prompts, in their order.
 
-    A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `dtype="auto"` is float32
-    on a CPU and the checkpoint's own on a GPU. `chat_template_kwargs` are the template's own arguments; None asks a
-    thinking model to answer right away. `placement`: where the replicas run, which share the prompts in batches.
-    `on_batch` gets the answers to every `batch_size` prompts as soon as they are there: what an interrupted call has
-    paid for can be kept. Of several replicas they come in any order. None: CPU_BATCH or GPU_BATCH, fewer where that has
-    all replicas end together. A batch whose replica is killed is asked again, and no other one. A sample comes of the
-    prompt and `seed` alone: it depends on no other prompt.
+    A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
+    the template's own arguments; None asks a thinking model to answer right away. `placement`: where the replicas run,
+    which share the prompts in batches. `on_batch` gets the answers to every `batch_size` prompts as soon as they are
+    there: what an interrupted call has paid for can be kept. Of several replicas they come in any order. None:
+    CPU_BATCH or GPU_BATCH, fewer where that has all replicas end together. A batch whose replica is killed is asked
+    again, and no other one. A sample comes of the prompt and `seed` alone: it depends on no other prompt.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
     """
     answers: dict[int, Answer] = {}
@@ -137,7 +136,7 @@ def answer_side_by_side(
         disable=not progress,
         note=hub.download_note(asked[0].request.model),
     )
-    with bar, closing(Pool(room, offline.TARGET, log)) as pool:
+    with bar, closing(Pool(room, offline.load, log)) as pool:
         ask(pool, asked, bar, "generating", batch_size)
 
 

@@ -56,28 +56,22 @@ class LocalModel:
             {"model": self.name, "messages": without_control_tokens(as_messages(prompt)), "sampling": sampling}
             for prompt in prompts
         ]
-        answers: dict[Path, Answer] = {}
-        missing: dict[Path, dict[str, Any]] = {}
         paths = [self.cache.path(request) for request in requests]
-        for path, request in zip(paths, requests, strict=True):
-            if path in answers or path in missing:
-                continue
-            if kept := self.cache.get(request):
-                answers[path] = kept
-            else:
-                missing[path] = request
+        asked = dict(zip(paths, requests, strict=True))  # each once
+        answers = {path: kept for path, request in asked.items() if (kept := self.cache.get(request))}
+        missing = [(path, request) for path, request in asked.items() if path not in answers]
         self.usage.cached += len(paths) - len(missing)
+
+        def keep(batch: list[tuple[int, offline.Answer]]) -> None:
+            for index, found in batch:
+                path, request = missing[index]
+                answers[path] = self._keep(request, found)
+
         if missing:
-            asked = list(missing.values())
-            engine = self._engine(sampling)
-
-            def keep(batch: list[tuple[int, offline.Answer]]) -> None:
-                for index, found in batch:
-                    answers[self.cache.path(asked[index])] = self._keep(asked[index], found)
-
-            batch = [(one["messages"], list[int]()) for one in asked]
+            batch = [(request["messages"], list[int]()) for _, request in missing]
+            questions = Questions(self._engine(sampling), batch, keep)
             with Progress(total=len(missing), desc=label, unit="answer", note=lambda: str(self.usage)) as bar:
-                ask(self._pool(), [Questions(engine, batch, keep)], bar, label)
+                ask(self._pool(), [questions], bar, label)
         return [answers[path] for path in paths]
 
     def close(self) -> None:
@@ -100,7 +94,7 @@ class LocalModel:
     def _pool(self) -> Pool:
         if self._opened is None:
             room = self._open.enter_context(self.placement.open())
-            self._opened = self._open.enter_context(closing(Pool(room, offline.TARGET, self.log)))
+            self._opened = self._open.enter_context(closing(Pool(room, offline.load, self.log)))
         return self._opened
 
     def _keep(self, request: dict[str, Any], found: offline.Answer) -> Answer:

@@ -12,7 +12,6 @@ from convrec.errors import UserError
 from convrec.generation.engine_settings import engine_settings
 from convrec.generation.prompts import Messages, encode_prompts, load_tokenizer
 
-TARGET = "convrec.generation.offline:load"
 # (conversation, items that its list may not hold: of a constrained request)
 Batch = Sequence[tuple[Messages, list[int]]]
 # text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
@@ -31,9 +30,7 @@ class Request:
     max_prompt_tokens: int
     sampling: dict[str, Any]
     seed: int
-    dtype: str = "auto"
     tensor_parallel: int = 1
-    gpu_memory_utilization: float = 0.85
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     cuts: bool = True
     trie: str | None = None  # of a constrained request, which also has
@@ -67,7 +64,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
             f"model {request.model}: its context of {context} tokens has no room for {request.max_tokens} new tokens "
             "and a prompt; lower max_tokens."
         )
-    _, settings = engine_settings(request.dtype, request.gpu_memory_utilization, request.tensor_parallel)
+    _, settings = engine_settings(request.tensor_parallel)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no EngineCore process that could outlive this one
 
     from vllm import LLM, SamplingParams

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.process import Process, Replica
+from convrec.generation.process import Load, Process, Replica
 from convrec.runs import guard, supervisor
 
 AUTO = "auto"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of CUDA, ROCm, WSL
-Start: TypeAlias = Callable[[str, Any, Path], Replica]  # of (target, settings, log), as Process takes them
+Start: TypeAlias = Callable[[Load, Any, Path], Replica]  # of (load, settings, log), as Process takes them
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from convrec.generation.placement import Room
-from convrec.generation.process import Died, Replica
+from convrec.generation.process import Died, Load, Replica
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
 
@@ -26,14 +26,14 @@ class Job(NamedTuple):
 class Pool:
     """The replicas of a room, each started when there is a job for it. `close` ends them."""
 
-    def __init__(self, room: Room, target: str, log: Path | None = None) -> None:
+    def __init__(self, room: Room, load: Load, log: Path | None = None) -> None:
         """
         Args:
             room: open for as long as this is.
-            target: "module:function", of which each replica calls function(settings of its job).
+            load: what each replica calls with the settings of its job.
             log: of the first one, the others' have their index in the name; None: it goes with the room.
         """
-        self.room, self._target = room, target
+        self.room, self._load = room, load
         self._log = log or (room.folder or Path()) / "vllm.log"  # of a room elsewhere nothing is written here
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
@@ -119,7 +119,7 @@ class Pool:
                 if replica is not None:
                     replica.end()
                 log = self._log if index == 0 else self._log.with_stem(f"{self._log.stem}-{index}")
-                replica = self.room.starts[index](self._target, settings, log)
+                replica = self.room.starts[index](self._load, settings, log)
                 self._replicas[index] = settings, replica
             return replica
 

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 ANSWER, PROGRESS, ERROR = "answer", "progress", "error"
 LINES_SHOWN = 15
 Reply = tuple[str, Any]  # the last message to a task
+# Settings -> what answers a task, and tells the number of what was finished since the last time. Of a module: it is
+# imported in the child.
+Load = Callable[[Any], Callable[[Any, Callable[[int], None]], Any]]
 
 
 class Died(Exception):
@@ -45,9 +48,9 @@ class Process:
     The thread that makes it must live as long: Linux kills the child when that thread ends.
     """
 
-    def __init__(self, target: str, settings: Any, log: Path, environment: Mapping[str, str]) -> None:
-        """target: "module:function", of which the child calls function(settings) once. log: gets its output.
-        environment: of the child, beside this process's."""
+    def __init__(self, load: Load, settings: Any, log: Path, environment: Mapping[str, str]) -> None:
+        """load: what the child calls once, with `settings`. log: gets its output. environment: the child's, beside
+        this process's."""
         self._log = log
         self._connection, theirs = multiprocessing.Pipe()
         command = [sys.executable, "-m", "convrec.generation.child", str(theirs.fileno()), str(os.getpid())]
@@ -62,7 +65,7 @@ class Process:
                 process_group=0,  # vLLM's workers of several GPUs are in it
             )
         with contextlib.suppress(OSError):  # gone already: `reply` says so
-            self._connection.send((target, settings))
+            self._connection.send((load, settings))
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
         return read_reply(self.reply(task, progress))

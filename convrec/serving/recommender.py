@@ -107,8 +107,6 @@ class Recommender:
         max_items: int = 100,
         max_prompt_length: int = 2048,
         tensor_parallel: int = 1,
-        dtype: str = "auto",
-        gpu_memory_utilization: float = 0.85,
         **engine_settings: Any,
     ) -> Self:
         """Start the engine; some 10 s and more.
@@ -117,7 +115,8 @@ class Recommender:
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k. max_prompt_length: tokens;
-        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine.
+        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
+        gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
         """
@@ -141,8 +140,6 @@ class Recommender:
                 str(trie.path),
                 max_model_len=limits.context,
                 tensor_parallel=tensor_parallel,
-                dtype=dtype,
-                gpu_memory_utilization=gpu_memory_utilization,
                 **engine_settings,
             )
         except BaseException:

@@ -11,8 +11,6 @@ from convrec.serving.recommender import Recommendations, Recommender
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
 
-TARGET = "recipes.batch.replicas:load"
-
 
 @dataclass(frozen=True)
 class BatchRequest:

@@ -27,7 +27,6 @@ from recipes.serving.model import ModelServer
 from recipes.serving.replicas import Gone
 from recipes.serving.schema import ModelSettings
 
-TARGET = "recipes.serving.processes:load"
 SERVICE, METHOD = "convrec.Model", "call"
 EVENT, REFUSED, FAILED = "event", "refused", "failed"
 NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -118,7 +117,7 @@ class ModelProcess:
         with self._lock:
             if self._is_closed:
                 return None
-            self._replica = self.start(TARGET, self.settings, self.log)
+            self._replica = self.start(load, self.settings, self.log)
             return self._replica
 
     def _listens(self, _: int) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import closing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,13 @@ TASKS = [["a", "b"], ["c", "kill once"], ["d"], ["e", "f"], ["g"]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "words_target.py").write_text(TARGET)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
 def two(folder: Path) -> "closing[Pool]":
     room = Room([partial(Process, environment={})] * 2, tensor_parallel=1, on_gpu=False)
-    return closing(Pool(room, "words_target:load", folder / "log"))
+    return closing(Pool(room, import_module("words_target").load, folder / "log"))
 
 
 def answered(pool: Pool, folder: Path, *tasks: list[str], told: list[int] | None = None) -> dict[int, list[str]]:
@@ -126,7 +128,8 @@ from pathlib import Path
 from contextlib import closing
 from convrec.generation.placement import Placement
 from convrec.generation.pool import Job, Pool
-with Placement(2).open() as room, closing(Pool(room, "words_target:load")) as pool:
+from words_target import load
+with Placement(2).open() as room, closing(Pool(room, load)) as pool:
     for _ in pool.answers([Job({str(folder)!r}, [["a"], ["b"]])] * 2):
         os.kill(os.getpid(), signal.SIGKILL)
 """

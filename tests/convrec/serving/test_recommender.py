@@ -5,7 +5,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import pyarrow as pa
@@ -198,8 +197,8 @@ def test_the_catalog_changes_while_lists_are_written(recommender: Recommender) -
 class Here:
     """A replica in this process."""
 
-    def __init__(self, target: str, settings: Any, log: Path) -> None:
-        self.write = resolve_name(target)(settings)
+    def __init__(self, load: Any, settings: Any, log: Path) -> None:
+        self.write = load(settings)
 
     def ask(self, task: Any, progress: Any) -> Any:
         return self.write(task, progress)

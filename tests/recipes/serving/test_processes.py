@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,12 @@ def load(settings):
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Model]]:
     (tmp_path / "films_target.py").write_text(TARGET)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     processes: list[ModelProcess] = []
 
     def start(count: int, path: str = "here") -> Model:
-        def process(target: str, settings: Any, log: Path) -> Process:
-            return Process("films_target:load", settings, log, {})
+        def process(_: object, settings: Any, log: Path) -> Process:
+            return Process(import_module("films_target").load, settings, log, {})
 
         for number in range(count):
             log, socket = tmp_path / f"{number}.log", tmp_path / f"{number}.socket"
