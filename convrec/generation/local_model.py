@@ -52,7 +52,7 @@ class LocalModel:
 
         A prompt without room in the model's context, or of more than PROMPT_TOKENS, has an empty answer with `error`.
         """
-        requests = [
+        requests: list[dict[str, Any]] = [
             {"model": self.name, "messages": without_control_tokens(as_messages(prompt)), "sampling": sampling}
             for prompt in prompts
         ]
