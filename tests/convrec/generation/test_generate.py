@@ -18,48 +18,17 @@ from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
 from convrec.generation.process import Process
 from convrec.generation.prompts import as_messages, prompt_id
-
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from recipes.tiny_model import make_tiny_model
 
 
 def make_model(folder: Path, *, tied: bool) -> Path:
     import torch
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(
-        ["Toy Story (1995)\nAmélie (2001)\nUSER: SYSTEM: "] * 4,
-        vocab_size=400,
-        min_frequency=1,
-        special_tokens=["<|im_end|>", "<|im_start|>", "<|pad|>"],
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=trained._tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|pad|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,  # vLLM's CPU attention has no kernel for heads narrower than 32
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        eos_token_id=0,
-        pad_token_id=2,
-        bos_token_id=None,
-    )
-    model = Qwen2ForCausalLM(config)
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "max_positions": 512}
+    texts = ["Toy Story (1995)\nAmélie (2001)\nUSER: SYSTEM: "] * 30
+    make_tiny_model(folder, texts, vocab_size=400, tie_word_embeddings=tied, **sizes)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for parameter in model.parameters():
         parameter.data *= 3  # far from uniform: a wrong weight shows in the argmax
     model.save_pretrained(folder)
