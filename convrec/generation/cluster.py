@@ -11,8 +11,8 @@ import ray
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.placement import Room, count_of
 from convrec.generation.process import Died, Load, Process, Reply, read_reply
+from convrec.generation.room import Room, count_of
 from convrec.runs import guard
 
 ROOT = Path(__file__).resolve().parents[2]  # of the packages

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from convrec.generation.placement import Room
 from convrec.generation.process import Died, Load, Replica
+from convrec.generation.room import Room
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
 

@@ -19,7 +19,8 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.generation.answers import models_answers
-from convrec.generation.placement import Placement, Room
+from convrec.generation.placement import Placement
+from convrec.generation.room import Room
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from convrec.errors import UserError
-from convrec.generation.placement import room_here
+from convrec.generation.room import room_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.serving import http

@@ -16,7 +16,7 @@ from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
 from convrec.errors import UserError
 from convrec.generation import answers as generations
 from convrec.generation.generate import Questions
-from convrec.generation.placement import Room
+from convrec.generation.room import Room
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_A_ROW
