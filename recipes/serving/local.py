@@ -3,10 +3,11 @@
 import os
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -14,6 +15,7 @@ from convrec.errors import UserError
 from convrec.generation.room import room_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
+from recipes.preflight.host import usable_cores
 from recipes.serving import http
 from recipes.serving.processes import LocalProcesses, ModelProcess
 from recipes.serving.replicas import Model
@@ -43,26 +45,35 @@ def serve_here(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
-        of_all = [(model, index) for model in settings.models for index in range(replicas)]
-        room = room_here(len(of_all), settings.models[0].tensor_parallel, folder, guard.environment(folder))
         processes: dict[str, list[ModelProcess]] = {model.name: [] for model in settings.models}
-        for start, (model, index) in zip(room.starts, of_all, strict=True):
-            name = f"{model.name}-{index}" if index else model.name
-            log, pipe = logs / f"{name}.log", folder / f"{name}.socket"
-            process = ModelProcess(start, model, settings.limits.max_items, log, pipe)
-            processes[model.name].append(opened.enter_context(closing(process)))
+        for process in _started(settings, replicas, logs, folder):
+            processes[process.name].append(opened.enter_context(closing(process)))
         for process in chain.from_iterable(processes.values()):
             process.ready.result()
         models = {name: Model(LocalProcesses(of_model)) for name, of_model in processes.items()}
         app = http.build(settings, models, service_key(settings.loopback))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, ws="none", access_log=False, log_level="warning", timeout_graceful_shutdown=LAST_SECONDS
-            )
-        )
+        options: dict[str, Any] = {
+            "access_log": False,
+            "log_level": "warning",
+            "timeout_graceful_shutdown": LAST_SECONDS,
+        }
         listener.listen(BACKLOG)
         ready()
-        server.run(sockets=[listener])
+        uvicorn.Server(uvicorn.Config(app, ws="none", **options)).run(sockets=[listener])
+
+
+def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
+    """A process for each replica of each model, which loads it. folder: of this service alone."""
+    of_all = [(model, index) for model in settings.models for index in range(replicas)]
+    # a core is left for HTTP and the scheduler of the engine
+    environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
+    try:
+        room = room_here(len(of_all), settings.models[0].tensor_parallel, folder, environment)
+    except UserError as error:
+        raise UserError(f"{len(settings.models)} models, each with {replicas} replicas: {error}") from None
+    for number, (start, (model, index)) in enumerate(zip(room.starts, of_all, strict=True)):
+        log = logs / f"{model.name}-{index}.log" if index else logs / f"{model.name}.log"
+        yield ModelProcess(start, model, settings.limits.max_items, log, folder / f"{number}.socket")
 
 
 def bound(host: str, port: int) -> socket.socket:

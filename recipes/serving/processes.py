@@ -82,7 +82,8 @@ class ModelProcess:
     """One of them. ready: set when it listens for the first time; raises UserError where that does not come."""
 
     def __init__(self, start: Start, settings: ModelSettings, max_items: int, log: Path, socket: Path) -> None:
-        self.start, self.settings, self.log, self.socket = start, (settings, max_items), log, socket
+        self.name, self.settings = settings.name, (settings, max_items)
+        self.start, self.log, self.socket = start, log, socket
         self.ready: Future[None] = Future()
         self.is_up, self.running = False, 0
         self._lock = threading.Lock()
@@ -106,8 +107,8 @@ class ModelProcess:
                     self.ready.set_exception(error if isinstance(error, UserError) else UserError(str(error)))
                     return
                 if not self._is_closed:
-                    name, why = self.settings[0].name, str(error).partition(";")[0]
-                    print(f"{name}: its process ended ({why}) and starts again; see {self.log}", file=sys.stderr)
+                    why = str(error).partition(";")[0]
+                    print(f"{self.name}: its process ended ({why}) and starts again; see {self.log}", file=sys.stderr)
             finally:
                 self.is_up = False
                 replica.end()
@@ -134,7 +135,7 @@ class ModelProcess:
                 if kind == REFUSED:
                     raise Refused(*value)
                 if kind == FAILED:
-                    raise RuntimeError(f"{self.settings[0].name} failed at {method}: see {self.log}")
+                    raise RuntimeError(f"{self.name} failed at {method}: see {self.log}")
                 yield value
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
