@@ -1,6 +1,5 @@
 """Replicas and their queue, with real processes of a target that needs no vLLM."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -121,23 +120,24 @@ def test_jobs_are_drawn_as_they_are_needed(folder: Path) -> None:
         assert next(left) <= 4
 
 
-def test_replicas_end_with_a_parent_that_is_killed(folder: Path) -> None:
+def test_replicas_and_their_folder_end_with_a_parent_that_is_killed(folder: Path) -> None:
     code = f"""
 import os, signal
-from pathlib import Path
 from contextlib import closing
+from pathlib import Path
 from convrec.generation.placement import Placement
 from convrec.generation.pool import Job, Pool
 from words_target import load
 with Placement(2).open() as room, closing(Pool(room, load)) as pool:
+    print(room.folder, flush=True)
     for _ in pool.answers([Job({str(folder)!r}, [["a"], ["b"]])] * 2):
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    parent = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60, check=False)
+    parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert parent.returncode == -signal.SIGKILL
-    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
-    assert pids
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "a replica outlived its parent"
+    processes = [Path("/proc", path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    assert processes
+    deadline = time.monotonic() + 20
+    while left := [path for path in (*processes, Path(parent.stdout.strip())) if path.exists()]:
+        assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -77,9 +77,13 @@ def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
 def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Path) -> None:
     catalog = serve(file=write_catalog(tmp_path, [*FILMS, ("e", "Best of [1999]", 2010)]))
     assert (len(catalog), ids(catalog)) == (6, {"a", "b", "c", "d", "300", "e"})
-    expected = {
+    expected: dict[str | int, set[str]] = {
         "b": {"b"},
         "300": {"300"},
+        300: {"300"},
+        Title("a"): set(),
+        Title("heat"): {"b", "c"},  # of any year
+        Title("HEAT (1995)"): {"b", "c"},
         "Heat (1995)": {"b"},
         "heat (1987)": {"c"},
         "Heat": {"b", "c"},
@@ -90,7 +94,9 @@ def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Pat
         "Best of [1999]": {"e"},
         "Best of [1999] (2010)": {"e"},
     }
-    assert {text: found(catalog, text) for text in expected} == expected
+    assert [(name, found(catalog, name)) for name in expected] == [*expected.items()]
+    catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
+    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
     assert catalog.get("c").line == "Heat (1986)"
 
 
@@ -105,14 +111,6 @@ def test_without_ids_the_numbers_of_rows_are_but_a_title_of_digits_is_none(serve
     recommender: Any = Recommender(*[None, catalog, None, None, None])  # type: ignore[list-item]  # no engine is needed
     assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
     assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
-
-
-def test_a_title_alone_is_never_an_id(serve: Any, tmp_path: Path) -> None:
-    catalog = serve()
-    assert (found(catalog, "300"), found(catalog, 300), found(catalog, Title("300"))) == ({"300"}, {"300"}, set())
-    assert found(catalog, Title("heat")) == found(catalog, Title("Heat (1995)")) == {"b", "c"}  # of any year
-    catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
-    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
 
 
 def test_a_number_is_the_item_of_that_id_and_no_title(serve: Any, tmp_path: Path) -> None:
@@ -140,17 +138,6 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
     catalog.put([{"item_id": "m", "title": "Heat", "year": 1986, "display": "director's cut"}])
     assert catalog.get("m").line == "Heat [director's cut] (1986)"
     assert (before.number, catalog.version) == (0, 4)
-
-
-def test_tries_leave_the_folder_with_their_last_user(serve: Any, tmp_path: Path) -> None:
-    catalog = serve()
-    before = catalog.snapshot
-    catalog.put([NEW])
-    assert before.trie.path.exists()
-    old = before.trie.path
-    del before
-    assert not old.exists()
-    assert catalog.snapshot.trie.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +252,7 @@ def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> No
         catalog.put([{**NEW, "display": display}])
 
 
-def test_memory_does_not_grow_with_changes(serve: Any, state: Path) -> None:
+def test_neither_memory_nor_files_grow_with_changes(serve: Any, tmp_path: Path, state: Path) -> None:
     catalog = serve(state)
 
     def size() -> tuple[int, ...]:
@@ -278,6 +265,7 @@ def test_memory_does_not_grow_with_changes(serve: Any, state: Path) -> None:
         catalog.put([{**NEW, "year": year}])
     assert size() == before
     assert catalog.version == 41
+    assert [*(tmp_path / "tries").glob("trie-*")] == [catalog.snapshot.trie.path]
 
 
 def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> None:
@@ -393,22 +381,19 @@ for number in range(25):
     assert len(serve(state)) == 105
 
 
-def test_changes_of_another_catalog_without_ids_are_refused(serve: Any, tmp_path: Path, state: Path) -> None:
-    serve(state, write_catalog(tmp_path, ids=False)).delete(["0"])
-    other = write_catalog(tmp_path, FILMS[1:], ids=False)
-    with pytest.raises(UserError, match="Remove the file, or give items ids"):
-        serve(state, other)
-
-
 @pytest.mark.parametrize(
-    ("name", "year", "problem"),
-    [("films.parquet", 1995, "of catalog.parquet, not of films.parquet"), ("catalog.parquet", None, "with years, and")],
+    ("ids", "name", "year", "problem"),
+    [
+        (True, "films.parquet", 1995, "of catalog.parquet, not of films.parquet"),
+        (True, "catalog.parquet", None, "with years, and it is now one without"),
+        (False, "catalog.parquet", 1995, "Remove the file, or give items ids"),
+    ],
 )
-def test_changes_of_another_file_or_of_other_years_are_refused(
-    serve: Any, tmp_path: Path, state: Path, name: str, year: int | None, problem: str
+def test_changes_of_another_catalog_are_refused(
+    serve: Any, tmp_path: Path, state: Path, ids: bool, name: str, year: int | None, problem: str
 ) -> None:
-    serve(state).put([NEW])
-    other = write_catalog(tmp_path, [("n", "Emma", year)])
+    serve(state, write_catalog(tmp_path, ids=ids)).delete(["0" if not ids else "a"])
+    other = write_catalog(tmp_path, [("n", "Emma", year)], ids)
     with pytest.raises(UserError, match=f"catalog.jsonl: .*{problem}"):
         serve(state, other.rename(tmp_path / name))
 
