@@ -126,54 +126,6 @@ def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
     assert len({tuple(answer["token_ids"]) for answers in sampled for answer in answers}) == 4
 
 
-VLLM = """
-import json, os
-class SamplingParams:
-    def __init__(self, **settings): pass
-class _Output:
-    def __init__(self, text): self.text, self.token_ids, self.finish_reason = text, [1], "stop"
-class LLM:
-    batches = 0
-    def __init__(self, **settings): pass
-    def generate(self, inputs, sampling, use_tqdm):
-        LLM.batches += 1
-        if LLM.batches == int(os.environ.get("FAIL_AT_BATCH", 0)):
-            raise RuntimeError("out of memory")
-        answers = []
-        for one in inputs:
-            answers.append(type("Request", (), {"outputs": [_Output(str(len(one["prompt_token_ids"])))]}))
-        return answers
-"""
-
-
-def test_batches_are_handed_over_as_they_finish_and_kept_when_a_later_one_fails(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The real parent and child; in vLLM's place a module that answers with the number of the prompt's tokens."""
-    import torch
-
-    (tmp_path / "vllm.py").write_text(VLLM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("FAIL_AT_BATCH", "3")
-    prompts = ["x" * length for length in range(1, 131)]
-    batches: list[list[tuple[int, str]]] = []
-
-    def keep(batch: list[tuple[int, Answer]]) -> None:
-        batches.append([(index, answer["text"]) for index, answer in batch])
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        generate(model, prompts, max_tokens=5, batch_size=2, on_batch=keep, progress=False)
-    kept = [row for batch in batches for row in batch]
-    assert [len(batch) for batch in batches] == [2, 2]
-
-    monkeypatch.delenv("FAIL_AT_BATCH")
-    del batches[:]
-    whole = generate(model, prompts, max_tokens=5, on_batch=keep, progress=False)
-    assert kept == list(enumerate(answer["text"] for answer in whole))[:4]
-    assert len({answer["text"] for answer in whole}) > 1
-    assert [len(batch) for batch in batches] == ([130] if torch.cuda.is_available() else [128, 2])
-
-
 def test_a_missing_model_is_a_user_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         generate(tmp_path / "missing", ["x"], max_tokens=5)
