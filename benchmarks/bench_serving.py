@@ -104,8 +104,8 @@ class Answers:
 
 
 async def load(address: str, ask: Ask, concurrent: int, seconds: float, answers: Answers) -> None:
-    """`concurrent` conversations at once, each asking again when it was answered, on a connection of its own: one pool of
-    httpx for 100 that are kept open gives some of them nothing for seconds."""
+    """`concurrent` conversations at once, each asking again when it was answered, on a connection of its own: one pool
+    of httpx for 100 that are kept open gives some of them nothing for seconds."""
     latencies, errors = answers.latencies, answers.errors
 
     async def talk(client: httpx.AsyncClient, number: int) -> None:
