@@ -250,17 +250,17 @@ async def _refused(request: Request, refused: Refused) -> JSONResponse:
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     """The first field that is wrong; of its alternatives what was found deepest. What was sent is not repeated."""
-    errors = [(*_place(one["loc"]), one) for one in error.errors()]
+    errors = [(*_field(one["loc"]), one) for one in error.errors()]
     field = errors[0][0]
-    _, place, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
+    _, path, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
     message = SENTENCES.get(wrong["type"], wrong["msg"])
-    return JSONResponse(error_body(400, f"{place or 'body'}: {message}", field), 400)
+    return JSONResponse(error_body(400, f"{path or 'body'}: {message}", field), 400)
 
 
-def _place(loc: Sequence[str | int]) -> tuple[str | None, str]:
+def _field(loc: Sequence[str | int]) -> tuple[str | None, str]:
     """Of an error of pydantic: (the field of the body, the field and what is wrong in it: conversation.0.role)."""
     names = [str(part)[:100] for part in loc if part != "body" and not _ALTERNATIVE.match(str(part))]
-    if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # the place of a JSON error
+    if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # where a JSON error is
         return None, ""
     return names[0], ".".join(names)
 
