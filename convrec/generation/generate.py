@@ -61,9 +61,8 @@ def questions(
     seed: int = 0,
     chat_template_kwargs: dict[str, Any] | None = None,
     constraint: Constraint | None = None,
-    **engine: Any,
 ) -> Questions:
-    """As `generate` has them. engine: further fields of offline.Request. Raises UserError for a bad model path."""
+    """As `generate` has them. Raises UserError for a bad model path."""
     model = check_model_path(model_path)
     conversations = [as_messages(prompt) for prompt in prompts]
     exclude = constraint.exclude if constraint else {}
@@ -77,7 +76,6 @@ def questions(
         chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
         trie=str(Path(constraint.trie).absolute()) if constraint else None,
         num_items=constraint.num_items if constraint else 0,
-        **engine,
     )
     return Questions(request, [(one, exclude.get(prompt_id(one), [])) for one in conversations], keep)
 
@@ -93,7 +91,7 @@ def generate(
     on_batch: Keep | None = None,
     **settings: Any,
 ) -> list[Answer]:
-    """An answer to each of the prompts, in their order.
+    """An answer to each of the prompts, in their order. settings: those of `questions`.
 
     A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
     the template's own arguments; None asks a thinking model to answer right away. `placement`: where the replicas run,
