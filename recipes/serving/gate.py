@@ -11,7 +11,7 @@ from starlette._utils import get_route_path  # the router's own: the two must me
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from recipes.serving.errors import Refused
+from recipes.serving.errors import FAILED, Refused
 from recipes.serving.metrics import Metrics
 from recipes.serving.schema import KEY_VARIABLE, Limits, is_loopback
 
@@ -61,13 +61,12 @@ class Gate:
         try:
             await self._pass(scope, receive, watched)
         except Refused as refused:
-            response = JSONResponse(refused.body, refused.status, refused.headers)
-            await response(scope, receive, watched)
+            await JSONResponse(refused.body, refused.status, refused.headers)(scope, receive, watched)
         except ClientGone:
             pass
-        except Exception:
-            if status == CLIENT_CLOSED:  # nothing was sent: the application around this one answers
-                status = 500
+        except Exception:  # the server's log has it
+            if status == CLIENT_CLOSED:  # nothing was sent
+                await JSONResponse(FAILED.body, FAILED.status)(scope, receive, watched)
             raise
         finally:
             self.metrics.count(get_route_path(scope), scope["method"], status, time.monotonic() - start)

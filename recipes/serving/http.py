@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from recipes.serving.errors import Refused, error_body
+from recipes.serving.errors import FAILED, Refused, error_body
 from recipes.serving.gate import Gate
 from recipes.serving.metrics import CONTENT_TYPE, Metrics
 from recipes.serving.replicas import Model
@@ -51,7 +51,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "the model's process starts again, or its catalog's state cannot be read; see Retry-After"},
     504: {"description": "no answer within the service's limit of time"},
 }
-FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
 SENTENCES = {
     "json_invalid": "it is no JSON",
     "extra_forbidden": "there is no such field",
@@ -80,10 +79,8 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
         loopback=settings.loopback,
         metrics=routes.metrics,
     )
-    app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -244,10 +241,6 @@ async def _stream(events: AsyncIterator[str], as_event: Any) -> StreamingRespons
     return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _refused(request: Request, refused: Refused) -> JSONResponse:
-    return JSONResponse(refused.body, refused.status, refused.headers)
-
-
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     """The first field that is wrong; of its alternatives what was found deepest. What was sent is not repeated."""
     errors = [(*_field(one["loc"]), one) for one in error.errors()]
@@ -268,8 +261,3 @@ def _field(loc: Sequence[str | int]) -> tuple[str | None, str]:
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """No such path, another method, a body that cannot be read."""
     return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """Its details are in the log alone."""
-    return JSONResponse(FAILED.body, FAILED.status)
