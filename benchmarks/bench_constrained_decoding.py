@@ -85,11 +85,11 @@ def compare(
 
     from convrec.constrained.vllm_processor import EXCLUDE, ITEMS, PROCESSOR, TRIE
 
-    on_cpu, settings = engine_settings("auto", options.gpu_memory, 1)
+    on_cpu, settings = engine_settings(1)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     if not on_cpu:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        settings["dtype"] = "bfloat16"
+        settings |= {"dtype": "bfloat16", "gpu_memory_utilization": options.gpu_memory}
     settings |= {
         "model": str(model),
         "load_format": "dummy",

@@ -82,9 +82,9 @@ def with_ours(replicas: int, model: str, prompts: list[Any]) -> list[str]:
     from convrec.generation.generate import generate
     from convrec.generation.placement import Placement
 
-    places = Placement(replicas)
-    rows = generate(model, prompts, places=places, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, progress=False)
-    return [row.text for row in rows]
+    limits = {"max_tokens": RESPONSE, "max_prompt_tokens": PROMPT}
+    answers = generate(model, prompts, placement=Placement(replicas), progress=False, **limits)
+    return [answer["text"] for answer in answers]
 
 
 def with_ray_data(replicas: int, model: str, prompts: list[Any]) -> list[str]:

@@ -8,8 +8,8 @@ the prompt that the list has, greedy, as many tokens as a list of 20 items has o
 
     levels      {concurrent: {"list" | "chat" | "plain": {"answers", "errors", "per_second", "p50", "p95", "p99"},
                 "chat_to_plain", "list_to_plain": ratio of the p50s}}; seconds
-    malformed   {"statuses": {status: count}, "bytes_before", "bytes_after": resident, of front, proxy and model}
-    faults      {"replica" | "engine": {"statuses" of 8 requests in flight, "seconds_to_list": until one comes again}}
+    malformed   {"statuses": {status: count}, "bytes_before", "bytes_after": resident, of front and model}
+    faults      {"process" | "engine": {"statuses" of 8 requests in flight, "seconds_to_list": until one comes again}}
 """
 
 import argparse
@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -103,26 +104,29 @@ class Answers:
 
 
 async def load(address: str, ask: Ask, concurrent: int, seconds: float, answers: Answers) -> None:
-    """`concurrent` conversations at once, each asking again when it was answered."""
+    """`concurrent` conversations at once, each asking again when it was answered, on a connection of its own: one pool
+    of httpx for 100 that are kept open gives some of them nothing for seconds."""
     latencies, errors = answers.latencies, answers.errors
-    limits = httpx.Limits(max_connections=concurrent, max_keepalive_connections=concurrent)
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
-        end = time.monotonic() + seconds
 
-        async def talk(number: int) -> None:
-            while (begin := time.monotonic()) < end:
-                try:
-                    response = await ask(client, number)
-                    if response.status_code == 200:
-                        latencies.append(time.monotonic() - begin)
-                    else:
-                        errors[str(response.status_code)] += 1
-                except httpx.HTTPError as error:
-                    errors[type(error).__name__] += 1
-                number += concurrent
+    async def talk(client: httpx.AsyncClient, number: int) -> None:
+        while (begin := time.monotonic()) < end:
+            try:
+                response = await ask(client, number)
+                if response.status_code == 200:
+                    latencies.append(time.monotonic() - begin)
+                else:
+                    errors[str(response.status_code)] += 1
+            except httpx.HTTPError as error:
+                errors[type(error).__name__] += 1
+            number += concurrent
 
+    async with AsyncExitStack() as opened:
+        clients = [httpx.AsyncClient(base_url=address, timeout=120, verify=False) for _ in range(concurrent)]
+        for client in clients:
+            await opened.enter_async_context(client)
         begin = time.monotonic()
-        await asyncio.gather(*map(talk, range(concurrent)))
+        end = begin + seconds
+        await asyncio.gather(*map(talk, clients, range(concurrent)))
         answers.seconds += time.monotonic() - begin
 
 
@@ -176,7 +180,7 @@ def malformed(address: str, server: subprocess.Popen, count: int) -> dict[str, A
     chance = random.Random(0)
 
     def resident() -> int:
-        return sum(process.memory_info().rss for process in ours(server, "ray::"))
+        return sum(process.memory_info().rss for process in ours(server, "python"))
 
     async def send(number: int) -> Counter[int]:
         statuses: Counter[int] = Counter()
@@ -243,7 +247,7 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
         result["malformed"] = malformed(ours_at, server, options.malformed)
         print(json.dumps(result["malformed"]), file=sys.stderr, flush=True)
     if options.faults:
-        victims = {"engine": ("EngineCore",), "replica": ("ray::ServeReplica", "demo")}
+        victims = {"engine": ("EngineCore",), "process": ("convrec.generation.child",)}
         result["faults"] = {name: fault(ours_at, ours(server, *words)[0]) for name, words in victims.items()}
     return result
 
@@ -278,7 +282,7 @@ def main() -> None:
             print(json.dumps(measure(options, ours_at, plain_at, processes[0]), indent=1))
         finally:
             for process in processes:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             for process in processes:
                 process.wait(60)
 

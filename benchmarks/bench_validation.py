@@ -129,7 +129,7 @@ def evaluate(model: str, prompts: list[Any]) -> tuple[float, int]:
 
     start = statistics.median(seconds_of(lambda: answers(prompts[:1]))[0] for _ in range(CALLS))
     seconds, found = seconds_of(lambda: answers(prompts))
-    return seconds - start, sum(len(answer.token_ids) for answer in found)
+    return seconds - start, sum(len(answer["token_ids"]) for answer in found)
 
 
 def validate(folder: Path, demo: Path, rows: pa.Table) -> float:

@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before imports that take seconds
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,15 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.place import AUTO, visible_gpus
 from convrec.generation.placement import Placement, add_placement
-from convrec.generation.pool import Job, open_pool
+from convrec.generation.pool import Job, Pool
+from convrec.generation.room import AUTO, visible_gpus
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
-from recipes.batch.replicas import TARGET, Asked
+from recipes.batch.replicas import BatchRequest, load
 
 
 def recommend(
@@ -61,7 +62,7 @@ def recommend(
         raise UserError(f"--out {out}: give a name that ends in .parquet")
     if k < 1:
         raise UserError(f"--k {k}: at least 1")
-    places = Placement(replicas, tensor_parallel, address)
+    placement = Placement(replicas, tensor_parallel, address)
     tell_problems(catalog, load_catalog(catalog).problems)
     unread: set[str] = set()
     rows = sum(1 for _ in read_chats(source, unread))
@@ -79,7 +80,7 @@ def recommend(
         done = parts.rows_done()
         # the checkpoint itself: of a run that still trains, each replica would find another best one
         checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
-        asked = Asked(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
+        request = BatchRequest(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
@@ -88,10 +89,10 @@ def recommend(
             def jobs() -> Iterator[Job]:
                 for number, part in parts.missing(read_chats(source)):
                     numbers.append(number)
-                    yield Job(asked, [part])
+                    yield Job(request, [part])
 
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-            with bar, open_pool(places, TARGET, log) as pool:
+            with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:
                 for job, _, table in pool.answers(jobs()):
                     parts.keep(numbers[job], table)
                     bar.update(table.num_rows)

@@ -15,7 +15,6 @@ if __name__ == "__main__":  # before imports that take seconds
     supervisor.begin()
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
 from convrec.runs.folder import step_of
-from recipes.serving.schema import FRONT, KEY_VARIABLE, Limits, ModelSettings, ServiceSettings, check_key, is_loopback
+from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
 STATE = Path("outputs/serve")
 PORT = 8000
@@ -50,8 +49,6 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     pairs = [*zip(given, catalogs, strict=True), *((judge, None) for judge in options.judge or [])]
     models = [_model(text, catalog, options) for text, catalog in pairs]
     names = [model.name for model in models]
-    if FRONT in names and len(names) * options.replicas > 1:
-        raise UserError(f"{FRONT}: the service calls its own part so; write --model NAME=MODEL with another name")
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
     try:
@@ -60,7 +57,7 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
         raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
-    check_key(os.environ.get(KEY_VARIABLE), loopback)
+    service_key(loopback)
     return ServiceSettings(models=models, limits=limits, loopback=loopback)
 
 
@@ -136,7 +133,7 @@ def main() -> int:
             page = f"; the chat page: {address}/" if settings.models[0].catalog else f"; {address}/v1/chat/completions"
             print(f"serving {names}{page} (Ctrl-C stops)", flush=True)
 
-        serve_here(settings, options.host, options.port, options.replicas, ready)
+        serve_here(settings, options.host, options.port, options.replicas, options.state, ready)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

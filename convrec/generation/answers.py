@@ -8,12 +8,9 @@ on where it was.
 Nothing here knows about recommendations: a judge's prompts are stored the same way.
 """
 
-import hashlib
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +21,12 @@ from tqdm import tqdm
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.generation.generate import ONE, Constraint, GenerationRow, Messages, Work, generate, generate_all
-from convrec.generation.placement import Places
+from convrec.generation.generate import ONE, Constraint, Messages, answer_side_by_side, generate, questions
+from convrec.generation.offline import Answer
+from convrec.generation.placement import Placement
+from convrec.generation.prompts import prompt_id as prompt_id
+from convrec.generation.room import Room
+from convrec.same_request import digest
 
 KEY = b"convrec.generation_key"
 SCHEMA = pa.schema(
@@ -38,20 +39,11 @@ SCHEMA = pa.schema(
         ("prompt_truncated", pa.bool_()),
     ]
 )
-Answer = dict[str, Any]  # a row of SCHEMA
 RENEWED_BY = 1 / 20  # the share of new answers at which the file is written again
 
 
-def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
-    """Stable name of a conversation: equal prompts have equal ids."""
-    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in prompt]).encode()).hexdigest()[:16]
-
-
-class Asked(NamedTuple):
-    """What one model is asked: prompts by their prompt_id, and where its answers are kept.
-
-    constraint: its `exclude` has one list for each of the prompts.
-    """
+class GenerationRequest(NamedTuple):
+    """What one model is asked: prompts by their prompt_id, and where its answers are kept."""
 
     model_path: str
     prompts: Mapping[str, Messages]
@@ -63,75 +55,56 @@ class Asked(NamedTuple):
         folder = Path(self.model_path)
         if folder.is_dir():
             check_hugging_face(folder)
-        what = {
-            "model": fingerprint(folder) if folder.is_dir() else self.model_path,
-            **settings,
-        }  # an id is its own name
+        # an id is its own name
+        what = {"model": fingerprint(folder) if folder.is_dir() else self.model_path, **settings}
         if self.constraint:  # the trie's name has the key of its contents
-            excluded = sorted(self._excluded().items())
+            excluded = sorted(self.constraint.exclude.items())
             what["constraint"] = [Path(self.constraint.trie).name, self.constraint.num_items, excluded]
         if settings.get("temperature") == 0:
             what.pop("seed", None)
         return Store(what, self.prompts, self.path)
 
-    def constraint_of(self, prompts: Sequence[Messages]) -> Constraint | None:
-        excluded = self._excluded()
-        exclude = [excluded.get(prompt_id(prompt), []) for prompt in prompts]
-        return self.constraint and replace(self.constraint, exclude=exclude)
-
-    def _excluded(self) -> dict[str, list[int]]:
-        if not self.constraint:
-            return {}
-        return dict(zip(map(prompt_id, self.prompts.values()), self.constraint.exclude, strict=True))
-
 
 def model_answers(
-    asked: Asked, *, places: Places = ONE, progress: bool = True, **settings: Any
+    request: GenerationRequest, *, placement: Placement = ONE, progress: bool = True, **settings: Any
 ) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
 
-    settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...); one answer each.
-    Greedy answers are the same with any seed. vLLM's log goes beside the answers. Raises UserError for a model that is
-    half written, before vLLM starts.
+    settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...). Greedy answers are
+    the same with any seed. vLLM's log goes beside the answers. Raises UserError for a model that is half written,
+    before vLLM starts.
     """
-    store = asked.store(settings)
+    store = request.store(settings)
     if missing := store.missing():
         with store.written_at_the_end():
             generate(
-                asked.model_path,
+                request.model_path,
                 missing,
-                places=places,
-                log_file=asked.path.with_name("vllm.log"),
+                placement=placement,
+                log_file=request.path.with_name("vllm.log"),
                 progress=progress,
-                on_batch=store.keep_rows,
-                constraint=asked.constraint_of(missing),
+                on_batch=store.keep,
+                constraint=request.constraint,
                 **settings,
             )
     return store.answers(), len(missing)
 
 
-def answer_side_by_side(
-    all_asked: Sequence[Asked], places: Places, log: Path, *, progress: bool = True, **settings: Any
+def models_answers(
+    requests: Sequence[GenerationRequest], room: Room, log: Path, *, progress: bool = True, **settings: Any
 ) -> None:
     """Have several models answer at once, each on replicas of its own; their answers are kept at their paths."""
-    works = []
+    asked = []
     with ExitStack() as stores:
-        for asked in all_asked:
-            store = asked.store(settings)
+        for request in requests:
+            store = request.store(settings)
             if missing := store.missing():
                 stores.enter_context(store.written_at_the_end())
-                works.append(
-                    Work(
-                        asked.model_path,
-                        missing,
-                        tensor_parallel=places.tensor_parallel,
-                        on_batch=store.keep_rows,
-                        gathers=False,  # a sweep of many checkpoints has more answers than memory
-                        constraint=asked.constraint_of(missing),
-                        **settings,
-                    )
+                asked.append(
+                    questions(request.model_path, missing, store.keep, constraint=request.constraint, **settings)
                 )
-        generate_all(works, places, log, progress)
+        if asked:
+            answer_side_by_side(asked, room, log, progress)
 
 
 class Store:
@@ -142,7 +115,7 @@ class Store:
 
     def __init__(self, what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path) -> None:
         self._prompts, self._path = prompts, path
-        self._key = hashlib.sha256(json.dumps(dict(what), sort_keys=True).encode()).hexdigest().encode()
+        self._key = digest(dict(what)).encode()
         self._known: dict[str, Answer] = {}
         if path.exists():
             table = _read(path)
@@ -166,8 +139,8 @@ class Store:
         The whole file is written again when a twentieth of its answers is new, and with the last one: after each batch
         of an evaluation of some thousands; of hundreds of thousands, writing all of them each time would take hours.
         """
-        for position, record in answers:
-            self._known[self._missing[position]] = {"prompt_id": self._missing[position], **record}
+        for position, answer in answers:
+            self._known[self._missing[position]] = {"prompt_id": self._missing[position], **answer}
         new, complete = len(self._known) - self._written, self._prompts.keys() <= self._known.keys()
         if complete or new >= RENEWED_BY * self._written:
             self._write()
@@ -186,9 +159,6 @@ class Store:
         schema = SCHEMA.with_metadata({KEY: self._key})
         write_table(self._path, pa.Table.from_pylist(list(self._known.values()), schema))
 
-    def keep_rows(self, rows: Sequence[GenerationRow]) -> None:
-        self.keep([(row.prompt_index, _record(row)) for row in rows])
-
     def answers(self) -> dict[str, Answer]:
         """By prompt_id, in the order of the prompts; a prompt that was not kept has none."""
         return {name: self._known[name] for name in self._prompts if name in self._known}
@@ -199,13 +169,3 @@ def _read(path: Path) -> pa.Table:
         return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:  # OSError: a damaged page
         raise UserError(f"{path}: not readable as parquet ({error}); remove it to generate again") from None
-
-
-def _record(row: GenerationRow) -> Answer:
-    return {
-        "text": row.text,
-        "token_ids": row.token_ids,
-        "finish_reason": row.finish_reason,
-        "prompt_tokens": row.prompt_tokens,
-        "prompt_truncated": row.prompt_truncated,
-    }

@@ -1,6 +1,5 @@
 """The child process of a replica: it loads what it was told to, and answers tasks until its parent has no more."""
 
-import importlib
 import os
 import sys
 import traceback
@@ -8,12 +7,12 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from convrec.errors import UserError
-from convrec.generation.process import ANSWER, DIED, ERROR, FAILED, PROGRESS, Died
+from convrec.generation.process import ANSWER, ERROR, PROGRESS, Died
 from convrec.runs import guard, supervisor
 
 
 def main(descriptor: str, parent: str) -> None:
-    """descriptor: this end of the pipe to `parent`. The first message is (target, settings), all others are tasks."""
+    """descriptor: this end of the pipe to `parent`. The first message is (load, settings), all others are tasks."""
     supervisor.die_with(int(parent))
     guard.join()
     connection = Connection(int(descriptor))
@@ -25,20 +24,17 @@ def main(descriptor: str, parent: str) -> None:
             leave(0)
         try:
             if answer is None:
-                module, name = message[0].split(":")
-                answer = getattr(importlib.import_module(module), name)(message[1])
+                load, settings = message
+                answer = load(settings)
             else:
                 connection.send((ANSWER, answer(message, lambda number: connection.send((PROGRESS, number)))))
-        except Died as died:  # what it works with, an engine in a process of its own
-            connection.send((DIED, (died.reason, died.log)))
-            leave(1)
-        except UserError as error:
-            connection.send((ERROR, str(error)))
+        except (Died, UserError) as error:  # Died: what it works with, an engine in a process of its own
+            connection.send((ERROR, error))
             leave(1)
         except Exception:
             traceback.print_exc()  # the last lines of the log: the parent shows them
             sys.stderr.flush()
-            connection.send((FAILED, None))
+            connection.send((ERROR, None))
             leave(1)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import ray
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.place import Place, count_of
-from convrec.generation.process import ANSWER, DIED, ERROR, FAILED, Died, Process, Replica, read_reply
+from convrec.generation.process import Died, Load, Process, Reply, read_reply
+from convrec.generation.room import Room, count_of
 from convrec.runs import guard
 
 ROOT = Path(__file__).resolve().parents[2]  # of the packages
@@ -22,31 +22,25 @@ CONNECT_SECONDS = 10.0
 class Actor:
     """A child process on the actor's node. Ray gives it its GPUs, and ends it with the job."""
 
-    def __init__(self, target: str, settings: Any, environment: dict[str, str]) -> None:
+    def __init__(self, load: Load, settings: Any, environment: dict[str, str]) -> None:
         self.guard = guard.guarded("")  # of this node: when the actor is killed, nothing of its child is left
-        self.process = Process(target, settings, environment, self.guard.__enter__() / "vllm.log")
+        self.process = Process(load, settings, self.guard.__enter__() / "vllm.log", environment)
 
-    def ask(self, task: Any) -> tuple[str, Any]:
-        """(kind, value) of convrec.generation.process: errors of a class of ours would not come through as such."""
-        try:
-            return ANSWER, self.process.ask(task, lambda number: None)
-        except UserError as error:
-            return ERROR, str(error)
-        except RuntimeError as error:
-            return FAILED, str(error)
-        except Died as died:
-            return DIED, (died.reason, died.log)
+    def reply(self, task: Any) -> Reply:
+        """A message: what is raised here would come through as an error of Ray's."""
+        return self.process.reply(task, lambda number: None)
 
 
 class ActorReplica:
-    """The driver's side of an Actor."""
+    """The driver's side of an Actor. The log stays on the actor's node; what it ends with is in the error."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, load: Load, settings: Any, log: Path, gpus: int, environment: dict[str, str]) -> None:
+        options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        self._actor = ray.remote(Actor).options(**options).remote(load, settings, environment)
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
         try:
-            return read_reply(ray.get(self._actor.ask.remote(task)))
+            return read_reply(ray.get(self._actor.reply.remote(task)))
         except ray.exceptions.RayActorError as error:
             raise Died(f"its actor is gone: {error}".splitlines()[0]) from None
 
@@ -54,33 +48,17 @@ class ActorReplica:
         ray.kill(self._actor)
 
 
-@dataclass(frozen=True)
-class ClusterPlace:
-    """Room for one replica, wherever Ray finds it. gpus: 0 on a cluster of CPUs."""
-
-    gpus: int
-    environment: dict[str, str]
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.gpus > 0
-
-    @property
-    def temporary(self) -> str | None:
-        return None
-
-    def start(self, target: str, settings: Any, log: Path) -> Replica:
-        """The log stays on the actor's node; what it ends with is in the error."""
-        options = {"num_cpus": 1, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
-        return ActorReplica(ray.remote(Actor).options(**options).remote(target, settings, self.environment))
-
-
 @contextlib.contextmanager
-def cluster_places(replicas: int | str, tensor_parallel: int, address: str) -> Iterator[Sequence[Place]]:
-    """A place for each replica on the cluster at `address`. Code goes along; files that replicas read lie on storage of
-    all nodes. Raises UserError for a cluster that does not answer, or has no room."""
+def cluster_room(replicas: int | str, tensor_parallel: int, address: str) -> Iterator[Room]:
+    """On the cluster at `address`. Code goes along; files that replicas read lie on storage of all nodes.
+
+    Raises UserError for a cluster that does not answer, or has no room.
+    """
     with joined(address):
-        yield divide_cluster(replicas, tensor_parallel, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        count, gpus, environment = divide_cluster(replicas, tensor_parallel, nodes)
+        starts = [partial(ActorReplica, gpus=gpus, environment=environment)] * count
+        yield Room(starts, tensor_parallel, gpus > 0)
 
 
 @contextlib.contextmanager
@@ -100,17 +78,22 @@ def joined(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def divide_cluster(replicas: int | str, tensor_parallel: int, nodes: Sequence[dict[str, float]]) -> list[ClusterPlace]:
-    """nodes: the resources of each. A replica's GPUs are of one node."""
+def divide_cluster(
+    replicas: int | str, tensor_parallel: int, nodes: Sequence[dict[str, float]]
+) -> tuple[int, int, dict[str, str]]:
+    """(how many replicas, GPUs of each, which are of one node, environment of each).
+
+    nodes: the resources of each.
+    """
     gpus = sum(int(node.get("GPU", 0)) for node in nodes)
     room = sum(int(node.get("GPU", 0)) // tensor_parallel for node in nodes)
     count = count_of(replicas, room)
     if gpus and count > room:
         raise UserError(f"--replicas {count} of {tensor_parallel} GPUs each: the cluster has room for {room}")
     if gpus:
-        return [ClusterPlace(tensor_parallel, {})] * count
+        return count, tensor_parallel, {}
     cores = [int(node.get("CPU", 0)) for node in nodes]
     if count > sum(cores):
         raise UserError(f"--replicas {count}: the cluster has {sum(cores)} CPUs")
     threads = min(max(cores), sum(cores) // count)
-    return [ClusterPlace(0, dict([NO_COMPILER]) | {"OMP_NUM_THREADS": str(threads)})] * count
+    return count, 0, dict([NO_COMPILER]) | {"OMP_NUM_THREADS": str(threads)}

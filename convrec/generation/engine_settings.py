@@ -9,13 +9,11 @@ NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a c
 ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
 
 
-def engine_settings(
-    dtype: str, gpu_memory_utilization: float, tensor_parallel: int, spare_cores: int = 0
-) -> tuple[bool, dict[str, Any]]:
+def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, dict[str, Any]]:
     """(whether there is no GPU, engine arguments). On a CPU also sets the environment that vLLM's CPU build reads.
 
     spare_cores: that the engine's threads leave alone on a CPU.
-    dtype `auto`: float32 on a CPU, the checkpoint's own on a GPU.
+    The type is float32 on a CPU, the checkpoint's own on a GPU.
     """
     import torch
 
@@ -23,8 +21,8 @@ def engine_settings(
     if tensor_parallel == 1:
         settings["distributed_executor_backend"] = ONE_PROCESS
     if torch.cuda.is_available():
-        return False, settings | {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
-    return True, settings | _cpu_settings(spare_cores) | ({} if dtype == "auto" else {"dtype": dtype})
+        return False, settings | {"gpu_memory_utilization": 0.85}
+    return True, settings | _cpu_settings(spare_cores)
 
 
 def _cpu_settings(spare_cores: int) -> dict[str, Any]:

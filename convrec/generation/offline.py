@@ -12,10 +12,12 @@ from convrec.errors import UserError
 from convrec.generation.engine_settings import engine_settings
 from convrec.generation.prompts import Messages, encode_prompts, load_tokenizer
 
-TARGET = "convrec.generation.offline:load"
 # (conversation, items that its list may not hold: of a constrained request)
 Batch = Sequence[tuple[Messages, list[int]]]
-Answers = list[list[dict[str, Any]]]  # for each conversation its answers, GenerationRow's fields but for the index
+# text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
+# prompt_tokens, prompt_truncated; {} to a conversation that is too long
+Answer = dict[str, Any]
+Answers = list[Answer]
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,7 @@ class Request:
     max_prompt_tokens: int
     sampling: dict[str, Any]
     seed: int
-    dtype: str = "auto"
     tensor_parallel: int = 1
-    gpu_memory_utilization: float = 0.85
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     cuts: bool = True
     trie: str | None = None  # of a constrained request, which also has
@@ -64,7 +64,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
             f"model {request.model}: its context of {context} tokens has no room for {request.max_tokens} new tokens "
             "and a prompt; lower max_tokens."
         )
-    _, settings = engine_settings(request.dtype, request.gpu_memory_utilization, request.tensor_parallel)
+    _, settings = engine_settings(request.tensor_parallel)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no EngineCore process that could outlive this one
 
     from vllm import LLM, SamplingParams
@@ -89,24 +89,22 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
         conversations = [conversation for conversation, _ in batch]
         most = limit if request.cuts else sys.maxsize
         prompts, truncated = encode_prompts(tokenizer, conversations, most, request.chat_template_kwargs)
-        fitting = [place for place, tokens in enumerate(prompts) if len(tokens) <= limit]
-        inputs = [{"prompt_token_ids": prompts[place]} for place in fitting]
+        fitting = [index for index, tokens in enumerate(prompts) if len(tokens) <= limit]
+        inputs = [{"prompt_token_ids": prompts[index]} for index in fitting]
         of_prompts = sampling
         if request.trie:
-            of_prompts = [_constrained(sampling, request, batch[place][1]) for place in fitting]
+            of_prompts = [_constrained(sampling, request, batch[index][1]) for index in fitting]
         _Bar.tell = staticmethod(tell)
-        answers: Answers = [[] for _ in batch]
-        for place, output in zip(fitting, engine.generate(inputs, of_prompts, use_tqdm=_Bar), strict=True):
-            answers[place] = [
-                {
-                    "text": one.text,
-                    "token_ids": list(one.token_ids),
-                    "finish_reason": str(one.finish_reason),
-                    "prompt_tokens": len(prompts[place]),
-                    "prompt_truncated": truncated[place],
-                }
-                for one in output.outputs
-            ]
+        answers: Answers = [{} for _ in batch]
+        for index, output in zip(fitting, engine.generate(inputs, of_prompts, use_tqdm=_Bar), strict=True):
+            (one,) = output.outputs
+            answers[index] = {
+                "text": one.text,
+                "token_ids": list(one.token_ids),
+                "finish_reason": str(one.finish_reason),
+                "prompt_tokens": len(prompts[index]),
+                "prompt_truncated": truncated[index],
+            }
         return answers
 
     return answer

@@ -6,23 +6,12 @@ takes the same three options for it: --tensor-parallel, --replicas, --address.
 
 import argparse
 import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from convrec.errors import UserError
-from convrec.generation.place import AUTO, LocalPlace, Place, divide_node, visible_gpus
+from convrec.generation.room import AUTO, Room, room_here
 from convrec.runs import guard, supervisor
-
-
-class Places(Protocol):
-    """Who has places: a Placement, which opens them, or `Opened`."""
-
-    @property
-    def tensor_parallel(self) -> int: ...
-
-    def open(self) -> contextlib.AbstractContextManager[Sequence[Place]]: ...
 
 
 @dataclass(frozen=True)
@@ -43,34 +32,20 @@ class Placement:
                 raise UserError(f"{option} {value}: give {choice}")
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Sequence[Place]]:
-        """A place for each replica. On leaving, whatever has been started on them is ended.
+    def open(self) -> Iterator[Room]:
+        """On leaving, whatever has been started there is ended.
 
         Raises UserError for more replicas than the GPUs are enough for, and for a cluster that does not answer.
         """
         if self.address is not None:
-            from convrec.generation.cluster import cluster_places  # imports Ray
+            from convrec.generation.cluster import cluster_room  # imports Ray
 
-            with cluster_places(self.replicas, self.tensor_parallel, self.address) as places:
-                yield places
+            with cluster_room(self.replicas, self.tensor_parallel, self.address) as room:
+                yield room
             return
-        gpus = visible_gpus()
-        environments = divide_node(self.replicas, self.tensor_parallel, gpus, len(os.sched_getaffinity(0)))
-        with guard.guarded_children() as temporary:  # whatever happens, no engine is left
-            supervisor.note(temporary=str(temporary))
-            of_guard = guard.environment(temporary)
-            yield [LocalPlace(of_guard | environment, bool(gpus)) for environment in environments]
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Places that somebody else has opened and closes."""
-
-    places: Sequence[Place]
-    tensor_parallel: int
-
-    def open(self) -> contextlib.AbstractContextManager[Sequence[Place]]:
-        return contextlib.nullcontext(self.places)
+        with guard.guarded_children() as folder:  # whatever happens, no engine is left
+            supervisor.note(temporary=str(folder))
+            yield room_here(self.replicas, self.tensor_parallel, folder, guard.environment(folder))
 
 
 OF_CLUSTER = "of a Ray cluster (auto, HOST:6379) that has the engines, instead of this node"

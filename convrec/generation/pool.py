@@ -1,9 +1,7 @@
 """Several replicas that share one queue of jobs. A task whose replica is killed is asked again, and no other."""
 
-import contextlib
 import queue
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +10,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from convrec.generation.place import Place
-from convrec.generation.placement import Places
-from convrec.generation.process import Died, Replica
+from convrec.generation.process import Died, Load, Replica
+from convrec.generation.room import Room
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
 
@@ -27,33 +24,43 @@ class Job(NamedTuple):
 
 
 class Pool:
-    """A replica for each place, started when there is a job for it. Make one with `open_pool`."""
+    """The replicas of a room, each started when there is a job for it. `close` ends them."""
 
-    def __init__(self, places: Sequence[Place], target: str, log: Path, progress: Callable[[int], None]) -> None:
-        """As `open_pool`."""
-        self.places, self._target, self._log, self._progress = places, target, log, progress
-        self._free: queue.SimpleQueue[tuple[int, Place]] = queue.SimpleQueue()
-        for number_and_place in enumerate(places):
-            self._free.put(number_and_place)
+    def __init__(self, room: Room, load: Load, log: Path | None = None) -> None:
+        """
+        Args:
+            room: open for as long as this is.
+            load: what each replica calls with the settings of its job.
+            log: of the first one, the others' have their index in the name; None: it goes with the room.
+        """
+        self.room, self._load = room, load
+        self._log = log or (room.folder or Path()) / "vllm.log"  # of a room elsewhere nothing is written here
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._replicas: dict[int, tuple[Any, Replica]] = {}  # by the number of the place, with what it has loaded
-        self._own = threading.local()  # a thread's number and place
+        self._replicas: dict[int, tuple[Any, Replica]] = {}  # by its index in the room, with what it has loaded
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(len(room.starts)):
+            self._free.put(index)
+        self._own = threading.local()  # a thread's index
         # a thread a replica, which lives as long as the pool: see Process
-        self._executor = ThreadPoolExecutor(len(places), "convrec-replica")
+        self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica")
 
-    def answers(self, jobs: Iterable[Job]) -> Iterator[tuple[int, int, Any]]:
+    def answers(
+        self, jobs: Iterable[Job], progress: Callable[[int], object] = lambda number: None
+    ) -> Iterator[tuple[int, int, Any]]:
         """(number of the job, number of the task in it, its answer) as they come. Jobs are drawn as they are needed.
 
-        A replica that has loaded other settings than a job's is ended for it, and another one started. Raises what a
-        replica raises, and RuntimeError for a task that ASKED_AT_MOST replicas did not survive.
+        progress: gets the number of what was finished since the last time; a negative one where that was lost with its
+        replica. A replica that has loaded other settings than a job's is ended for it, and another one started.
+        Raises what a replica raises, and RuntimeError for a task that ASKED_AT_MOST replicas did not survive.
         """
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         running = 0
         for number, job in enumerate(jobs):
-            self._executor.submit(self._do, number, job, results)
+            self._executor.submit(self._do, number, job, results, progress)
             running += 1
-            if running == 2 * len(self.places):  # for each replica one that it does and one that waits
+            if running == 2 * len(self.room.starts):  # for each replica one that it does and one that waits
                 yield from _until_one_is_done(results)
                 running -= 1
         for _ in range(running):
@@ -68,27 +75,33 @@ class Pool:
 
     # ---- in a replica's thread
 
-    def _do(self, number: int, job: Job, results: "queue.SimpleQueue[Any]") -> None:
+    def _do(self, number: int, job: Job, results: "queue.SimpleQueue[Any]", progress: Callable[[int], object]) -> None:
         """Put what `answers` gives, then None; or the error."""
         try:
-            if not hasattr(self._own, "place"):
-                self._own.number, self._own.place = self._free.get()
+            if not hasattr(self._own, "index"):
+                self._own.index = self._free.get()
             for part, task in enumerate(job.tasks):
-                results.put((number, part, self._ask(job.settings, task)))
+                results.put((number, part, self._ask(job.settings, task, progress)))
             results.put(None)
         except BaseException as error:
             results.put(error)
 
-    def _ask(self, settings: Any, task: Any) -> Any:
+    def _ask(self, settings: Any, task: Any, progress: Callable[[int], object]) -> Any:
+        told: list[int] = []
+
+        def tell(number: int) -> None:
+            told.append(number)
+            with self._lock:
+                progress(number)
+
         for times in range(1, ASKED_AT_MOST + 1):
-            told: list[int] = []
             try:
-                return self._replica(settings).ask(task, lambda number, told=told: self._tell(number, told))  # type: ignore[misc]
+                return self._replica(settings).ask(task, tell)
             except Died as died:
                 if self._is_closed:
                     raise
-                self._replicas.pop(self._own.number)[1].end()
-                self._tell(-sum(told), told)
+                self._replicas.pop(self._own.index)[1].end()
+                tell(-sum(told))
                 if times == ASKED_AT_MOST:
                     raise RuntimeError(f"{times} replicas one after the other died of one batch: {died}") from None
                 tqdm.write(
@@ -96,23 +109,18 @@ class Pool:
                 )
         raise AssertionError
 
-    def _tell(self, number: int, told: list[int]) -> None:
-        told.append(number)
-        with self._lock:
-            self._progress(number)
-
     def _replica(self, settings: Any) -> Replica:
-        number, place = self._own.number, self._own.place
+        index = self._own.index
         with self._lock:
             if self._is_closed:
                 raise Died("closed")
-            loaded, replica = self._replicas.get(number, (None, None))
+            loaded, replica = self._replicas.get(index, (None, None))
             if replica is None or loaded != settings:
                 if replica is not None:
                     replica.end()
-                log = self._log if number == 0 else self._log.with_stem(f"{self._log.stem}-{number}")
-                replica = place.start(self._target, settings, log)
-                self._replicas[number] = settings, replica
+                log = self._log if index == 0 else self._log.with_stem(f"{self._log.stem}-{index}")
+                replica = self.room.starts[index](self._load, settings, log)
+                self._replicas[index] = settings, replica
             return replica
 
 
@@ -121,26 +129,3 @@ def _until_one_is_done(results: "queue.SimpleQueue[Any]") -> Iterator[tuple[int,
         if isinstance(result, BaseException):
             raise result
         yield result
-
-
-@contextlib.contextmanager
-def open_pool(
-    places: Places,
-    target: str,
-    log: Path | None = None,
-    progress: Callable[[int], None] = lambda number: None,
-) -> Iterator[Pool]:
-    """Replicas on these places. On leaving, however that happens, they are ended.
-
-    target: "module:function", of which each replica calls function(settings of its job). log: of the first one, the
-    others' have their number in the name; None: temporary ones. progress: gets the number of what was finished since
-    the last time; a negative one where that was lost with its replica.
-    """
-    with (
-        places.open() as opened,
-        tempfile.TemporaryDirectory(prefix="convrec-generate-", dir=opened[0].temporary) as folder,
-    ):
-        file = log or Path(folder, "vllm.log")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(Pool(opened, target, file, progress)) as pool:
-            yield pool

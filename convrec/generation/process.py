@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from convrec.errors import UserError
-
-# What a child, or an actor with a child, sends: (kind, value).
-ANSWER, PROGRESS, ERROR, FAILED, DIED = "answer", "progress", "error", "failed", "died"
+# What a child sends: (kind, value). An error's is the exception, None for one that its log has.
+ANSWER, PROGRESS, ERROR = "answer", "progress", "error"
 LINES_SHOWN = 15
+Reply = tuple[str, Any]  # the last message to a task
+# Settings -> what answers a task, and tells the number of what was finished since the last time. Of a module: it is
+# imported in the child.
+Load = Callable[[Any], Callable[[Any, Callable[[int], None]], Any]]
 
 
 class Died(Exception):
@@ -22,8 +24,11 @@ class Died(Exception):
 
     def __init__(self, reason: str, log: str = "") -> None:
         """log: where it ended."""
-        super().__init__(f"{reason}{log}")
-        self.reason, self.log = reason, log
+        super().__init__(reason, log)  # as it travels between processes
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return "".join(self.args)
 
 
 class Replica(Protocol):
@@ -43,8 +48,9 @@ class Process:
     The thread that makes it must live as long: Linux kills the child when that thread ends.
     """
 
-    def __init__(self, target: str, settings: Any, environment: Mapping[str, str], log: Path) -> None:
-        """target: "module:function", of which the child calls function(settings) once. log: gets its output."""
+    def __init__(self, load: Load, settings: Any, log: Path, environment: Mapping[str, str]) -> None:
+        """load: what the child calls once, with `settings`. log: gets its output. environment: the child's, beside
+        this process's."""
         self._log = log
         self._connection, theirs = multiprocessing.Pipe()
         command = [sys.executable, "-m", "convrec.generation.child", str(theirs.fileno()), str(os.getpid())]
@@ -58,28 +64,29 @@ class Process:
                 env={**_environment(), **environment},
                 process_group=0,  # vLLM's workers of several GPUs are in it
             )
-        with contextlib.suppress(OSError):  # gone already: `ask` says so
-            self._connection.send((target, settings))
+        with contextlib.suppress(OSError):  # gone already: `reply` says so
+            self._connection.send((load, settings))
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
+        return read_reply(self.reply(task, progress))
+
+    def reply(self, task: Any, progress: Callable[[int], None]) -> Reply:
+        """What `ask` gives or raises, as a message."""
         with contextlib.suppress(OSError):  # gone: so says what comes next
             self._connection.send(task)
-        while (message := self._receive())[0] == PROGRESS:
-            progress(message[1])
-        if message[0] == FAILED:
-            message = FAILED, "vLLM generation failed: " + "".join(self._failure())
-        return read_reply(message)
+        try:
+            while (message := self._connection.recv())[0] == PROGRESS:
+                progress(message[1])
+        except (EOFError, OSError):
+            return ERROR, Died(*self._failure())
+        if message == (ERROR, None):
+            return ERROR, RuntimeError("a replica failed: " + "".join(self._failure()))
+        return message
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-    def _receive(self) -> tuple[str, Any]:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            raise Died(*self._failure()) from None
 
     def _failure(self) -> tuple[str, str]:
         """(how it ended, the end of its log)"""
@@ -88,15 +95,11 @@ class Process:
         return f"exit status {code}", "\n".join([f"; the end of {self._log}:", *tail])
 
 
-def read_reply(message: tuple[str, Any]) -> Any:
-    """The answer in a last message; raises what it stands for."""
-    kind, value = message
-    if kind == DIED:
-        raise Died(*value)
+def read_reply(reply: Reply) -> Any:
+    """The answer in it; raises its error."""
+    kind, value = reply
     if kind == ERROR:
-        raise UserError(value)
-    if kind == FAILED:
-        raise RuntimeError(value)
+        raise value
     return value
 
 

@@ -1,5 +1,7 @@
 """Conversations -> the tokens of a model's prompts, cut where they are too long."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +10,17 @@ from convrec.data.schema import truncate_prompt
 from convrec.errors import UserError
 
 Messages = list[dict[str, str]]
+
+
+def as_messages(prompt: str | Sequence[Mapping[str, str]]) -> Messages:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [{"role": str(message["role"]), "content": str(message["content"])} for message in prompt]
+
+
+def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
+    """Stable name of a conversation: equal prompts have equal ids."""
+    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in prompt]).encode()).hexdigest()[:16]
 
 
 def load_tokenizer(model: str) -> tuple[Any, int]:

@@ -29,7 +29,7 @@ def conversation_text(conversation: Conversation) -> str:
         turns = list(conversation) if isinstance(conversation, Sequence) else []
         if not turns:
             raise UserError('conversation: write a text, or messages [{"role": "user", "content": "..."}, ...]')
-        read = [_turn(turn, place) for place, turn in enumerate(turns)]
+        read = [_turn(turn, index) for index, turn in enumerate(turns)]
         speakers = [speaker for speaker, _ in read]
         text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
     try:
@@ -41,12 +41,12 @@ def conversation_text(conversation: Conversation) -> str:
     return text
 
 
-def _turn(turn: Any, place: int) -> tuple[str, str]:
+def _turn(turn: Any, index: int) -> tuple[str, str]:
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
-        raise UserError(f'conversation: turn {place} is not {{"role": ..., "content": ...}}')
+        raise UserError(f'conversation: turn {index} is not {{"role": ..., "content": ...}}')
     role, content = turn["role"], turn["content"]
     if not isinstance(role, str) or role not in SPEAKERS:
-        raise UserError(f"conversation: turn {place} has the role {role!r:.40}; write user or assistant")
+        raise UserError(f"conversation: turn {index} has the role {role!r:.40}; write user or assistant")
     if not isinstance(content, str) or not content.strip():
-        raise UserError(f"conversation: turn {place} has no text; leave it out, or write its content as a text")
+        raise UserError(f"conversation: turn {index} has no text; leave it out, or write its content as a text")
     return SPEAKERS[role], _TURN_INSIDE.sub(" ", content.replace("\r\n", "\n").strip())

@@ -37,8 +37,6 @@ class Engine:
         *,
         max_model_len: int,
         tensor_parallel: int = 1,
-        dtype: str = "auto",
-        gpu_memory_utilization: float = 0.85,
         **settings: Any,
     ):
         """trie_file: of the catalog; None: for free text alone. settings: further arguments of vLLM's engine.
@@ -48,7 +46,7 @@ class Engine:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
         # a core is left to event loops and the scheduler: threads that meet at every layer must not wait for a busy one
-        self._on_cpu, of_machine = engine_settings(dtype, gpu_memory_utilization, tensor_parallel, spare_cores=1)
+        self._on_cpu, of_machine = engine_settings(tensor_parallel, spare_cores=1)
         from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
         self._settings = of_machine | {

@@ -8,11 +8,11 @@ A snapshot holds nothing of items that were removed or replaced, so memory does 
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from convrec.lists.matching import make_matcher
 from convrec.lists.ranks import NO_YEAR, format_item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.titles import fold, normalise
-from convrec.serving.journal import Change, Journal
+from convrec.serving.journal import Journal
 from convrec.serving.tries import TrieFile
 
 ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
@@ -56,6 +56,11 @@ class CatalogItem:
     def line(self) -> str:
         return format_item(self.title, NO_YEAR if self.year is None else self.year)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """As the journal has it under its id."""
+        return {"title": self.title, "year": self.year}
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -71,6 +76,13 @@ class Snapshot:
     named: Mapping[str, tuple[int, ...]]
     trie: TrieFile
     trie_with: Callable[[frozenset[int]], TrieFile]
+
+    def get(self, item_id: str) -> CatalogItem | None:
+        number = self.number_of.get(item_id)
+        return None if number is None else self.items[number]
+
+
+Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None: it is removed
 
 
 class ServedCatalog:
@@ -135,9 +147,7 @@ class ServedCatalog:
         return self.snapshot.number
 
     def get(self, item_id: str) -> CatalogItem | None:
-        snapshot = self.snapshot
-        number = snapshot.number_of.get(item_id)
-        return None if number is None else snapshot.items[number]
+        return self.snapshot.get(item_id)
 
     def find(self, name: str | int, snapshot: Snapshot) -> list[int]:
         """The numbers of the items that an id, `Title (Year)` or a title alone, of any year, stands for; [] for none.
@@ -171,35 +181,32 @@ class ServedCatalog:
 
         All or, with a UserError that names the item, none.
         """
-        change: Change = {}
-        for place, record in enumerate(records):
-            item = self._read(record, f"items[{place}]")
-            if item.item_id in change:
-                raise UserError(f"items[{place}]: item_id {item.item_id!r} is there twice")
-            change[item.item_id] = {"title": item.title, "year": item.year}
-        self._change(change)
+        changes: Changes = {}
+        for index, record in enumerate(records):
+            item = self._read(record, f"items[{index}]")
+            if item.item_id in changes:
+                raise UserError(f"items[{index}]: item_id {item.item_id!r} is there twice")
+            changes[item.item_id] = item
+        self._change(changes)
 
     def delete(self, item_ids: Sequence[str | int]) -> None:
         """Remove items. Raises UserError, and removes none, when the catalog lacks one."""
         self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
 
-    def _change(self, change: Change) -> None:
+    def _change(self, changes: Changes) -> None:
         with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
             if self._journal:  # no other process writes until ours is there
                 self._take_news(self._journal)
-            snapshot = self._snapshot
-            change = {
-                key: record for key, record in change.items() if record is None or not _is_there(key, record, snapshot)
-            }
-            self._check_removals(change)
-            if not change:
+            there = self._snapshot
+            changes = {item_id: item for item_id, item in changes.items() if item is None or item != there.get(item_id)}
+            self._check_removals(changes)
+            if not changes:
                 return
-            changed, left_out = self._changed(change)
+            changed, left_out = self._changed(changes)
             if left_out:
                 raise UserError(next(iter(left_out.values())))
             if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
-                self._journal.append(change)
-                self._journal.reached(self._journal.news()[1])  # our own
+                self._journal.append({item_id: item and item.record for item_id, item in changes.items()})
             self._snapshot = changed
 
     def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
@@ -227,9 +234,9 @@ class ServedCatalog:
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
         return item
 
-    def _check_removals(self, change: Change) -> None:
+    def _check_removals(self, changes: Changes) -> None:
         """Raises UserError for a removal of what is not there, and of all that is."""
-        removed, there = {item_id for item_id, record in change.items() if record is None}, self._snapshot.number_of
+        removed, there = {item_id for item_id, item in changes.items() if item is None}, self._snapshot.number_of
         for item_id in removed:
             if item_id not in there:
                 raise UserError(f"item_id {item_id!r}: the catalog has no such item")
@@ -238,44 +245,36 @@ class ServedCatalog:
 
     def _take_news(self, journal: Journal) -> None:
         """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
-        news, place = journal.news()
-        change, left_out = self._checked(news)
-        if change:
-            self._snapshot, cannot_be_added = self._changed(change)
+        news, position = journal.news()
+        changes: Changes = {}
+        left_out: dict[str, str] = {}
+        for item_id, record in news.items():
+            try:
+                one = {**(record or {}), "item_id": item_id}
+                changes[item_id] = None if record is None else self._read(one, f"item_id {item_id!r}")
+            except UserError as error:
+                left_out[item_id] = str(error)
+        if changes:
+            self._snapshot, cannot_be_added = self._changed(changes)
             left_out |= cannot_be_added
-        journal.reached(place)  # not before: a change whose application fails is taken the next time
+        journal.reached(position)  # not before: a change whose application fails is taken the next time
         problems = [f"left out: {reason}" for reason in left_out.values()]
         tell_problems(journal.path, problems)
         self.problems += problems
 
-    def _checked(self, change: Change) -> tuple[Change, dict[str, str]]:
-        """What `put` would take of a journal's change; of the other items, id -> a sentence."""
-        sound: Change = {}
-        left_out: dict[str, str] = {}
-        for item_id, record in change.items():
-            if record is None:
-                sound[item_id] = None
-                continue
-            try:
-                item = self._read({**record, "item_id": item_id}, f"item_id {item_id!r}")
-                sound[item_id] = {"title": item.title, "year": item.year}
-            except UserError as error:
-                left_out[item_id] = str(error)
-        return sound, left_out
-
-    def _changed(self, change: Change) -> tuple[Snapshot, dict[str, str]]:
-        """The catalog with this change; of the items that cannot be added, and are as they were, id -> a sentence."""
+    def _changed(self, changes: Changes) -> tuple[Snapshot, dict[str, str]]:
+        """The catalog with these; of the items that cannot be added, and are as they were, id -> a sentence."""
         before = self._snapshot
-        added = [CatalogItem(item_id, **record) for item_id, record in change.items() if record is not None]
+        added = [item for item in changes.values() if item is not None]
         lines, numbers, left_out = before.trie.trie, range(0), dict[str, str]()
         if added:
             numbers = range(self._next_number, self._next_number + len(added))
             self._next_number = numbers.stop
             new, left_out = self._encode(added, numbers)
             lines = join_lines(lines, new)
-        while taken := self._taken_lines(change, left_out):  # one that stays as it was keeps its line from others
-            left_out |= taken
-        gone = change.keys() - left_out.keys()
+        while taken := self._taken_lines(added, changes.keys() - left_out.keys()):
+            left_out |= taken  # one that stays as it was keeps its line from others
+        gone = changes.keys() - left_out.keys()
         items = {number: item for number, item in before.items.items() if item.item_id not in gone}
         named = _without(before.named, before.items.keys() - items.keys())
         for number, item in zip(numbers, added, strict=True):
@@ -284,20 +283,18 @@ class ServedCatalog:
                 _add_names(named, number, item.title, item.line)
         return self._make_snapshot(before.number + 1, items, named, lines), left_out
 
-    def _taken_lines(self, change: Change, left_out: Collection[str]) -> dict[str, str]:
-        """The items of a change, but for those left out, that have the line of another: id -> a sentence."""
+    def _taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
+        """Those of the items that have the line of another: id -> a sentence. changing: the ids that change at all."""
         items, named, owner, taken = self._snapshot.items, self._snapshot.named, dict[str, str](), dict[str, str]()
-        going = change.keys() - set(left_out)
-        for item_id, record in change.items():
-            if record is None or item_id in left_out:
+        for item in added:
+            if item.item_id not in changing:
                 continue
-            line = normalise(CatalogItem(item_id, **record).line)
+            line = normalise(item.line)
             others = (items[n].item_id for n in named.get(LINE + line, ()))
-            other = next((other for other in others if other not in going), item_id)
-            other = owner.setdefault(line, other)
-            if other != item_id:
-                taken[item_id] = (
-                    f"item_id {item_id!r}: its line in a list is that of item {other!r}; give it another title or "
+            other = owner.setdefault(line, next((other for other in others if other not in changing), item.item_id))
+            if other != item.item_id:
+                taken[item.item_id] = (
+                    f"item_id {item.item_id!r}: its line in a list is that of item {other!r}; give it another title or "
                     "year, or a `display` that tells them apart"
                 )
         return taken
@@ -341,11 +338,6 @@ def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> Tri
 
 def _titled(title: str, snapshot: Snapshot) -> list[int]:
     return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
-
-
-def _is_there(item_id: str, record: Mapping[str, Any], snapshot: Snapshot) -> bool:
-    number = snapshot.number_of.get(item_id)
-    return number is not None and snapshot.items[number] == CatalogItem(item_id, **record)
 
 
 def _add_names(named: dict[str, tuple[int, ...]], number: int, title: str, line: str | None) -> None:

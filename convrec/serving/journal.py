@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
@@ -28,29 +28,29 @@ class Journal:
         """Raises UserError where the changes are of another catalog: a file of another name, years in one of them
         alone, or another content without ids, where row numbers would be other items."""
         self.path = folder / FILE
-        self._place = 0  # bytes that were read
+        self._position = 0  # bytes that were read
         folder.mkdir(parents=True, exist_ok=True)
         now = {"catalog": catalog_file.name, "sha256": file_hash(catalog_file), "dated": dated}
         self.path.touch()
         with self.writing():
             if not self.path.stat().st_size:
-                self._append(now)
+                self.append(now)
             with self.path.open("rb") as file:
                 first = file.readline()
-                self._place = file.tell()
-        self._check(now | self._parse(first), now, has_ids)  # `dated` is missing in what earlier versions began
+                self._position = file.tell()
+        self._check(self._parse(first), now, has_ids)
 
     def _check(self, began_with: dict[str, Any], now: dict[str, Any], has_ids: bool) -> None:
-        if began_with["catalog"] != now["catalog"]:
+        if began_with.get("catalog") != now["catalog"]:
             raise UserError(
-                f"{self.path}: these changes are of {began_with['catalog']}, not of {now['catalog']}; give another "
+                f"{self.path}: these changes are of {began_with.get('catalog')}, not of {now['catalog']}; give another "
                 f"--state, or write {now['catalog']} into its first line where both have the same items"
             )
-        if began_with["dated"] != now["dated"]:
-            years = {True: "with years", False: "without years"}
+        if began_with.get("dated") != now["dated"]:
+            before, after = ("with years", "without years")[:: -1 if now["dated"] else 1]
             raise UserError(
-                f"{self.path}: these changes are of a {began_with['catalog']} {years[bool(began_with['dated'])]}, and "
-                f"it is now one {years[now['dated']]}; give another --state, or remove the file"
+                f"{self.path}: these changes are of a {now['catalog']} {before}, and it is now one {after}; give "
+                "another --state, or remove the file"
             )
         if not has_ids and began_with.get("sha256") != now["sha256"]:
             raise UserError(
@@ -70,16 +70,16 @@ class Journal:
             size = self.path.stat().st_size
         except OSError as error:
             raise self._gone(error) from None
-        if size < self._place:
+        if size < self._position:
             raise StateUnreadable(f"{self.path}: it was cut while it was served; put it back, or start again")
-        return size > self._place
+        return size > self._position
 
     def news(self) -> tuple[Change, int]:
-        """(what was changed behind the place that was `reached`, as one change; the place behind it). A line that is
+        """(what was changed behind what was `reached`, as one change; the position behind it). A line that is
         being written is left for the next call."""
         self.has_news()
         with self._open("rb") as file:
-            file.seek(self._place)
+            file.seek(self._position)
             whole, end, _ = file.read().rpartition(b"\n")
         change: Change = {}
         for line in whole.splitlines():
@@ -88,17 +88,14 @@ class Journal:
                     raise StateUnreadable(f"{self.path}: {item_id!r} is no item; remove that line")
                 change.pop(item_id, None)  # the last change is the last in order, too
                 change[item_id] = record
-        return change, self._place + len(whole + end)
+        return change, self._position + len(whole + end)
 
-    def reached(self, place: int) -> None:
-        """What is before `place` is known. A line that cannot be read is told each time, and hides no other."""
-        self._place = place
+    def reached(self, position: int) -> None:
+        """What is before it is known. A line that cannot be read is told each time, and hides no other."""
+        self._position = position
 
-    def append(self, change: Change) -> None:
-        """Only within `writing`. On the disk when this returns."""
-        self._append(change)
-
-    def _append(self, value: dict[str, Any]) -> None:
+    def append(self, change: Mapping[str, Any]) -> None:
+        """Only within `writing`, when all before it is known. On the disk when this returns."""
         with self._open("rb+") as file:
             # what a killed process has half written ends here, so that it spoils no other line
             end = file.seek(0, os.SEEK_END)
@@ -106,9 +103,10 @@ class Journal:
                 content = self.path.read_bytes()
                 file.truncate(content.rfind(b"\n") + 1)
             file.seek(0, os.SEEK_END)
-            file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(change, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+            self._position = file.tell()
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:

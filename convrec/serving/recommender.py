@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
 
 from convrec.constrained.walk import Walk
 from convrec.data.schema import prompt_text
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     from convrec.serving.engine import Engine
 
 ItemNames: TypeAlias = Collection[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
+
+
+class Filters(TypedDict, total=False):
+    """As `Recommender.recommend` has them."""
+
+    seen: ItemNames
+    allow: ItemNames | None
+    exclude: ItemNames
 
 
 @dataclass(frozen=True)
@@ -60,15 +68,15 @@ class Recommendations(Sequence[RecommendedItem]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.items[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
 
     def __iter__(self) -> Iterator[RecommendedItem]:
         return iter(self.items)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Prepared:
     """A request that is ready for the engine, of one snapshot of the catalog."""
 
     prompt_ids: list[int]
@@ -99,8 +107,6 @@ class Recommender:
         max_items: int = 100,
         max_prompt_length: int = 2048,
         tensor_parallel: int = 1,
-        dtype: str = "auto",
-        gpu_memory_utilization: float = 0.85,
         **engine_settings: Any,
     ) -> Self:
         """Start the engine; some 10 s and more.
@@ -109,7 +115,8 @@ class Recommender:
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k. max_prompt_length: tokens;
-        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine.
+        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
+        gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
         """
@@ -133,8 +140,6 @@ class Recommender:
                 str(trie.path),
                 max_model_len=limits.context,
                 tensor_parallel=tensor_parallel,
-                dtype=dtype,
-                gpu_memory_utilization=gpu_memory_utilization,
                 **engine_settings,
             )
         except BaseException:
@@ -170,21 +175,12 @@ class Recommender:
 
         Raises UserError, which names the argument, for what cannot be read.
         """
-        asked = self._ask(conversation, k, seen, allow, exclude)
-        return self.engine.run(self._write(asked))
+        prepared = self._prepare(conversation, k, seen, allow, exclude)
+        return self.engine.run(self._write(prepared))
 
-    async def arecommend(
-        self,
-        conversation: Conversation,
-        k: int = 20,
-        *,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
-    ) -> Recommendations:
+    async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """`recommend` for asynchronous code; cancelled, the engine stops writing."""
-        asked = self._ask(conversation, k, seen, allow, exclude)
-        return await self.engine.arun(self._write(asked))
+        return await self.engine.arun(self._write(self._prepare(conversation, k, **filters)))
 
     def recommend_batch(
         self,
@@ -200,25 +196,24 @@ class Recommender:
         Raises UserError, which names the conversation by its number from 0, before any list is written.
         """
         count = len(conversations)
+        of_all: dict[str, Sequence[Any]] = {}
         for name, given in (("seen", seen), ("allow", allow), ("exclude", exclude)):
-            if given is not None and len(given) != count:
-                raise UserError(f"{name}: {len(given)} entries for {count} conversations; give one each")
-        asked = []
-        for place, conversation in enumerate(conversations):
+            if given is not None:
+                of_all[name] = given
+                if len(given) != count:
+                    raise UserError(f"{name}: {len(given)} entries for {count} conversations; give one each")
+        prepared = []
+        for index, conversation in enumerate(conversations):
             try:
-                of_one = (
-                    seen[place] if seen else (),
-                    allow[place] if allow else None,
-                    exclude[place] if exclude else (),
-                )
-                asked.append(self._ask(conversation, k, *of_one))
+                filters = {name: given[index] for name, given in of_all.items()}
+                prepared.append(self._prepare(conversation, k, **filters))
             except UserError as error:
-                raise UserError(f"conversation {place}: {error}") from None
+                raise UserError(f"conversation {index}: {error}") from None
 
         async def write_all() -> list[Recommendations]:
             try:
                 async with asyncio.TaskGroup() as group:  # one that fails ends all
-                    tasks = [group.create_task(self._write(one)) for one in asked]
+                    tasks = [group.create_task(self._write(one)) for one in prepared]
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
@@ -226,32 +221,20 @@ class Recommender:
         return self.engine.run(write_all())
 
     async def astream(
-        self,
-        conversation: Conversation,
-        k: int = 20,
-        *,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
+        self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> AsyncIterator[RecommendedItem]:
         """The items of `recommend` one by one, each as soon as its line is finished. Closed early, the engine stops."""
-        _, items = self.open_stream(conversation, k, seen=seen, allow=allow, exclude=exclude)
+        _, items = self.open_stream(conversation, k, **filters)
         async for item in items:
             yield item
 
     def open_stream(
-        self,
-        conversation: Conversation,
-        k: int = 20,
-        *,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
+        self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem]]:
         """(what is known of the list before its first item, with no items; the items, as `astream` gives them)."""
-        asked = self._ask(conversation, k, seen, allow, exclude)
-        facts = Recommendations((), asked.reason, self.model_version, asked.prompt_truncated)
-        return facts, self.engine.iterate(self._items(asked))
+        prepared = self._prepare(conversation, k, **filters)
+        facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
+        return facts, self.engine.iterate(self._items(prepared))
 
     # ---- the catalog
 
@@ -282,9 +265,14 @@ class Recommender:
 
     # ---- parts
 
-    def _ask(
-        self, conversation: Conversation, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
-    ) -> _Asked:
+    def _prepare(
+        self,
+        conversation: Conversation,
+        k: int,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+    ) -> _Prepared:
         text = conversation_text(conversation)
         snapshot = self.catalog.snapshot
         trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude)
@@ -297,7 +285,7 @@ class Recommender:
             )
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
-        return _Asked(ids, cut, snapshot.items, trie, excluded, length, reason)
+        return _Prepared(ids, cut, snapshot.items, trie, excluded, length, reason)
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
@@ -324,23 +312,23 @@ class Recommender:
         if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Collection):
             raise UserError(f"{name}: write a list of item ids or of `Title (Year)`")
         found: set[int] = set()
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             if isinstance(entry, bool) or not isinstance(entry, str | Integral):
-                raise UserError(f"{name}[{place}] is {entry!r:.40}; write an item id or `Title (Year)`")
+                raise UserError(f"{name}[{index}] is {entry!r:.40}; write an item id or `Title (Year)`")
             found.update(self.catalog.find(entry, snapshot))
         return found
 
-    async def _write(self, asked: _Asked) -> Recommendations:
-        items = [item async for item in self._items(asked, streamed=False)]
-        return Recommendations(tuple(items), asked.reason, self.model_version, asked.prompt_truncated)
+    async def _write(self, prepared: _Prepared) -> Recommendations:
+        items = [item async for item in self._items(prepared, streamed=False)]
+        return Recommendations(tuple(items), prepared.reason, self.model_version, prepared.prompt_truncated)
 
-    async def _items(self, asked: _Asked, streamed: bool = True) -> AsyncIterator[RecommendedItem]:
+    async def _items(self, prepared: _Prepared, streamed: bool = True) -> AsyncIterator[RecommendedItem]:
         """On the engine's loop."""
-        if asked.num_items == 0:
+        if prepared.num_items == 0:
             return
-        walk = Walk(asked.trie.trie, asked.num_items, asked.excluded)
+        walk = Walk(prepared.trie.trie, prepared.num_items, prepared.excluded)
         total, choices = 0.0, 0  # of the item that is being written
-        async for output in self.engine.outputs(asked.prompt_ids, _sampling(asked, streamed)):
+        async for output in self.engine.outputs(prepared.prompt_ids, _sampling(prepared, streamed)):
             answer = output.outputs[0]
             for token, of_token in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 if walk.num_choices() > 1:
@@ -348,7 +336,7 @@ class Recommender:
                 written = len(walk.items)
                 walk.advance(token)
                 if len(walk.items) > written:
-                    item = asked.items[walk.items[-1]]
+                    item = prepared.items[walk.items[-1]]
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
                     yield RecommendedItem(item.item_id, item.title, item.year, written + 1, score)
@@ -363,7 +351,7 @@ class _Limits:
     context: int
 
 
-def _sampling(asked: _Asked, streamed: bool) -> "SamplingParams":
+def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -371,11 +359,11 @@ def _sampling(asked: _Asked, streamed: bool) -> "SamplingParams":
 
     return SamplingParams(
         temperature=0.0,
-        max_tokens=asked.trie.longest_list(asked.num_items),
+        max_tokens=prepared.trie.longest_list(prepared.num_items),
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
-        extra_args={ITEMS: asked.num_items, EXCLUDE: asked.excluded, VERSION: asked.trie.path.name},
+        extra_args={ITEMS: prepared.num_items, EXCLUDE: prepared.excluded, VERSION: prepared.trie.path.name},
     )
 
 

@@ -60,7 +60,7 @@ def _version(path: str) -> str:
         return path
     check_hugging_face(folder)
     parts = folder.absolute().parts
-    step = next((place for place, part in enumerate(parts) if part.startswith("global_step_")), None)
+    step = next((index for index, part in enumerate(parts) if part.startswith("global_step_")), None)
     name = "/".join(parts[max(0, step - 1) : step + 1]) if step is not None else folder.absolute().name
     return f"{name}-{fingerprint(folder)[:12]}"
 

@@ -33,8 +33,8 @@ def model_of(given: argparse.Namespace, role: str) -> LLM | LocalModel:
     """--ROLE-model, answered here, or the model behind the role's address. Raises UserError where there is neither."""
     cache = given.cache or Path(given.out) / "answers"
     if local := getattr(given, f"{role}_model"):
-        places = Placement(given.replicas, given.tensor_parallel, given.address)
-        return LocalModel(local, f"--{role}-model ", cache, places, Path(given.out) / "vllm.log")
+        placement = Placement(given.replicas, given.tensor_parallel, given.address)
+        return LocalModel(local, f"--{role}-model ", cache, placement, Path(given.out) / "vllm.log")
     price = given.judge_price if role == "judge" and given.judge_price else given.price
     options = {"concurrency": given.concurrency, "max_retries": given.retries, "timeout": given.timeout}
     return LLM(endpoint(role), cache, price=price, most_failed=given.skip_failed, **options)

@@ -1,7 +1,5 @@
 """Lists as they come, in parts beside the output; a command that was stopped goes on behind the last of them."""
 
-import hashlib
-import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.errors import UserError
-from convrec.files import read_json, write_json, write_table, written_whole
+from convrec.files import write_table, written_whole
 from convrec.runs.folder import locked
-from convrec.serving.recommender import Recommendations, Recommender
+from convrec.same_request import digest
 from recipes.batch.chats import Chat
 
 ITEM = pa.struct(
@@ -40,38 +38,15 @@ SCHEMA = pa.schema(
 KEY = b"convrec.recommendations"
 
 
-def recommend_part(recommender: Recommender, chats: list[Chat], k: int) -> pa.Table:
-    """A row of SCHEMA for each chat."""
-    lists = recommender.recommend_batch(
-        [chat.conversation for chat in chats],
-        k,
-        seen=[chat.seen for chat in chats],
-        allow=[chat.allow for chat in chats],
-        exclude=[chat.exclude for chat in chats],
-    )
-    return pa.Table.from_pylist([_row(chat, found) for chat, found in zip(chats, lists, strict=True)], SCHEMA)
-
-
-def _row(chat: Chat, found: Recommendations) -> dict[str, Any]:
-    return {
-        "row": chat.row,
-        "id": chat.id,
-        "items": [vars(item) for item in found.items],
-        "reason": found.reason,
-        "prompt_truncated": found.prompt_truncated,
-    }
-
-
 class Parts:
-    """The folder OUT.parts, of one request: what it was asked, and a file for every `size` rows.
+    """The folder OUT.parts, of one request: a file of its name, and one for every `size` rows.
 
     what: everything that determines the lists, as JSON can write it.
     """
 
     def __init__(self, out: Path, what: Mapping[str, Any], size: int):
         self.out, self.folder, self.size = out, out.with_name(f"{out.name}.parts"), size
-        self.what = {**what, "rows_a_part": size}
-        self.key = hashlib.sha256(json.dumps(self.what, sort_keys=True).encode()).hexdigest()
+        self.key = digest({**what, "rows_a_part": size})
 
     def is_done(self) -> bool:
         """Whether the output has the lists of this very request. Raises UserError for a file that is another's."""
@@ -103,16 +78,11 @@ class Parts:
 
     def begin(self) -> bool:
         """Make the folder; parts of another request are removed. Returns whether there were any."""
-        note, other = self.folder / "request.json", False
-        if self.folder.exists():
-            try:
-                other = read_json(note) != self.what
-            except (FileNotFoundError, UserError):
-                other = True
-            if other:
-                shutil.rmtree(self.folder)
+        of_this = self.folder / f"{self.key}.request"
+        if other := self.folder.exists() and not of_this.exists():
+            shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(note, self.what)
+        of_this.touch()
         return other
 
     def missing(self, chats: Iterator[Chat]) -> Iterator[tuple[int, list[Chat]]]:
@@ -139,7 +109,7 @@ class Parts:
                 f"{self.folder}: it has {done} lists of {rows}; parts were removed. Start the command again"
             )
         short = 0
-        schema = SCHEMA.with_metadata({KEY: self.key.encode()})
+        schema = SCHEMA.with_metadata({KEY: self.key})
         with written_whole(self.out) as partial, pq.ParquetWriter(partial, schema) as writer:
             for path in sorted(self.folder.glob("*.parquet")):
                 table = pq.read_table(path)

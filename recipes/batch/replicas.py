@@ -7,15 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.generation.process import Died
-from convrec.serving.recommender import Recommender
+from convrec.serving.recommender import Recommendations, Recommender
 from recipes.batch.chats import Chat
-from recipes.batch.parts import recommend_part
-
-TARGET = "recipes.batch.replicas:load"
+from recipes.batch.parts import SCHEMA
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchRequest:
     """What every replica loads and writes. model: a Hugging Face folder or id, as find_model has resolved it; settings:
     further ones of Recommender.load."""
 
@@ -26,18 +24,35 @@ class Asked:
     settings: dict[str, Any]
 
 
-def load(asked: Asked) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
-    """Returns what writes the lists of a part, rows of recipes.batch.parts.SCHEMA."""
+def load(request: BatchRequest) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
+    """Returns what writes the lists of a part, a row of SCHEMA for each chat."""
     recommender = Recommender.load(
-        asked.model, asked.catalog, max_items=asked.k, tensor_parallel=asked.tensor_parallel, **asked.settings
+        request.model, request.catalog, max_items=request.k, tensor_parallel=request.tensor_parallel, **request.settings
     )
 
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:
-            return recommend_part(recommender, chats, asked.k)
+            lists = recommender.recommend_batch(
+                [chat.conversation for chat in chats],
+                request.k,
+                seen=[chat.seen for chat in chats],
+                allow=[chat.allow for chat in chats],
+                exclude=[chat.exclude for chat in chats],
+            )
         except Exception:
             if recommender.engine.is_alive:
                 raise
             raise Died("the process of its engine is gone") from None
+        return pa.Table.from_pylist([_row(chat, found) for chat, found in zip(chats, lists, strict=True)], SCHEMA)
 
     return write
+
+
+def _row(chat: Chat, found: Recommendations) -> dict[str, Any]:
+    return {
+        "row": chat.row,
+        "id": chat.id,
+        "items": [vars(item) for item in found.items],
+        "reason": found.reason,
+        "prompt_truncated": found.prompt_truncated,
+    }

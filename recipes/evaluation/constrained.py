@@ -52,8 +52,7 @@ def make_constraint(
             )
     max_tokens = options.max_response_length
     check_length(trie, split.catalog, catalog_file, lists.num_items, max_tokens, "--max-response-length ")
-    constraint = Constraint(str(file), lists.num_items, [exclude[prompt] for prompt in split.prompts])
-    return constraint, left_out_warnings(trie, split.catalog, catalog_file)
+    return Constraint(str(file), lists.num_items, exclude), left_out_warnings(trie, split.catalog, catalog_file)
 
 
 def read_allowed(file: Path, matcher: Matcher) -> set[int]:

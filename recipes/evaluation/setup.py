@@ -10,7 +10,7 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
-from convrec.generation.answers import Asked
+from convrec.generation.answers import GenerationRequest
 from convrec.generation.generate import Constraint
 from convrec.generation.placement import Placement
 from convrec.lists.matching import Matcher, make_matcher
@@ -39,7 +39,7 @@ class Setup:
     """
 
     options: EvaluationOptions
-    places: Placement
+    placement: Placement
     lists: ListSettings
     split: Split
     matchers: dict[str, Matcher]
@@ -70,16 +70,16 @@ class Setup:
             self, options=options, settings=settings, before=before, constraint=constraint, warnings=warnings
         )
 
-    def asked(self) -> dict[str, Asked]:
+    def asked(self) -> dict[str, GenerationRequest]:
         """What the model is asked for: "model", its free lists, and "constrained" ones."""
         if self.options.model is None:
             return {}
         model, out, prompts = self.settings["model_path"], Path(self.options.out), self.split.prompts
         probes = {EMPTY: empty_prompt(self.split)} if self.options.probe else {}
-        asked = {"model": Asked(model, prompts | probes, out / "generations.parquet")}
+        asked = {"model": GenerationRequest(model, prompts | probes, out / "generations.parquet")}
         if self.constraint:
             path = out / "generations_constrained.parquet"
-            asked["constrained"] = Asked(model, prompts, path, self.constraint)
+            asked["constrained"] = GenerationRequest(model, prompts, path, self.constraint)
         return asked
 
 
@@ -93,7 +93,8 @@ def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
 
 def set_up(options: EvaluationOptions) -> Setup:
     """Read and check everything. Raises UserError."""
-    options, places = _checked(options), Placement(options.replicas, options.tensor_parallel, options.address)
+    options = _checked(options)
+    placement = Placement(options.replicas, options.tensor_parallel, options.address)
     trained_with = _config_of_run(options)
     lists, matching_of = _list_settings(options, trained_with)
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]
@@ -134,7 +135,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
-    setup = Setup(options, places, lists, split, matchers, train, context, labels, sampling, settings)
+    setup = Setup(options, placement, lists, split, matchers, train, context, labels, sampling, settings)
     return setup.of_model(options.model, options.out, options.against)
 
 

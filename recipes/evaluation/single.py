@@ -7,7 +7,7 @@ from typing import Any
 
 from convrec.data.damage import REPORT
 from convrec.files import write_json, write_jsonl
-from convrec.generation.answers import Answer, Asked, model_answers
+from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, parse_items
 from recipes.evaluation.baselines import API, BASELINES, api_answers, others_prompts
@@ -48,8 +48,8 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     start = time.monotonic()
     answers: Answers = {}
     generated = 0
-    for name, asked in setup.asked().items():
-        answers[name], new = _answers(asked, setup)
+    for name, request in setup.asked().items():
+        answers[name], new = _answers(request, setup)
         generated += new
     seconds = time.monotonic() - start
     lists = _lists(setup, answers)
@@ -74,13 +74,15 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     return metrics
 
 
-def _answers(asked: Asked, setup: Setup) -> tuple[dict[str, Answer], int]:
+def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer, and how many are new. An endpoint takes what it knows of the settings."""
-    if asked.model_path.startswith(API):
-        answers, new = api_answers(asked.model_path.removeprefix(API), asked.prompts, asked.path, **setup.sampling)
+    if request.model_path.startswith(API):
+        answers, new = api_answers(
+            request.model_path.removeprefix(API), request.prompts, request.path, **setup.sampling
+        )
         # a policy's thinking would be ranks of its list, as in training; another model's is not its list
         return {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}, new
-    return model_answers(asked, places=setup.places, progress=setup.options.progress, **setup.sampling)
+    return model_answers(request, placement=setup.placement, progress=setup.options.progress, **setup.sampling)
 
 
 def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:

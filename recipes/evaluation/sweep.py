@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
-from convrec.generation.answers import answer_side_by_side
-from convrec.generation.placement import Opened
+from convrec.generation.answers import models_answers
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
@@ -103,16 +102,15 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str
 def _answer_side_by_side(first: Setup, steps: Mapping[int, str], folder: Path) -> None:
     """Where there are several replicas, have all checkpoints write their lists, which the evaluation of each step finds
     then."""
-    if first.places.replicas == 1:
+    if first.placement.replicas == 1:
         return
-    with first.places.open() as places:
-        if len(places) == 1:
+    with first.placement.open() as room:
+        if len(room.starts) == 1:
             return
         setups = [first, *(first.of_model(model, _folder_of(folder, step)) for step, model in steps.items() if step)]
-        asked = [of_one for setup in setups for of_one in setup.asked().values()]
-        tqdm.write(f"{len(steps)} checkpoints, on {len(places)} replicas side by side", file=sys.stderr)
-        opened = Opened(places, first.places.tensor_parallel)
-        answer_side_by_side(asked, opened, folder / "vllm.log", progress=first.options.progress, **first.sampling)
+        requests = [request for setup in setups for request in setup.asked().values()]
+        tqdm.write(f"{len(steps)} checkpoints, on {len(room.starts)} replicas side by side", file=sys.stderr)
+        models_answers(requests, room, folder / "vllm.log", progress=first.options.progress, **first.sampling)
 
 
 def _folder_of(folder: Path, step: int) -> str:

@@ -24,7 +24,7 @@ from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table
-from convrec.generation.answers import Answer, Asked, model_answers, prompt_id
+from convrec.generation.answers import Answer, GenerationRequest, model_answers, prompt_id
 from convrec.generation.placement import Placement, add_placement
 from convrec.judges.criteria import FILE, read_criteria
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
@@ -45,7 +45,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit {options.limit}: at least 1 row; leave it out for all of them")
-    places = Placement(options.replicas, options.tensor_parallel, options.address)
+    placement = Placement(options.replicas, options.tensor_parallel, options.address)
     is_api = model.startswith(API)
     model_path = model if is_api else resolve_model(model, "--model ")
     if not is_api:
@@ -71,7 +71,9 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     if is_api:
         answers, generated = api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
     else:
-        answers, generated = model_answers(Asked(model_path, prompts, path), places=places, **settings)
+        answers, generated = model_answers(
+            GenerationRequest(model_path, prompts, path), placement=placement, **settings
+        )
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]

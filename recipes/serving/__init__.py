@@ -1,6 +1,6 @@
-"""`convrec serve`: trained models behind HTTP, with Ray Serve, FastAPI and vLLM's engine.
+"""`convrec serve`: trained models behind HTTP, with uvicorn, FastAPI and vLLM's engine.
 
-`front` is the deployment that speaks HTTP: `http` has its routes, `gate` its limits, `metrics` its figures, page/ the
-chat page. `model` is the deployment of one model, with its engine; `chat` is vLLM's chat completions on that engine.
-`app` puts them together for Ray Serve, and `local` starts Ray for them on one machine.
+`http` has the routes, `gate` their limits, `metrics` their figures, page/ the chat page. `model` is one model with its
+engine, in a process that `replicas` asks; `chat` is vLLM's chat completions on that engine. On one machine `local` runs
+HTTP in the command's own process and `processes` the models beside it; on a Ray cluster `app` deploys them.
 """

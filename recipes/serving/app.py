@@ -1,78 +1,107 @@
 """The application for Ray Serve: `import_path: recipes.serving.app:build` in a file of `serve deploy`.
 
 `args` are ServiceSettings (recipes/serving/schema.py). Replicas, autoscaling and resources are Ray Serve's own settings
-of the deployments: the one called `front`, and one for each model under its name.
+of the deployments: the one called `front`, which speaks HTTP, and one for each model under its name.
 """
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
+from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
-from recipes.serving.front import Front, FrontWithModel
+from recipes.serving import http
 from recipes.serving.model import ModelServer
-from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings
+from recipes.serving.replicas import Gone, Model
+from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings, service_key
 
 HEALTH_SECONDS = 2.0
 
 
 def build(args: ServiceSettings) -> Application:
     """What `serve deploy` calls: a replica of each deployment, but for what its file says."""
-    return front_and_models(args, replicas=1)
-
-
-def application(args: ServiceSettings, replicas: int) -> Application:
-    """What `convrec serve` runs: one deployment where one process can do all, else the front and the models."""
-    return with_model(args) if len(args.models) == replicas == 1 else front_and_models(args, replicas)
-
-
-def with_model(args: ServiceSettings) -> Application:
-    """The front and its only model in one process, a deployment of the model's name."""
-    (model,) = args.models
-    return FrontWithModel.options(  # type: ignore[attr-defined]
-        name=model.name,
-        max_ongoing_requests=_more_than(args),
-        health_check_period_s=HEALTH_SECONDS,
-        ray_actor_options=_resources(model),
-    ).bind(args)
-
-
-def front_and_models(args: ServiceSettings, replicas: int) -> Application:
-    """One deployment a model with so many replicas, and the front."""
     names = [model.name for model in args.models]
     if len({*names, FRONT}) <= len(names):
         raise ValueError(f"models: every name once, and none of them {FRONT!r}: {', '.join(names)}")
-    most = args.limits.max_concurrent
-    models = {
-        model.name: _deployment(model, most, replicas).bind(model, args.limits.max_items) for model in args.models
-    }
-    front = Front.options(  # type: ignore[attr-defined]
-        name=FRONT, max_ongoing_requests=_more_than(args), ray_actor_options={"num_cpus": 0}
-    )
+    models = {model.name: _deployment(model, args) for model in args.models}
+    # more requests than the limit, so that it is the front that refuses, with a reason
+    most = 2 * args.limits.max_concurrent + 64
+    front = Front.options(name=FRONT, max_ongoing_requests=most, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
     return front.bind(args, models)
 
 
-def _deployment(model: ModelSettings, max_concurrent: int, replicas: int) -> Any:
-    return serve.deployment(
-        ModelServer,
+def _deployment(model: ModelSettings, args: ServiceSettings) -> Any:
+    gpus = model.tensor_parallel if ray.is_initialized() and ray.cluster_resources().get("GPU") else 0
+    deployment = serve.deployment(
+        ModelReplica,
         name=model.name,
-        num_replicas=replicas,
-        max_ongoing_requests=max_concurrent,  # vLLM has a queue of its own
+        max_ongoing_requests=args.limits.max_concurrent,  # vLLM has a queue of its own
         health_check_period_s=HEALTH_SECONDS,
-        ray_actor_options=_resources(model),
+        ray_actor_options={"num_cpus": 0, "num_gpus": gpus},
     )
+    return deployment.bind(model, args.limits.max_items)
 
 
-def _more_than(args: ServiceSettings) -> int:
-    """More requests than the limit, so that it is the front that refuses, with a reason."""
-    return 2 * args.limits.max_concurrent + 64
+@serve.deployment
+@serve.ingress()
+class Front:
+    def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
+        """Raises UserError where others than this machine can reach the service and there is no key."""
+        self.settings, self.models = settings, models
+        self.key = service_key(settings.loopback)
+        keep_to_the_nodes_address()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        models = {name: Model(ServedProcesses(handle)) for name, handle in self.models.items()}
+        return http.build(self.settings, models, self.key)
 
 
-def _resources(model: ModelSettings) -> dict[str, float]:
-    """GPUs are asked for where Ray has them."""
-    return {"num_cpus": 0, "num_gpus": model.tensor_parallel if _has_gpus() else 0}
+class ModelReplica(ModelServer):
+    def __init__(self, settings: ModelSettings, max_items: int) -> None:
+        keep_to_the_nodes_address()
+        super().__init__(settings, max_items)
 
 
-def _has_gpus() -> bool:
-    return ray.is_initialized() and bool(ray.cluster_resources().get("GPU"))
+class ServedProcesses:
+    """recipes.serving.replicas.Processes of a model by Ray Serve: any of its replicas."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self.handle = handle
+
+    async def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        streams = method.endswith("_stream")
+        answer = getattr(self.handle.options(stream=streams), method).remote(*arguments)
+        try:
+            if streams:
+                async for event in answer:
+                    yield event
+            else:
+                yield await answer
+        except (RayActorError, RayServeException):
+            raise Gone from None
+
+    async def call_all(self, method: str) -> list[Any]:
+        answers = await self.handle.broadcast(method).results_async(return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, Exception)]
+
+    def has_other(self) -> bool:
+        return True  # Ray Serve waits for one
+
+
+def keep_to_the_nodes_address() -> None:
+    """Open this replica's port for other replicas on the node's address alone.
+
+    Ray Serve opens it on every interface and unpickles what arrives there, which runs code. Must be called before the
+    replica has started its server: in the deployment's constructor.
+    """
+    from ray.serve._private import replica
+
+    address = ray.util.get_node_ip_address()
+    host = f"[{address}]" if ":" in address else address
+    add_port = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, at: add_port(server, at.replace("[::]", host))

@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 ENDED = Refused(503, "the model's process ended while it answered; it starts again: ask again", None, retry_after=5)
-STARTING = Refused(503, "the model's process starts: ask again", None, retry_after=5)
+FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:

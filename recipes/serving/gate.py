@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -12,7 +11,7 @@ from starlette._utils import get_route_path  # the router's own: the two must me
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from recipes.serving.errors import Refused
+from recipes.serving.errors import FAILED, Refused
 from recipes.serving.metrics import Metrics
 from recipes.serving.schema import KEY_VARIABLE, Limits, is_loopback
 
@@ -24,12 +23,11 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
 WITH_KEY = ("/v1/", "/metrics")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
 
 
 class ClientGone(Exception):
-    """The client has closed the connection before its request was whole."""
+    """The client has closed the connection before it had its answer."""
 
 
 class Gate:
@@ -63,13 +61,12 @@ class Gate:
         try:
             await self._pass(scope, receive, watched)
         except Refused as refused:
-            response = JSONResponse(refused.body, refused.status, refused.headers)
-            await response(scope, receive, watched)
+            await JSONResponse(refused.body, refused.status, refused.headers)(scope, receive, watched)
         except ClientGone:
             pass
-        except Exception:
-            if status == CLIENT_CLOSED:  # nothing was sent: the application around this one answers
-                status = 500
+        except Exception:  # the server's log has it
+            if status == CLIENT_CLOSED:  # nothing was sent
+                await JSONResponse(FAILED.body, FAILED.status)(scope, receive, watched)
             raise
         finally:
             self.metrics.count(get_route_path(scope), scope["method"], status, time.monotonic() - start)
@@ -84,7 +81,6 @@ class Gate:
             await self.app(scope, receive, send)
             return
         body = await self._body(headers, receive)
-        _check_text(body)
         if self.running >= self.limits.max_concurrent:
             raise Refused(
                 429, f"{self.running} requests are being answered, the most of this service; ask again", retry_after=1
@@ -92,7 +88,7 @@ class Gate:
         self.running += 1
         self.metrics.running.set(self.running)
         try:
-            await self.app(scope, _replayed(body, receive), send)
+            await _answer(self.app, scope, body, receive, send)
         finally:
             self.running -= 1
             self.metrics.running.set(self.running)
@@ -130,27 +126,23 @@ def _is_own(host: str) -> bool:
     return found is not None and is_loopback(found["v6"] or found["name"] or "")
 
 
-def _check_text(body: bytes) -> None:
-    """Raise Refused for a JSON text with half of a surrogate pair: Python reads it, and cannot write it again."""
-    if not _SURROGATE.search(body):
-        return
+async def _answer(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    """Give the application the body as one message. Where the client goes meanwhile, it is cancelled."""
+    disconnect = asyncio.ensure_future(receive())  # all that can come now
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await asyncio.shield(disconnect)
+
+    answer = asyncio.ensure_future(app(scope, replayed, send))
     try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise Refused(400, "the body has half of a surrogate pair (\\ud800 to \\udfff): no character") from None
-    except (ValueError, RecursionError):
-        pass  # no JSON, as the route will say
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then what else the server says (that the client has gone)."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
+        await asyncio.wait((answer, disconnect), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if is_over := answer.done():
+            disconnect.cancel()
+        else:
+            answer.cancel()
+            await asyncio.wait((answer,))
+    if not is_over:
+        raise ClientGone
+    answer.result()

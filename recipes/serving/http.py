@@ -8,16 +8,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from recipes.serving.errors import Refused, error_body
+from recipes.serving.errors import FAILED, Refused, error_body
 from recipes.serving.gate import Gate
 from recipes.serving.metrics import CONTENT_TYPE, Metrics
+from recipes.serving.replicas import Model
 from recipes.serving.schema import (
     MOST_NAMES,
     CatalogChange,
@@ -50,38 +51,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "the model's process starts again, or its catalog's state cannot be read; see Retry-After"},
     504: {"description": "no answer within the service's limit of time"},
 }
-FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
-SENTENCES = {"json_invalid": "it is no JSON", "extra_forbidden": "there is no such field"}
+SENTENCES = {
+    "json_invalid": "it is no JSON",
+    "extra_forbidden": "there is no such field",
+    "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
+}
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 T = TypeVar("T")
-
-
-class Model(Protocol):
-    """One model behind the service. Every method may raise Refused."""
-
-    async def describe(self) -> dict[str, Any]:
-        """{"version", "catalog_items"}."""
-
-    async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A RecommendationRequest's fields -> those of Recommendations, but `model`."""
-
-    def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """("item", fields of Item) for each, then ("end", the rest)."""
-
-    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A ChatRequest's fields -> OpenAI's chat.completion."""
-
-    def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
-        """OpenAI's server-sent events, as text."""
-
-    async def put_items(self, items: list[dict[str, Any]]) -> int:
-        """How many items the catalog has then."""
-
-    async def delete_items(self, ids: list[str | int]) -> int:
-        """How many items the catalog has then."""
-
-    async def metrics(self) -> dict[str, str]:
-        """Replica -> its figures in Prometheus' form."""
 
 
 def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
@@ -103,10 +79,8 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
         loopback=settings.loopback,
         metrics=routes.metrics,
     )
-    app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -139,8 +113,8 @@ class Routes:
             self._check_turns(len(request.conversation), "conversation")
         asked = request.model_dump(exclude={"stream", "model"})
         if not request.stream:
-            return JSONResponse({"model": name, **await self._in_time(model.recommend(asked))})
-        events = self._each_in_time(model.recommend_stream(asked))
+            return JSONResponse({"model": name, **await self._in_time(model.ask("recommend", asked))})
+        events = self._each_in_time(model.stream("recommend_stream", asked))
         texts = (_event(kind, data if kind == "item" else {"model": name, **data}) async for kind, data in events)
         return await _stream(texts, lambda refused: _event("error", refused.body))
 
@@ -150,8 +124,8 @@ class Routes:
         self._check_turns(len(request.messages), "messages")
         asked = request.model_dump(exclude_none=True, exclude={"user"}) | {"model": name}
         if not request.stream:
-            return JSONResponse(await self._in_time(model.chat(asked)))
-        chunks = self._each_in_time(model.chat_stream(asked))
+            return JSONResponse(await self._in_time(model.ask("chat", asked)))
+        chunks = self._each_in_time(model.stream("chat_stream", asked))
         return await _stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
 
     async def list_models(self) -> ModelList:
@@ -159,14 +133,14 @@ class Routes:
 
     async def get_model(self, name: str) -> ModelCard:
         name, model = self._model(name)
-        described = await self._in_time(model.describe())
+        described = await self._in_time(model.ask("describe"))
         return ModelCard(id=name, created=self.created, max_turns=self.limits.max_turns, **described)
 
     async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
         """Add items to the catalog, or write them anew. The next request can be recommended them."""
         name, chosen = self._model(model)
         items = [item.model_dump() for item in body.items]
-        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.put_items(items)))
+        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.ask("put_items", items)))
 
     async def delete_items(
         self,
@@ -175,7 +149,7 @@ class Routes:
     ) -> CatalogChange:
         """Remove items from the catalog. No request that comes later is recommended them."""
         name, chosen = self._model(model)
-        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.delete_items(list(item_id))))
+        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.ask("delete_items", list(item_id))))
 
     async def health(self) -> JSONResponse:
         """200 when every model answers, else 503; what is wrong with each."""
@@ -234,7 +208,7 @@ def _page(file: str) -> Any:
 async def _state(model: Model) -> str:
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
-            await model.describe()
+            await model.ask("describe")
     except Refused as refused:
         return refused.message
     except TimeoutError:
@@ -267,23 +241,19 @@ async def _stream(events: AsyncIterator[str], as_event: Any) -> StreamingRespons
     return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _refused(request: Request, refused: Refused) -> JSONResponse:
-    return JSONResponse(refused.body, refused.status, refused.headers)
-
-
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     """The first field that is wrong; of its alternatives what was found deepest. What was sent is not repeated."""
-    errors = [(*_place(one["loc"]), one) for one in error.errors()]
+    errors = [(*_field(one["loc"]), one) for one in error.errors()]
     field = errors[0][0]
-    _, place, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
+    _, path, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
     message = SENTENCES.get(wrong["type"], wrong["msg"])
-    return JSONResponse(error_body(400, f"{place or 'body'}: {message}", field), 400)
+    return JSONResponse(error_body(400, f"{path or 'body'}: {message}", field), 400)
 
 
-def _place(loc: Sequence[str | int]) -> tuple[str | None, str]:
+def _field(loc: Sequence[str | int]) -> tuple[str | None, str]:
     """Of an error of pydantic: (the field of the body, the field and what is wrong in it: conversation.0.role)."""
     names = [str(part)[:100] for part in loc if part != "body" and not _ALTERNATIVE.match(str(part))]
-    if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # the place of a JSON error
+    if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # where a JSON error is
         return None, ""
     return names[0], ".".join(names)
 
@@ -291,8 +261,3 @@ def _place(loc: Sequence[str | int]) -> tuple[str | None, str]:
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """No such path, another method, a body that cannot be read."""
     return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """Its details are in the log alone."""
-    return JSONResponse(FAILED.body, FAILED.status)

@@ -1,105 +1,90 @@
-"""A service on this machine: HAProxy, Ray, Ray Serve's proxy and the application, until it is stopped."""
+"""A service on this machine: HTTP in this process, every model in processes of its own, until it is stopped."""
 
-import logging
 import os
+import resource
 import socket
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import uvicorn
 
 from convrec.errors import UserError
+from convrec.generation.room import room_here
 from convrec.runs import guard, supervisor
-from recipes.launch.environment import init_ray, keep_to_loopback, set_thread_policy
+from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
-from recipes.serving.haproxy import HAProxy
-from recipes.serving.proxy import SECONDS_VARIABLE, middlewares
-from recipes.serving.schema import ServiceSettings
+from recipes.serving import http
+from recipes.serving.processes import LocalProcesses, ModelProcess
+from recipes.serving.replicas import Model
+from recipes.serving.schema import ServiceSettings, service_key
 
 GONE = "the service was killed; its processes were ended"
-STATUS_SECONDS = 1.0
-LOOPBACK = "127.0.0.1"
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_worker_niceness": "0",  # Ray's 15 lets everything else on the machine go first
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 and 10 s are little on busy cores: the proxy is killed
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__module__}.{middlewares.__name__}",
-    "VLLM_NO_USAGE_STATS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+BACKLOG = 2048  # connections that wait to be accepted
+LAST_SECONDS = 1  # that answers have to end when the service is stopped
 
 
-def serve_here(settings: ServiceSettings, host: str, port: int, replicas: int, ready: Callable[[], None]) -> None:
+def serve_here(
+    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[], None]
+) -> None:
     """Serve until KeyboardInterrupt; `ready` is called once every model answers.
 
     Args:
-        host: address that HTTP is bound to. Ray's own ports are on the loopback, whatever it is.
+        host: address that HTTP is bound to.
         replicas: of every model.
+        logs: folder for what the models' processes say.
     Raises UserError where the port is taken, and where a model's process cannot start, with its last words.
     """
-    check_port(host, port)
-    os.environ.pop("RAY_ADDRESS", None)
     set_thread_policy()
     keep_to_loopback()
-    with guard.guarded(GONE) as folder:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logs.mkdir(parents=True, exist_ok=True)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
+    with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
-        # Ray gives a worker one thread unless it is told; a core is left for HTTP, Ray and the scheduler of the engine
-        environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))} | guard.environment(folder)
-        environment[SECONDS_VARIABLE] = str(settings.limits.timeout_seconds)
-        haproxy = HAProxy(folder / "haproxy", host, port)
-        environment |= haproxy.environment
-        os.environ.update(environment)
-        init_ray(
-            address="local",
-            _temp_dir=str(folder / "ray"),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": environment, "worker_process_setup_hook": "convrec.runs.guard.join"},
-        )
-        import ray
-        from ray import serve
-        from ray.serve.config import HTTPOptions
-        from ray.serve.schema import LoggingConfig
-
-        from recipes.serving.app import application
-
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        try:
-            logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
-            options = HTTPOptions(host=LOOPBACK, port=haproxy.proxy)
-            serve.start(proxy_location="HeadOnly", http_options=options, logging_config=logs)
-            try:
-                serve.run(application(settings, replicas), logging_config=logs)
-            except RuntimeError as error:
-                raise UserError(_why(str(error))) from None
-            haproxy.start()
-            ready()
-            while True:
-                time.sleep(STATUS_SECONDS)
-                haproxy.keep_running()
-        finally:
-            haproxy.stop()
-            ray.shutdown()
+        processes: dict[str, list[ModelProcess]] = {model.name: [] for model in settings.models}
+        for process in _started(settings, replicas, logs, folder):
+            processes[process.name].append(opened.enter_context(closing(process)))
+        for process in chain.from_iterable(processes.values()):
+            process.ready.result()
+        models = {name: Model(LocalProcesses(of_model)) for name, of_model in processes.items()}
+        app = http.build(settings, models, service_key(settings.loopback))
+        options: dict[str, Any] = {
+            "access_log": False,
+            "log_level": "warning",
+            "timeout_graceful_shutdown": LAST_SECONDS,
+        }
+        listener.listen(BACKLOG)
+        ready()
+        uvicorn.Server(uvicorn.Config(app, ws="none", **options)).run(sockets=[listener])
 
 
-def check_port(host: str, port: int) -> None:
-    """Raises UserError where nothing can be bound there."""
+def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
+    """A process for each replica of each model, which loads it. folder: of this service alone."""
+    of_all = [(model, index) for model in settings.models for index in range(replicas)]
+    # a core is left for HTTP and the scheduler of the engine
+    environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
+    try:
+        room = room_here(len(of_all), settings.models[0].tensor_parallel, folder, environment)
+    except UserError as error:
+        raise UserError(f"{len(settings.models)} models, each with {replicas} replicas: {error}") from None
+    for number, (start, (model, index)) in enumerate(zip(room.starts, of_all, strict=True)):
+        log = logs / f"{model.name}-{index}.log" if index else logs / f"{model.name}.log"
+        yield ModelProcess(start, model, settings.limits.max_items, log, folder / f"{number}.socket")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at this address, which does not listen yet. Raises UserError where nothing can be bound there."""
     if not 0 < port < 1 << 16:
         raise UserError(f"--port {port}: give one from 1 to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
-
-
-def _why(message: str) -> str:
-    """The sentence of the error in Ray Serve's account of a deployment that could not start."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    named = [line for line in lines if "Error: " in line]
-    print(message, file=sys.stderr)
-    return named[-1].partition("Error: ")[2] if named else (lines or ["the service could not start"])[-1]
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
+    return listener

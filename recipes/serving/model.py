@@ -1,10 +1,11 @@
-"""One model with its engine, in a process of Ray Serve: the front's own, or a replica that the front calls."""
+"""One model with its engine, in a process that the front calls."""
 
 import asyncio
 import contextlib
 import logging
 import os
 import sys
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,6 @@ from convrec.generation.prompts import load_tokenizer
 from convrec.serving.journal import StateUnreadable
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
-from recipes.serving.ports import keep_to_the_nodes_address
 from recipes.serving.schema import ModelSettings, RecommendationRequest
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
@@ -26,7 +26,7 @@ NO_CATALOG = Refused(400, "model: it is served without a catalog, for chat compl
 class ModelServer:
     """Blocks until the engine is ready. Raises UserError for a model or a catalog that cannot be served.
 
-    When the engine is gone, the process ends: Ray Serve starts another, and what was being answered is asked again.
+    When the engine is gone, the process ends, and another one is started.
     """
 
     def __init__(self, settings: ModelSettings, max_items: int) -> None:
@@ -34,8 +34,8 @@ class ModelServer:
         from convrec.serving.recommender import Recommender
         from recipes.serving.chat import ChatCompletions
 
-        keep_to_the_nodes_address()
         self.name = settings.name
+        self.process = f"{settings.name}-{uuid.uuid4().hex[:8]}"
         self.recommender: Recommender | None = None
         if settings.catalog:
             self.recommender = Recommender.load(
@@ -54,16 +54,19 @@ class ModelServer:
         self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:
+        """{"version", "catalog_items"}."""
         with self._refusals():
             items = None if self.recommender is None else len(self.recommender.catalog)
         return {"version": self.model.version, "catalog_items": items}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A RecommendationRequest's fields -> those of Recommendations, but `model`."""
         with self._refusals():
             found = await self._with_catalog().arecommend(**request)
         return asdict(found)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """("item", fields of Item) for each, then ("end", the rest)."""
         with self._refusals():
             end, items = self._with_catalog().open_stream(**request)
             async for item in items:
@@ -71,29 +74,31 @@ class ModelServer:
         yield "end", {key: value for key, value in asdict(end).items() if key != "items"}
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A ChatRequest's fields -> OpenAI's chat.completion."""
         with self._refusals():
             return await self.engine.arun(self.completions.answer(request))
 
     async def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
+        """OpenAI's server-sent events, as text."""
         with self._refusals():
             async for chunk in self.engine.iterate(self.completions.stream(request)):
                 yield chunk
 
     async def put_items(self, items: list[dict[str, Any]]) -> int:
+        """How many items the catalog has then; so does `delete_items`."""
         return await self._change("add_items", items)
 
     async def delete_items(self, ids: list[str | int]) -> int:
         return await self._change("remove_items", ids)
 
     async def metrics(self) -> dict[str, str]:
-        """Name of this replica -> its figures in Prometheus' form."""
+        """Name of this process -> its figures in Prometheus' form."""
         from prometheus_client import generate_latest
-        from ray import serve
 
-        return {serve.get_replica_context().replica_id.unique_id: generate_latest().decode()}
+        return {self.process: generate_latest().decode()}
 
     def check_health(self) -> None:
-        """Ray Serve calls it every few seconds."""
+        """Called every few seconds."""
         self._end_without_engine()
 
     async def _change(self, method: str, what: list[Any]) -> int:

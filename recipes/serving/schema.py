@@ -1,6 +1,7 @@
 """The bodies that the HTTP interface takes and gives, and the settings of a service."""
 
 import ipaddress
+import os
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
@@ -16,7 +17,8 @@ FRONT = "front"  # the deployment before those of the models
 class Strict(BaseModel):
     """Unknown fields are refused: a misspelt `exclude` must not be ignored."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    # a bound of length has texts looked at: half of a surrogate pair is refused, which could not be written again
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), str_min_length=0)
 
 
 class Turn(Strict):
@@ -168,11 +170,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_key(key: str | None, loopback: bool) -> None:
-    """Raise UserError for a service that anybody could use, or nobody: HTTP's headers have no other characters."""
+def service_key(loopback: bool) -> str | None:
+    """The variable's. Raises UserError for a service that anybody could use, or nobody: HTTP's headers have no other
+    characters."""
+    key = os.environ.get(KEY_VARIABLE, "").strip() or None
     if key and not (key.isascii() and key.isprintable()):
         raise UserError(f"{KEY_VARIABLE}: write it in ASCII letters, digits and signs; clients could not send this key")
     if not key and not loopback:
         raise UserError(
             f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text)"
         )
+    return key

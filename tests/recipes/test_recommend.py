@@ -1,6 +1,5 @@
 """What the replicas of batch recommendation are given; their lists are tested with the recommender."""
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,7 +43,9 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
                 asked.append(job.settings)
                 yield number, 0, pa.Table.from_pylist([{"row": 0}], SCHEMA)
 
-    monkeypatch.setattr(recipe, "open_pool", lambda *_: contextlib.nullcontext(Pool()))
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(recipe, "Pool", lambda *_: Pool())
     options: dict[str, Any] = {"model": "run", "catalog": catalog, "chats": chats, "out": tmp_path / "lists.parquet"}
     recipe.recommend(**options, progress=False)
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year

@@ -9,7 +9,7 @@ import pytest
 
 from convrec.errors import UserError
 from recipes.serve import parser, service_of, tell_left_out
-from recipes.serving.local import check_port
+from recipes.serving.local import bound
 from recipes.serving.schema import KEY_VARIABLE
 
 
@@ -75,7 +75,6 @@ def test_rows_of_a_catalog_that_cannot_be_recommended_are_told_once_and_counted(
         (["--judge", "films", "--max-items", "0"], "--max-items"),
         (["--judge", "films", "--replicas", "0"], "--replicas 0: at least 1"),
         (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: at least 1"),
-        (["--judge", "front=films", "--replicas", "2"], "front: the service calls its own part so"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(files, arguments, words):
@@ -100,7 +99,7 @@ def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}: .*in use; choose another"):
-            check_port("127.0.0.1", port)
+            bound("127.0.0.1", port)
     for number in (0, -1, 99999):
         with pytest.raises(UserError, match=f"--port {number}: give one from 1 to 65535"):
-            check_port("127.0.0.1", number)
+            bound("127.0.0.1", number)

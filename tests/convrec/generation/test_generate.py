@@ -1,63 +1,28 @@
 """vLLM for real, on a tiny model made here: the weights it samples from are the checkpoint's, tied head or not."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.answers import Asked, answer_side_by_side, model_answers, prompt_id
-from convrec.generation.generate import GenerationRow, as_messages, generate, size_of_batch
+from convrec.generation.answers import GenerationRequest, model_answers, models_answers
+from convrec.generation.generate import generate, size_of_batch
+from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.process import Process
-
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from convrec.generation.prompts import as_messages, prompt_id
+from recipes.tiny_model import make_tiny_model
 
 
 def make_model(folder: Path, *, tied: bool) -> Path:
     import torch
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(
-        ["Toy Story (1995)\nAmélie (2001)\nUSER: SYSTEM: "] * 4,
-        vocab_size=400,
-        min_frequency=1,
-        special_tokens=["<|im_end|>", "<|im_start|>", "<|pad|>"],
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=trained._tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|pad|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,  # vLLM's CPU attention has no kernel for heads narrower than 32
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        eos_token_id=0,
-        pad_token_id=2,
-        bos_token_id=None,
-    )
-    model = Qwen2ForCausalLM(config)
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "max_positions": 512}
+    texts = ["Toy Story (1995)\nAmélie (2001)\nUSER: SYSTEM: "] * 30
+    make_tiny_model(folder, texts, vocab_size=400, tie_word_embeddings=tied, **sizes)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for parameter in model.parameters():
         parameter.data *= 3  # far from uniform: a wrong weight shows in the argmax
     model.save_pretrained(folder)
@@ -79,7 +44,7 @@ def greedy_by_transformers(folder: Path, prompt: str, max_tokens: int) -> list[i
 
 
 LONG = "Here is the conversation: " + "USER: old news\nSYSTEM: noted\n" * 60 + "USER: Toy Story\n"
-PROMPTS = ["Toy Story (1995)", "Amélie (2001)", "Toy Story (1995)", LONG, *(f"Film {number}" for number in range(8))]
+PROMPTS = ["Toy Story (1995)", "Amélie (2001)", LONG, *(f"Film {number}" for number in range(8))]
 ASKED = {"max_tokens": 24, "max_prompt_tokens": 64, "progress": False}
 
 
@@ -89,72 +54,60 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[GenerationRow], Path]:
+def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Answer], Path]:
     """PROMPTS answered by one replica, and its log."""
     log = tmp_path_factory.mktemp("generate") / "log" / "vllm.log"
     return generate(model, PROMPTS, log_file=log, **ASKED), log
 
 
 @pytest.mark.e2e
-def test_greedy_answers_are_the_checkpoints_own_and_equal_prompts_share_them(
-    model: Path, answered: tuple[list[GenerationRow], Path]
-) -> None:
-    rows, log = answered
-    assert [row.prompt_index for row in rows] == list(range(len(PROMPTS)))
-    assert rows[0].token_ids == greedy_by_transformers(model, PROMPTS[0], 24)
-    assert rows[1].token_ids == greedy_by_transformers(model, PROMPTS[1], 24)
-    assert (rows[2].text, rows[2].token_ids) == (rows[0].text, rows[0].token_ids)
-    assert [row.prompt_truncated for row in rows] == [prompt is LONG for prompt in PROMPTS]
-    assert rows[3].prompt_tokens <= 64
-    assert all(row.finish_reason in ("stop", "length") and "<|im_" not in row.text for row in rows)
+def test_greedy_answers_are_the_checkpoints_own(model: Path, answered: tuple[list[Answer], Path]) -> None:
+    answers, log = answered
+    assert [answer["token_ids"] for answer in answers[:2]] == [
+        greedy_by_transformers(model, prompt, 24) for prompt in PROMPTS[:2]
+    ]
+    assert [answer["prompt_truncated"] for answer in answers] == [prompt is LONG for prompt in PROMPTS]
+    assert answers[PROMPTS.index(LONG)]["prompt_tokens"] <= 64
+    assert all(answer["finish_reason"] in ("stop", "length") and "<|im_" not in answer["text"] for answer in answers)
     assert log.stat().st_size > 0
+
+
+def children() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "convrec.generation.child" in one.cmdline()]
 
 
 @pytest.mark.e2e
 def test_two_replicas_one_of_them_killed_write_what_one_does(
-    model: Path, answered: tuple[list[GenerationRow], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[int, list[str]]] = []  # the process, and the prompts of a batch
-    ask = Process.ask
-
-    def recorded(self: Process, task: Any, progress: Any) -> Any:
-        asked.append((self._process.pid, [messages[0]["content"] for messages, _ in task]))
-        return ask(self, task, progress)
-
-    monkeypatch.setattr(Process, "ask", recorded)
     batches: list[list[int]] = []
 
-    def kill_once(rows: list[GenerationRow]) -> None:
-        batches.append([row.prompt_index for row in rows])
-        if len(batches) == 1:  # a batch is there: kill the process that was asked last
-            os.kill(asked[-1][0], signal.SIGKILL)
+    def kill_once(batch: list[tuple[int, Answer]]) -> None:
+        batches.append([index for index, _ in batch])
+        if len(batches) == 1:  # a batch is there, others are being written
+            children()[-1].kill()
 
     log = tmp_path / "vllm.log"
-    rows = generate(model, PROMPTS, places=Placement(2), batch_size=2, on_batch=kill_once, log_file=log, **ASKED)
-    assert rows == answered[0]
-    assert sorted(index for batch in batches for index in batch) == [
-        index for index in range(len(PROMPTS)) if index != 2
-    ]  # equal to the first
-    questions = [tuple(prompts) for _, prompts in asked]
-    assert len(set(questions)) == len(batches) == 6
-    assert len(questions) == 7  # that of the killed one again, and no other
-    pids = {pid for pid, _ in asked}
-    assert len(pids) == 3
-    assert not [pid for pid in pids if is_running(pid)]
+    answers = generate(model, PROMPTS, placement=Placement(2), batch_size=2, on_batch=kill_once, log_file=log, **ASKED)
+    assert answers == answered[0]
+    assert sorted(batches) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    assert "a replica died (exit status -9): another one starts and is asked its batch" in capsys.readouterr().err
+    assert children() == []
     assert {path.name for path in tmp_path.iterdir()} == {"vllm.log", "vllm-1.log"}
 
 
 @pytest.mark.e2e
 def test_checkpoints_answer_side_by_side_each_on_a_replica_of_its_own(
-    model: Path, answered: tuple[list[GenerationRow], Path], tmp_path: Path
+    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path
 ) -> None:
     other = make_model(tmp_path / "untied", tied=False)
     prompts = {prompt_id(messages): messages for messages in map(as_messages, PROMPTS)}
-    asked = [Asked(str(one), prompts, tmp_path / one.name / "answers.parquet") for one in (model, other)]
+    asked = [GenerationRequest(str(one), prompts, tmp_path / one.name / "answers.parquet") for one in (model, other)]
     settings = {"max_tokens": 24, "max_prompt_tokens": 64, "temperature": 0.0}
-    answer_side_by_side(asked, Placement(2), tmp_path / "vllm.log", progress=False, **settings)
+    with Placement(2).open() as room:
+        models_answers(asked, room, tmp_path / "vllm.log", progress=False, **settings)
     first, second = ({row["text"] for row in pq.read_table(one.path).to_pylist()} for one in asked)
-    assert first == {row.text for row in answered[0]}
+    assert first == {answer["text"] for answer in answered[0]}
     assert not first & second
     # the same question finds them, and starts nothing
     found, new = model_answers(asked[1], **settings)
@@ -166,91 +119,11 @@ def test_checkpoints_answer_side_by_side_each_on_a_replica_of_its_own(
 @pytest.mark.e2e
 def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
     model = make_model(tmp_path / "untied", tied=False)
-    messages = [{"role": "user", "content": "Toy Story (1995)"}]
-    rows = generate(model, [messages], max_tokens=12, temperature=1.0, n=3, seed=5, progress=False)
-    assert [row.prompt_index for row in rows] == [0, 0, 0]
-    assert len({tuple(row.token_ids) for row in rows}) == 3
-
-
-@pytest.mark.e2e
-def test_a_killed_parent_leaves_no_vllm_process(model: Path) -> None:
-    code = "from convrec.generation.generate import generate; "
-    code += f"generate({str(model)!r}, ['x'], max_tokens=400, progress=False)"
-    before = set(Path("/tmp").glob("convrec-*"))
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    children_file = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    deadline = time.monotonic() + 30
-    while not (children := children_file.read_text().split()):
-        assert time.monotonic() < deadline, "the child was not started"
-        time.sleep(0.05)
-    time.sleep(1.0)  # past interpreter start, where the child asks to die with its parent
-    parent.kill()
-    parent.wait()
-    for child in map(int, children):
-        while time.monotonic() < deadline and is_running(child):
-            time.sleep(0.05)
-        if is_running(child):
-            os.kill(child, signal.SIGKILL)
-            pytest.fail("the vLLM child outlived its parent")
-    deadline = time.monotonic() + 30
-    while left := set(Path("/tmp").glob("convrec-*")) - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-VLLM = """
-import json, os
-class SamplingParams:
-    def __init__(self, **settings): pass
-class _Output:
-    def __init__(self, text): self.text, self.token_ids, self.finish_reason = text, [1], "stop"
-class LLM:
-    batches = 0
-    def __init__(self, **settings): pass
-    def generate(self, inputs, sampling, use_tqdm):
-        LLM.batches += 1
-        if LLM.batches == int(os.environ.get("FAIL_AT_BATCH", 0)):
-            raise RuntimeError("out of memory")
-        answers = []
-        for one in inputs:
-            answers.append(type("Request", (), {"outputs": [_Output(str(len(one["prompt_token_ids"])))]}))
-        return answers
-"""
-
-
-def test_batches_are_handed_over_as_they_finish_and_kept_when_a_later_one_fails(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The real parent and child; in vLLM's place a module that answers with the number of the prompt's tokens."""
-    import torch
-
-    (tmp_path / "vllm.py").write_text(VLLM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("FAIL_AT_BATCH", "3")
-    prompts = ["x" * length for length in range(1, 131)]
-    batches: list[list[tuple[int, str]]] = []
-
-    def keep(rows: list[GenerationRow]) -> None:
-        batches.append([(row.prompt_index, row.text) for row in rows])
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        generate(model, prompts, max_tokens=5, batch_size=2, on_batch=keep, progress=False)
-    kept = [row for batch in batches for row in batch]
-    assert [len(batch) for batch in batches] == [2, 2]
-
-    monkeypatch.delenv("FAIL_AT_BATCH")
-    del batches[:]
-    whole = generate(model, prompts, max_tokens=5, on_batch=keep, progress=False)
-    assert kept == [(row.prompt_index, row.text) for row in whole][:4]
-    assert len({row.text for row in whole}) > 1
-    assert [len(batch) for batch in batches] == ([130] if torch.cuda.is_available() else [128, 2])
+    sampled = [
+        generate(model, ["Toy Story (1995)", "Heat (1995)"], max_tokens=12, temperature=1.0, seed=seed, progress=False)
+        for seed in (5, 6)
+    ]
+    assert len({tuple(answer["token_ids"]) for answers in sampled for answer in answers}) == 4
 
 
 def test_a_missing_model_is_a_user_error_before_anything_starts(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ SAMPLING = {"temperature": 0.0, "max_tokens": 16}
 def test_a_local_model_answers_on_a_cluster_and_its_answers_are_kept(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", tied=True)
     prompts = ["Toy Story (1995)", "Amélie (2001)", "word " * 600, "Toy Story (1995)", "Film 1"]
-    places = Placement(2, address="local")  # a Ray of its own, started here
+    placement = Placement(2, address="local")  # a Ray of its own, started here
     before = set(Path("/tmp").glob("convrec-*"))  # of guards
-    llm = LocalModel(str(folder), "--teacher-model ", tmp_path / "answers", places, tmp_path / "vllm.log")
+    llm = LocalModel(str(folder), "--teacher-model ", tmp_path / "answers", placement, tmp_path / "vllm.log")
     try:
         answers = llm.ask_all(prompts, label="test", **SAMPLING)
         assert "ray" in sys.modules
@@ -37,7 +37,7 @@ def test_a_local_model_answers_on_a_cluster_and_its_answers_are_kept(tmp_path: P
     while left := set(Path("/tmp").glob("convrec-*")) - before:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    again = LocalModel(str(folder), "--teacher-model ", tmp_path / "answers", places, tmp_path / "vllm.log")
+    again = LocalModel(str(folder), "--teacher-model ", tmp_path / "answers", placement, tmp_path / "vllm.log")
     assert again.ask_all([prompts[0], "Film 2"], **SAMPLING) == [answers[0], *more]  # without an engine
     assert again.usage.asked == 0
 

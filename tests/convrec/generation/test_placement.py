@@ -6,8 +6,8 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.generation.cluster import divide_cluster
-from convrec.generation.place import divide_node
 from convrec.generation.placement import Placement, add_placement
+from convrec.generation.room import divide_node
 
 ON_CPU = {"TORCH_COMPILE_DISABLE": "1"}
 
@@ -38,13 +38,17 @@ def test_on_a_cpu_they_share_the_cores_and_one_has_all_there_is() -> None:
 
 def test_a_replica_on_a_cluster_is_on_one_node() -> None:
     nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}]
-    assert [len(divide_cluster("auto", size, nodes)) for size in (1, 2, 3, 4)] == [8, 4, 2, 2]
-    assert {place.gpus for place in divide_cluster(2, 3, nodes)} == {3}
+    assert [divide_cluster("auto", size, nodes) for size in (1, 2, 3, 4)] == [
+        (8, 1, {}),
+        (4, 2, {}),
+        (2, 3, {}),
+        (2, 4, {}),
+    ]
     with pytest.raises(UserError, match="--replicas 3 of 3 GPUs each: the cluster has room for 2"):
         divide_cluster(3, 3, nodes)
     cpus = [{"CPU": 3.0}, {"CPU": 3.0}]
-    assert [place.environment for place in divide_cluster(2, 1, cpus)] == [ON_CPU | {"OMP_NUM_THREADS": "3"}] * 2
-    assert [place.environment for place in divide_cluster("auto", 1, cpus)] == [ON_CPU | {"OMP_NUM_THREADS": "3"}]
+    threads = ON_CPU | {"OMP_NUM_THREADS": "3"}
+    assert [divide_cluster(count, 1, cpus) for count in (2, "auto")] == [(2, 0, threads), (1, 0, threads)]
     with pytest.raises(UserError, match="--replicas 7: the cluster has 6 CPUs"):
         divide_cluster(7, 1, cpus)
 

@@ -1,18 +1,20 @@
 """Replicas and their queue, with real processes of a target that needs no vLLM."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.place import LocalPlace
-from convrec.generation.placement import Opened
-from convrec.generation.pool import ASKED_AT_MOST, Job, Pool, open_pool
+from convrec.generation.pool import ASKED_AT_MOST, Job, Pool
+from convrec.generation.process import Process
+from convrec.generation.room import Room
 
 # A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time.
 TARGET = """
@@ -45,17 +47,19 @@ TASKS = [["a", "b"], ["c", "kill once"], ["d"], ["e", "f"], ["g"]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "words_target.py").write_text(TARGET)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def two(folder: Path, **options: object) -> Pool:
-    places = Opened([LocalPlace({}, False)] * 2, 1)
-    return open_pool(places, "words_target:load", folder / "log", **options)
+def two(folder: Path) -> "closing[Pool]":
+    room = Room([partial(Process, environment={})] * 2, tensor_parallel=1, on_gpu=False)
+    return closing(Pool(room, import_module("words_target").load, folder / "log"))
 
 
-def answered(pool: Pool, folder: Path, *tasks: list[str]) -> dict[int, list[str]]:
+def answered(pool: Pool, folder: Path, *tasks: list[str], told: list[int] | None = None) -> dict[int, list[str]]:
     """A job a task."""
-    return {number: answer for number, _, answer in pool.answers(Job(str(folder), [task]) for task in tasks)}
+    jobs = [Job(str(folder), [task]) for task in tasks]
+    return {number: answer for number, _, answer in pool.answers(jobs, (told if told is not None else []).append)}
 
 
 def asked(folder: Path) -> list[str]:
@@ -64,9 +68,9 @@ def asked(folder: Path) -> list[str]:
 
 def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[int] = []
-    with two(folder, progress=told.append) as pool:
-        answers = answered(pool, folder, *TASKS)
-        again = answered(pool, folder, ["h"])  # by the replicas that are there
+    with two(folder) as pool:
+        answers = answered(pool, folder, *TASKS, told=told)
+        again = answered(pool, folder, ["h"], told=told)  # by the replicas that are there
     assert answers == {number: [word.upper() for word in task] for number, task in enumerate(TASKS)}
     assert again == {0: ["H"]}
     assert asked(folder) == ["a,b", "c,kill once", "c,kill once", "d", "e,f", "g", "h"]
@@ -116,21 +120,24 @@ def test_jobs_are_drawn_as_they_are_needed(folder: Path) -> None:
         assert next(left) <= 4
 
 
-def test_replicas_end_with_a_parent_that_is_killed(folder: Path) -> None:
+def test_replicas_and_their_folder_end_with_a_parent_that_is_killed(folder: Path) -> None:
     code = f"""
 import os, signal
+from contextlib import closing
 from pathlib import Path
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Job, open_pool
-with open_pool(Placement(2), "words_target:load") as pool:
+from convrec.generation.pool import Job, Pool
+from words_target import load
+with Placement(2).open() as room, closing(Pool(room, load)) as pool:
+    print(room.folder, flush=True)
     for _ in pool.answers([Job({str(folder)!r}, [["a"], ["b"]])] * 2):
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    parent = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60, check=False)
+    parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert parent.returncode == -signal.SIGKILL
-    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
-    assert pids
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "a replica outlived its parent"
+    processes = [Path("/proc", path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    assert processes
+    deadline = time.monotonic() + 20
+    while left := [path for path in (*processes, Path(parent.stdout.strip())) if path.exists()]:
+        assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -33,6 +33,11 @@ def write_catalog(folder: Path, films: list[tuple] = FILMS, ids: bool = True) ->
 
 
 @pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
 def serve(tmp_path: Path, line_tokenizer: Any) -> Any:
     """serve(state) -> ServedCatalog of FILMS, or of another file, with another tokenizer or delimiter."""
 
@@ -72,9 +77,13 @@ def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
 def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Path) -> None:
     catalog = serve(file=write_catalog(tmp_path, [*FILMS, ("e", "Best of [1999]", 2010)]))
     assert (len(catalog), ids(catalog)) == (6, {"a", "b", "c", "d", "300", "e"})
-    expected = {
+    expected: dict[str | int, set[str]] = {
         "b": {"b"},
         "300": {"300"},
+        300: {"300"},
+        Title("a"): set(),
+        Title("heat"): {"b", "c"},  # of any year
+        Title("HEAT (1995)"): {"b", "c"},
         "Heat (1995)": {"b"},
         "heat (1987)": {"c"},
         "Heat": {"b", "c"},
@@ -85,33 +94,23 @@ def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Pat
         "Best of [1999]": {"e"},
         "Best of [1999] (2010)": {"e"},
     }
-    assert {text: found(catalog, text) for text in expected} == expected
+    assert [(name, found(catalog, name)) for name in expected] == [*expected.items()]
+    catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
+    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
     assert catalog.get("c").line == "Heat (1986)"
 
 
-def test_without_ids_the_numbers_of_rows_are(serve: Any, tmp_path: Path) -> None:
-    catalog = serve(file=write_catalog(tmp_path, ids=False))
-    assert ids(catalog) == {"0", "1", "2", "3", "4"}
-    assert found(catalog, "2") == found(catalog, "Heat (1986)") == {"2"}
-
-
-def test_a_title_of_digits_is_no_row_where_there_are_no_ids(serve: Any, tmp_path: Path) -> None:
+def test_without_ids_the_numbers_of_rows_are_but_a_title_of_digits_is_none(serve: Any, tmp_path: Path) -> None:
     films = [("Toy Story", 1995), ("Heat", 1995), ("Heat", 1986), ("9", 2009), ("2", 2006), ("Up", 2009)]
     catalog = serve(file=write_catalog(tmp_path, [("", *film) for film in films], ids=False))
+    assert ids(catalog) == {"0", "1", "2", "3", "4", "5"}
+    assert found(catalog, "Heat (1986)") == {"2"}
     assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
     assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # an int is a row and nothing else
     assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids of answers are texts
     recommender: Any = Recommender(*[None, catalog, None, None, None])  # type: ignore[list-item]  # no engine is needed
     assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
     assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
-
-
-def test_a_title_alone_is_never_an_id(serve: Any, tmp_path: Path) -> None:
-    catalog = serve()
-    assert (found(catalog, "300"), found(catalog, 300), found(catalog, Title("300"))) == ({"300"}, {"300"}, set())
-    assert found(catalog, Title("heat")) == found(catalog, Title("Heat (1995)")) == {"b", "c"}  # of any year
-    catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
-    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
 
 
 def test_a_number_is_the_item_of_that_id_and_no_title(serve: Any, tmp_path: Path) -> None:
@@ -136,18 +135,9 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
     assert (found(catalog, "Heat"), found(catalog, "Ronin (1998)"), found(catalog, "c")) == ({"b"}, {"n"}, set())
     catalog.put([{"item_id": "c", "title": "Heat", "year": 1986}])
     assert found(catalog, "Heat (1986)") == {"c"}
-    assert (before.number, catalog.version) == (0, 3)
-
-
-def test_tries_leave_the_folder_with_their_last_user(serve: Any, tmp_path: Path) -> None:
-    catalog = serve()
-    before = catalog.snapshot
-    catalog.put([NEW])
-    assert before.trie.path.exists()
-    old = before.trie.path
-    del before
-    assert not old.exists()
-    assert catalog.snapshot.trie.path.exists()
+    catalog.put([{"item_id": "m", "title": "Heat", "year": 1986, "display": "director's cut"}])
+    assert catalog.get("m").line == "Heat [director's cut] (1986)"
+    assert (before.number, catalog.version) == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +177,8 @@ def test_the_line_of_an_items_other_row_is_taken_too(serve: Any, tmp_path: Path)
 
 
 def test_a_change_that_fails_leaves_journal_and_catalog_as_they_were(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Any, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = tmp_path / "state"
     catalog = serve(state)
     before, journal, files = catalog.snapshot, (state / FILE).read_bytes(), list((tmp_path / "tries").iterdir())
 
@@ -212,9 +201,8 @@ def test_a_change_that_fails_leaves_journal_and_catalog_as_they_were(
     assert (found(catalog, "Ronin II"), found(catalog, "Ronin")) == ({"n"}, set())
 
 
-def test_a_state_that_another_catalog_makes_contradictory_is_read(serve: Any, tmp_path: Path) -> None:
+def test_a_state_that_another_catalog_makes_contradictory_is_read(serve: Any, tmp_path: Path, state: Path) -> None:
     """b, put away for n, cannot have its new line in the next catalog: it stays, and n with its old line must go."""
-    state = tmp_path / "state"
     catalog = serve(state)
     catalog.put([{"item_id": "b", "title": "Ronin", "year": 1998}, {"item_id": "n", "title": "Heat", "year": 1995}])
     again = serve(state, write_catalog(tmp_path, [*FILMS, ("z", "Ronin", 1998)]))
@@ -222,41 +210,36 @@ def test_a_state_that_another_catalog_makes_contradictory_is_read(serve: Any, tm
     assert (found(again, "Heat (1995)"), len(again.problems)) == ({"b"}, 2)
 
 
-def with_control_token(tokenizer: Any) -> Any:
-    """`<|im_end|>` does not look like HTML: nothing takes it off a title."""
+def with_special_tokens(tokenizer: Any) -> Any:
+    """`<|im_end|>` does not look like HTML: nothing takes it off a title. The other one no setting names."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.backend_tokenizer.add_special_tokens(["<|end_of_text|>"])
+    assert "<|end_of_text|>" not in tokenizer.all_special_tokens
     return tokenizer
 
 
-def test_a_special_token_that_the_settings_do_not_name_is_one(serve: Any, line_tokenizer: Any) -> None:
-    tokenizer = copy.deepcopy(line_tokenizer)
-    tokenizer.backend_tokenizer.add_special_tokens(["<|end_of_text|>"])
-    assert "<|end_of_text|>" not in tokenizer.all_special_tokens
-    with pytest.raises(UserError, match="has a special token"):
-        serve(tokenizer=tokenizer).put([{**NEW, "title": "Foo <|end_of_text|> Bar"}])
-
-
-@pytest.mark.parametrize("item", [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}])
-def test_a_title_with_a_special_token_is_refused(serve: Any, tmp_path: Path, line_tokenizer: Any, item: dict) -> None:
-    state = tmp_path / "state"
-    catalog = serve(state, tokenizer=with_control_token(line_tokenizer))
+@pytest.mark.parametrize(
+    "item",
+    [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}, {"title": "Foo <|end_of_text|> Bar"}],
+)
+def test_a_title_with_a_special_token_is_refused(serve: Any, state: Path, line_tokenizer: Any, item: dict) -> None:
+    catalog = serve(state, tokenizer=with_special_tokens(line_tokenizer))
     with pytest.raises(UserError, match=r"item_id 'n': 'Foo .* has a special token"):
         catalog.put([{"item_id": "m", "title": "Ronin", "year": 1998}, {"item_id": "n", "year": 1999, **item}])
     assert (catalog.version, len((state / FILE).read_text().splitlines())) == (0, 1)
 
 
-def test_what_an_earlier_version_let_into_the_state_is_left_out(
-    serve: Any, tmp_path: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+def test_what_no_list_can_write_is_left_out_of_a_state(
+    serve: Any, state: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = tmp_path / "state"
     serve(state)
     with (state / FILE).open("a") as file:
         file.write('{"n": {"title": "Foo <|im_end|> Bar", "year": 1999}, "b": {"title": "<|im_end|>", "year": 1999}}\n')
         file.write(
             '{"m": {"title": "Piranesi", "year": null}, "o": {"name": "Dune"}, "p": {"title": "1. X", "year": 1}}\n'
         )
-    catalog = serve(state, tokenizer=with_control_token(line_tokenizer))
+    catalog = serve(state, tokenizer=with_special_tokens(line_tokenizer))
     assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
     assert "left out: item_id 'm': the year is None" in capsys.readouterr().err
     assert found(catalog, "Heat (1995)") == {"b"}
@@ -269,8 +252,7 @@ def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> No
         catalog.put([{**NEW, "display": display}])
 
 
-def test_memory_does_not_grow_with_changes(serve: Any, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_neither_memory_nor_files_grow_with_changes(serve: Any, tmp_path: Path, state: Path) -> None:
     catalog = serve(state)
 
     def size() -> tuple[int, ...]:
@@ -283,10 +265,10 @@ def test_memory_does_not_grow_with_changes(serve: Any, tmp_path: Path) -> None:
         catalog.put([{**NEW, "year": year}])
     assert size() == before
     assert catalog.version == 41
+    assert [*(tmp_path / "tries").glob("trie-*")] == [catalog.snapshot.trie.path]
 
 
-def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> None:
     catalog = serve(state)
     catalog.put([NEW])
     before, journal = catalog.snapshot, (state / FILE).read_bytes()
@@ -309,12 +291,6 @@ def test_the_items_of_a_request_are_those_of_its_snapshot(serve: Any, line_token
     assert before.trie_with(frozenset([number])) is allowed
 
 
-def test_a_display_tells_two_items_of_one_line_apart(serve: Any) -> None:
-    catalog = serve()
-    catalog.put([{"item_id": "m", "title": "Heat", "year": 1995, "display": "director's cut"}])
-    assert catalog.get("m").line == "Heat [director's cut] (1995)"
-
-
 def test_removing_what_is_not_there_removes_nothing(serve: Any) -> None:
     catalog = serve()
     with pytest.raises(UserError, match="item_id 'x': the catalog has no such item"):
@@ -324,8 +300,7 @@ def test_removing_what_is_not_there_removes_nothing(serve: Any) -> None:
     assert len(catalog) == 5
 
 
-def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: Path) -> None:
     first, second = serve(state), serve(state)
     first.put([NEW])
     second.delete(["a"])
@@ -336,8 +311,7 @@ def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, tmp_pat
         first.delete(["a"])
 
 
-def test_a_writer_that_was_killed_spoils_nothing(serve: Any, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> None:
     first = serve(state)
     first.put([NEW])
     with (state / FILE).open("a") as file:
@@ -356,9 +330,8 @@ def test_a_writer_that_was_killed_spoils_nothing(serve: Any, tmp_path: Path) -> 
 
 
 def test_a_change_of_another_process_that_could_not_be_applied_is_applied_later(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Any, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = tmp_path / "state"
     first, second = serve(state), serve(state)
     second.delete(["a"])
 
@@ -373,8 +346,7 @@ def test_a_change_of_another_process_that_could_not_be_applied_is_applied_later(
 
 
 @pytest.mark.parametrize("damage", ["remove", "cut"])
-def test_a_journal_that_is_removed_or_cut_is_told_and_not_begun_anew(serve: Any, tmp_path: Path, damage: str) -> None:
-    state = tmp_path / "state"
+def test_a_journal_that_is_removed_or_cut_is_told_and_not_begun_anew(serve: Any, state: Path, damage: str) -> None:
     catalog = serve(state)
     catalog.put([NEW])
     content = (state / FILE).read_bytes()
@@ -390,9 +362,8 @@ def test_a_journal_that_is_removed_or_cut_is_told_and_not_begun_anew(serve: Any,
     assert ids(serve(state)) == {"b", "c", "d", "300", "n"}
 
 
-def test_many_writers_lose_no_change(serve: Any, tmp_path: Path) -> None:
+def test_many_writers_lose_no_change(serve: Any, tmp_path: Path, state: Path) -> None:
     """Four processes of 25 changes each, at once."""
-    state = tmp_path / "state"
     serve(state)
     code = """
 import sys
@@ -410,30 +381,24 @@ for number in range(25):
     assert len(serve(state)) == 105
 
 
-def test_changes_of_another_catalog_without_ids_are_refused(serve: Any, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    serve(state, write_catalog(tmp_path, ids=False)).delete(["0"])
-    other = write_catalog(tmp_path, FILMS[1:], ids=False)
-    with pytest.raises(UserError, match="Remove the file, or give items ids"):
-        serve(state, other)
-
-
 @pytest.mark.parametrize(
-    ("name", "year", "problem"),
-    [("films.parquet", 1995, "of catalog.parquet, not of films.parquet"), ("catalog.parquet", None, "with years, and")],
+    ("ids", "name", "year", "problem"),
+    [
+        (True, "films.parquet", 1995, "of catalog.parquet, not of films.parquet"),
+        (True, "catalog.parquet", None, "with years, and it is now one without"),
+        (False, "catalog.parquet", 1995, "Remove the file, or give items ids"),
+    ],
 )
-def test_changes_of_another_file_or_of_other_years_are_refused(
-    serve: Any, tmp_path: Path, name: str, year: int | None, problem: str
+def test_changes_of_another_catalog_are_refused(
+    serve: Any, tmp_path: Path, state: Path, ids: bool, name: str, year: int | None, problem: str
 ) -> None:
-    state = tmp_path / "state"
-    serve(state).put([NEW])
-    other = write_catalog(tmp_path, [("n", "Emma", year)])
+    serve(state, write_catalog(tmp_path, ids=ids)).delete(["0" if not ids else "a"])
+    other = write_catalog(tmp_path, [("n", "Emma", year)], ids)
     with pytest.raises(UserError, match=f"catalog.jsonl: .*{problem}"):
         serve(state, other.rename(tmp_path / name))
 
 
-def test_with_ids_changes_go_with_a_new_catalog(serve: Any, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_with_ids_changes_go_with_a_new_catalog(serve: Any, tmp_path: Path, state: Path) -> None:
     before = serve(state)
     before.delete(["a"])
     before.put([NEW])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from convrec.generation import answers
-from convrec.generation.generate import GenerationRow
+from tests.recipes.evaluation.small import generated
 
 Asked = list[list[str]]
 
@@ -22,8 +22,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
         def generate(model: str, prompts: list[Any], *, on_batch: Any, **settings: Any) -> None:
             asked.append([prompt[0]["content"].partition("USER: ")[2].strip() for prompt in prompts])
             for index, conversation in enumerate(asked[-1]):
-                text = text_of(conversation, model=model, **settings)
-                on_batch([GenerationRow(index, text, [1, 2], "stop", 9, False)])
+                on_batch(generated(text_of(conversation, model=model, **settings), first=index))
 
         monkeypatch.setattr(answers, "generate", generate)
         return asked

@@ -1,4 +1,4 @@
-"""A few conversations as evaluation reads them."""
+"""A few conversations as evaluation reads them, and answers to them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,3 +37,9 @@ def write_catalog(path: Path, films: Mapping[str, int] = FILMS) -> str:
     catalog = [{"title": title, "year": year} for title, year in films.items()]
     pq.write_table(pa.Table.from_pylist(catalog, CATALOG_SCHEMA), path)
     return str(path)
+
+
+def generated(*texts: str, first: int = 0) -> list[tuple[int, dict[str, Any]]]:
+    """A batch of convrec.generation with these texts as answers to the prompts from `first` on."""
+    other = {"token_ids": [1, 2], "finish_reason": "stop", "prompt_tokens": 9, "prompt_truncated": False}
+    return [(index, {"text": text, **other}) for index, text in enumerate(texts, first)]

@@ -24,6 +24,12 @@ class Films:
         self.wait: asyncio.Event | None = None
         self.asked: list[dict[str, Any]] = []
 
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self, method)(*arguments)
+
+    def stream(self, method: str, *arguments: Any) -> AsyncIterator[Any]:
+        return getattr(self, method)(*arguments)
+
     async def describe(self) -> dict[str, Any]:
         await self._answer({})
         return {"version": "films-1", "catalog_items": len(self.items)}

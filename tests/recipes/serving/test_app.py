@@ -8,7 +8,7 @@ import yaml
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 
-from recipes.serving.app import FRONT, application, build
+from recipes.serving.app import FRONT, build
 from recipes.serving.schema import KEY_VARIABLE, ModelSettings, ServiceSettings
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -16,10 +16,9 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 def test_every_model_is_a_deployment_of_its_name_and_no_two_have_one():
     models = [ModelSettings(name=name, path="x") for name in ("books", "films")]
-    built = application(ServiceSettings(models=models), replicas=3)
+    built = build(ServiceSettings(models=models))
     settings, bound = built._bound_deployment.init_args
     assert [app._bound_deployment.name for app in bound.values()] == ["books", "films"]
-    assert [app._bound_deployment.num_replicas for app in bound.values()] == [3, 3]
     assert built._bound_deployment.name == FRONT
     assert settings.limits.max_concurrent < built._bound_deployment.max_ongoing_requests
     for names in (("books", "books"), ("books", FRONT)):

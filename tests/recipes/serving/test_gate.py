@@ -1,6 +1,7 @@
 """Host, key, size and number of requests, before any route."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -68,24 +69,42 @@ def test_a_request_too_many_is_a_429_and_places_come_back(service, films):
     assert [answer.status_code for answer in after] == [200] * 3
 
 
+async def statuses(app, receive, meanwhile=None):
+    """(what a request whose client says `receive` gets, what another one gets, during the first or after it)."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    path = "/v1/recommendations"
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+    first = asyncio.create_task(app(scope, receive, send))
+    await (asyncio.sleep(0) if meanwhile else asyncio.wait_for(first, 10))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        other = await client.post(path, json=ASK)
+    await first
+    return [message["status"] for message in sent[:1]], other.status_code
+
+
 def test_a_body_that_does_not_come_holds_no_place_and_ends(service):
+    app = service(max_concurrent=1, timeout_seconds=0.05)
+    assert asyncio.run(statuses(app, asyncio.Event().wait, meanwhile=True)) == ([408], 200)
+
+
+def test_an_answer_that_nobody_waits_for_is_given_up(service, films):
     async def scenario():
-        sent = []
-        app = service(max_concurrent=1, timeout_seconds=0.05)
-        scope = {"type": "http", "method": "POST", "path": "/v1/recommendations", "headers": [], "query_string": b""}
-        never = asyncio.Event()
+        films.wait = asyncio.Event()
+        messages = [{"type": "http.request", "body": json.dumps(ASK).encode()}]
 
         async def receive():
-            await never.wait()
+            if messages:
+                return messages.pop()
+            while not films.asked:
+                await asyncio.sleep(0)
+            films.wait = None  # of requests to come
+            return {"type": "http.disconnect"}
 
-        async def send(message):
-            sent.append(message)
+        return await statuses(service(max_concurrent=1), receive)
 
-        slow = asyncio.create_task(app(scope, receive, send))
-        await asyncio.sleep(0)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            meanwhile = await client.post("/v1/recommendations", json=ASK)
-        await slow
-        return sent[0]["status"], meanwhile.status_code
-
-    assert asyncio.run(scenario()) == (408, 200)
+    assert asyncio.run(scenario()) == ([], 200)

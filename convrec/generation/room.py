@@ -1,45 +1,40 @@
-"""Where one replica runs, and the division of this node into such places."""
+"""Where replicas are started, and the division of this node among them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.process import Process, Replica
+from convrec.generation.process import Load, Process, Replica
 
 AUTO = "auto"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of CUDA, ROCm, WSL
-
-
-class Place(Protocol):
-    """Where one replica runs."""
-
-    @property
-    def on_gpu(self) -> bool: ...
-
-    @property
-    def temporary(self) -> str | None:
-        """A folder on this node that is removed with the replicas, also where this process is killed; None: none."""
-
-    def start(self, target: str, settings: Any, log: Path) -> Replica: ...
+Start: TypeAlias = Callable[[Load, Any, Path], Replica]  # of (load, settings, log), as Process takes them
 
 
 @dataclass(frozen=True)
-class LocalPlace:
-    """A part of this node. environment: the variables that say which."""
+class Room:
+    """Where replicas are started: each of `starts` has GPUs or cores of its own, and can be called again and again.
 
-    environment: dict[str, str]
+    folder: of this node, removed with the replicas, also where this process is killed; None where they are elsewhere.
+    """
+
+    starts: Sequence[Start]
+    tensor_parallel: int
     on_gpu: bool
+    folder: Path | None = None
 
-    @property
-    def temporary(self) -> str | None:
-        return self.environment.get("TMPDIR")  # the guard's
 
-    def start(self, target: str, settings: Any, log: Path) -> Replica:
-        return Process(target, settings, self.environment, log)
+def room_here(replicas: int | str, tensor_parallel: int, folder: Path, environment: Mapping[str, str]) -> Room:
+    """On this node. environment: of all replicas, beside what says which part of the node each has."""
+    gpus = visible_gpus()
+    parts = divide_node(replicas, tensor_parallel, gpus, len(os.sched_getaffinity(0)))
+    starts = [partial(Process, environment={**environment, **part}) for part in parts]
+    return Room(starts, tensor_parallel, bool(gpus), folder)
 
 
 def visible_gpus() -> list[str]:

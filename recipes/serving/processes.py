@@ -1,0 +1,174 @@
+"""The processes of a model on this machine, and how they are asked: gRPC over a Unix socket.
+
+Each is a replica of convrec.generation, whose one task is to answer whatever comes over the socket. One that ends is
+started again.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from convrec.errors import UserError
+from convrec.generation.process import Died, Replica
+from convrec.generation.room import Start
+from recipes.serving.errors import Refused
+from recipes.serving.model import ModelServer
+from recipes.serving.replicas import Gone
+from recipes.serving.schema import ModelSettings
+
+SERVICE, METHOD = "convrec.Model", "call"
+EVENT, REFUSED, FAILED = "event", "refused", "failed"
+NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+AGAIN_SOON = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500)]
+HEALTH_SECONDS = 1.0
+PAUSE_SECONDS = 1.0  # before a process is started again
+
+
+# ---- in a process of the model
+
+
+def load(settings: tuple[ModelSettings, int]) -> Callable[[str, Callable[[int], None]], None]:
+    """Start the engine. Returns what answers at a socket without end, and says when it listens."""
+    model = ModelServer(*settings)
+    return lambda socket, tell: model.engine.run(answer_at(socket, model, lambda: tell(1)))
+
+
+async def answer_at(socket: str, model: ModelServer, listening: Callable[[], None]) -> None:
+    async def call(request: list[Any], _: Any) -> AsyncIterator[tuple[str, Any]]:
+        method, arguments = request
+        try:
+            answer = getattr(model, method)(*arguments)
+            if hasattr(answer, "__aiter__"):
+                async for event in answer:
+                    yield EVENT, event
+            else:
+                yield EVENT, await answer
+        except Refused as refused:
+            yield REFUSED, refused.args
+        except Exception:
+            traceback.print_exc()
+            yield FAILED, None
+
+    server = grpc.aio.server(options=NO_LIMIT)
+    handler = grpc.unary_stream_rpc_method_handler(call, json.loads, _as_bytes)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    listening()
+    while True:
+        await asyncio.sleep(HEALTH_SECONDS)
+        model.check_health()
+
+
+def _as_bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+# ---- in the process of the front
+
+
+class ModelProcess:
+    """One of them. ready: set when it listens for the first time; raises UserError where that does not come."""
+
+    def __init__(self, start: Start, settings: ModelSettings, max_items: int, log: Path, socket: Path) -> None:
+        self.name, self.settings = settings.name, (settings, max_items)
+        self.start, self.log, self.socket = start, log, socket
+        self.ready: Future[None] = Future()
+        self.is_up, self.running = False, 0
+        self._lock = threading.Lock()
+        self._replica: Replica | None = None
+        self._is_closed = False
+        # the thread lives as long as the process: see convrec.generation.process
+        threading.Thread(target=self._keep, name=f"convrec-{socket.name}", daemon=True).start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._replica is not None:
+                self._replica.end()
+
+    def _keep(self) -> None:
+        while (replica := self._started()) is not None:
+            try:
+                replica.ask(str(self.socket), self._listens)
+            except (Died, UserError, RuntimeError) as error:
+                if not self.ready.done():
+                    self.ready.set_exception(error if isinstance(error, UserError) else UserError(str(error)))
+                    return
+                if not self._is_closed:
+                    why = str(error).partition(";")[0]
+                    print(f"{self.name}: its process ended ({why}) and starts again; see {self.log}", file=sys.stderr)
+            finally:
+                self.is_up = False
+                replica.end()
+            time.sleep(PAUSE_SECONDS)
+
+    def _started(self) -> Replica | None:
+        with self._lock:
+            if self._is_closed:
+                return None
+            self._replica = self.start(load, self.settings, self.log)
+            return self._replica
+
+    def _listens(self, _: int) -> None:
+        self.is_up = True
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    async def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        """As Processes.call; waits for a process that starts."""
+        call = self._ask([method, arguments], wait_for_ready=True)
+        self.running += 1
+        try:
+            async for kind, value in call:
+                if kind == REFUSED:
+                    raise Refused(*value)
+                if kind == FAILED:
+                    raise RuntimeError(f"{self.name} failed at {method}: see {self.log}")
+                yield value
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            self.is_up = False
+            raise Gone from None
+        finally:
+            self.running -= 1
+            call.cancel()
+
+    @cached_property
+    def _ask(self) -> Any:
+        channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=[*NO_LIMIT, *AGAIN_SOON])
+        return channel.unary_stream(f"/{SERVICE}/{METHOD}", _as_bytes, json.loads)
+
+
+class LocalProcesses:
+    """recipes.serving.replicas.Processes of a model on this machine."""
+
+    def __init__(self, processes: Sequence[ModelProcess]) -> None:
+        self.processes = processes
+
+    def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        """Of the one that has least to do; where none is up, one that starts."""
+        chosen = min(self.processes, key=lambda process: (not process.is_up, process.running))
+        return chosen.call(method, *arguments)
+
+    async def call_all(self, method: str) -> list[Any]:
+        found = []
+        for process in self.processes:
+            with suppress(Gone):
+                found += [answer async for answer in process.call(method)] if process.is_up else []
+        return found
+
+    def has_other(self) -> bool:
+        return any(process.is_up for process in self.processes)

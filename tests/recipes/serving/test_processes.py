@@ -1,0 +1,151 @@
+"""Models in processes of their own, real ones with a model that needs no engine: asked, killed and started again."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convrec.errors import UserError
+from convrec.generation.process import Process
+from recipes.serving.errors import Refused
+from recipes.serving.processes import LocalProcesses, ModelProcess
+from recipes.serving.replicas import Model
+from recipes.serving.schema import ModelSettings
+
+TARGET = """
+import asyncio, os
+from convrec.errors import UserError
+from recipes.serving.errors import Refused
+from recipes.serving.processes import answer_at
+
+class Films:
+    cancelled = 0
+
+    async def describe(self):
+        return {"pid": os.getpid(), "cancelled": self.cancelled}
+
+    async def refuse(self, field):
+        raise Refused(400, "no", field)
+
+    async def fail(self):
+        raise ValueError("out of paper")
+
+    async def wait(self, seconds):
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            Films.cancelled += 1
+            raise
+
+    async def items(self, count):
+        for number in range(count):
+            yield ["item", number]
+            await asyncio.sleep(0.05)
+
+    async def metrics(self):
+        return {str(os.getpid()): "figures"}
+
+    def check_health(self):
+        pass
+
+def load(settings):
+    if settings[0].path == "missing":
+        raise UserError("model missing: no such folder")
+    return lambda socket, tell: asyncio.run(answer_at(socket, Films(), lambda: tell(1)))
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Model]]:
+    (tmp_path / "films_target.py").write_text(TARGET)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    processes: list[ModelProcess] = []
+
+    def start(count: int, path: str = "here") -> Model:
+        def process(_: object, settings: Any, log: Path) -> Process:
+            return Process(import_module("films_target").load, settings, log, {})
+
+        for number in range(count):
+            log, socket = tmp_path / f"{number}.log", tmp_path / f"{number}.socket"
+            processes.append(ModelProcess(process, ModelSettings(name="films", path=path), 100, log, socket))
+        for one in processes:
+            one.ready.result(60)
+        return Model(LocalProcesses(processes))
+
+    yield start
+    for one in processes:
+        one.close()
+
+
+async def pid_of(model: Model) -> int:
+    return (await model.ask("describe"))["pid"]
+
+
+def test_answers_streams_refusals_and_failures_come_through(started: Callable[..., Model], tmp_path: Path) -> None:
+    async def scenario() -> None:
+        model = started(1)
+        assert await pid_of(model) != os.getpid()
+        assert [event async for event in model.stream("items", 3)] == [["item", 0], ["item", 1], ["item", 2]]
+        with pytest.raises(Refused) as refused:
+            await model.ask("refuse", "k")
+        assert (refused.value.status, refused.value.param) == (400, "k")
+        with pytest.raises(RuntimeError, match=r"films failed at fail: see .*0\.log"):
+            await model.ask("fail")
+        assert "ValueError: out of paper" in (tmp_path / "0.log").read_text()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(model.ask("wait", 30), 0.5)
+        assert (await model.ask("describe"))["cancelled"] == 1
+        assert list((await model.metrics()).values()) == ["figures"]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_process_was_answering_is_refused_at_once_and_others_wait_for_the_next(
+    started: Callable[..., Model], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        model = started(1)
+        pid = await pid_of(model)
+        answering = [asyncio.ensure_future(model.ask("wait", 30)) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        found = await asyncio.gather(*answering, return_exceptions=True)
+        assert time.monotonic() - begin < 5
+        assert [str(one)[:47] for one in found] == ["the model's process ended while it answered; it"] * 3
+        assert await pid_of(model) != pid
+
+    asyncio.run(scenario())
+    assert "films: its process ended (exit status -9) and starts again; see " in capsys.readouterr().err
+
+
+def test_another_process_is_asked_once_but_not_for_the_rest_of_a_stream(started: Callable[..., Model]) -> None:
+    async def scenario() -> None:
+        model = started(2)
+        first = await pid_of(model)
+        events = model.stream("items", 200)
+        assert await anext(events) == ["item", 0]
+        second = await pid_of(model)  # the one that has less to do
+        assert {int(pid) for pid in await model.metrics()} == {first, second}
+        asked = asyncio.ensure_future(model.ask("wait", 1))
+        await asyncio.sleep(0.3)
+        os.kill(second, signal.SIGKILL)
+        assert await asked is None
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(Refused, match="ended while it answered"):
+            async for _ in events:
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_is_said_in_its_words(started: Callable[..., Model]) -> None:
+    with pytest.raises(UserError, match="model missing: no such folder"):
+        started(1, "missing")
