@@ -56,12 +56,12 @@ def method_of(config: dict[str, Any]) -> str | None:
         return None
     algorithm = setting(config, "run.algorithm")
     if algorithm in ALGORITHMS:
-        return recipe.title.format(algorithm=ALGORITHMS[algorithm].title)
+        return recipe.title.format(algorithm=ALGORITHMS[algorithm])
     ours = [setting(config, key) for key in _CHOSEN_BY_ALGORITHM]
     for name in ALGORITHMS:
         preset = yaml.safe_load((CONF / "algorithm_preset" / f"{name}.yaml").read_text(encoding="utf-8"))
         if ours == [setting(preset, key) for key in _CHOSEN_BY_ALGORITHM]:
-            return recipe.title.format(algorithm=ALGORITHMS[name].title)
+            return recipe.title.format(algorithm=ALGORITHMS[name])
     return recipe.title.format(algorithm=" with ".join(str(name) for name in ours if name) or recipe.name)
 
 

@@ -1,11 +1,10 @@
 """What an evaluation asks and scores by: options -> checked files, prompts, settings. Nothing here starts an engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convrec import kinds
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
@@ -234,6 +233,4 @@ def _list_settings(trained_with: dict[str, Any], given: Mapping[str, Any]) -> Li
     A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
     """
     of_run = setting(trained_with, "convrec") or {}
-    lists = ListSettings.of(of_run | {name: value for name, value in given.items() if value is not None})
-    kinds.check(asdict(lists), ListSettings)
-    return lists
+    return ListSettings.of(of_run | {name: value for name, value in given.items() if value is not None})

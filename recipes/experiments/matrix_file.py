@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from convrec.errors import UserError
-from convrec.kinds import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER, TEXT, Kind, did_you_mean, one_of, shown
+from convrec.kinds import NonNegativeInteger, PositiveInteger, Text, did_you_mean, fits, one_of, shown, wanted
 from convrec.lists.metrics import PROTOCOLS
 from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.setup import set_up
@@ -35,8 +35,8 @@ LIKE = {  # what sections can look like
 LISTS = {  # of `evaluate`
     "baselines": one_of(BASELINES),
     "protocols": one_of(PROTOCOLS),
-    "slices": TEXT,
-    "ks": POSITIVE_INTEGER,
+    "slices": Text,
+    "ks": PositiveInteger,
 }
 NEEDED = {"data": "the split to score", "catalog": "the catalog of its items"}  # of `evaluate`
 OF_EACH_RUN = {"model", "out", "against"}  # what `evaluate` is given for each run
@@ -93,7 +93,7 @@ def read_matrix(path: Path) -> dict[str, Any]:
             _check_mapping(section, matrix[section])
         _check_mapping("variables", matrix.get("variables") or {})
         if "seeds" in matrix:
-            _check_list("seeds", matrix["seeds"], NON_NEGATIVE_INTEGER)
+            _check_list("seeds", matrix["seeds"], NonNegativeInteger)
         _check_evaluate(matrix["evaluate"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -102,7 +102,7 @@ def read_matrix(path: Path) -> dict[str, Any]:
 
 def _check_prepare(steps: Any) -> None:
     for step in steps if isinstance(steps, list) else [steps]:
-        if not isinstance(step, dict) or set(step) != {"creates", "run"} or not all(map(TEXT.fits, step.values())):
+        if not fits(dict[str, Text], step) or set(step) != {"creates", "run"}:
             raise UserError(f"prepare: expected {{creates: FILE, run: COMMAND}} for each step; one is {shown(step)}")
 
 
@@ -127,9 +127,9 @@ def _check_mapping(section: str, value: Any) -> None:
         raise UserError(f"{section}: expected names with their values, such as {LIKE[section]}")
 
 
-def _check_list(section: str, value: Any, kind: Kind) -> None:
-    if not isinstance(value, list) or not all(map(kind.fits, value)):
-        raise UserError(f"{section}: expected a list in [], each of it {kind.wanted}; it is {shown(value)}")
+def _check_list(section: str, value: Any, kind: Any) -> None:
+    if not isinstance(value, list) or not all(fits(kind, one) for one in value):
+        raise UserError(f"{section}: expected a list in [], each of it {wanted(kind)}; it is {shown(value)}")
 
 
 def runs_of(matrix: Mapping[str, Any]) -> list[Run]:
@@ -162,9 +162,9 @@ def _runs_of_group(group: str, given: Mapping[str, Any], matrix: Mapping[str, An
     if recipe not in KINDS:
         raise UserError(f"recipe={recipe}: one of {', '.join(KINDS)}")
     seeds = given.get("seeds", matrix.get("seeds", [3407]))
-    _check_list("seeds", seeds, NON_NEGATIVE_INTEGER)
+    _check_list("seeds", seeds, NonNegativeInteger)
     overrides = given.get("overrides") or []
-    _check_list("overrides", overrides, TEXT)
+    _check_list("overrides", overrides, Text)
     made: list[Run] = []
     taken = {run.name for run in before}
     for values, point in grid.combinations(

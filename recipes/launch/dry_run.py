@@ -1,4 +1,4 @@
-"""What a training would be, without it: `--help`, `--print-config` and `--dry-run` of every recipe."""
+"""Answers `--help`, `--print-config` and `--dry-run` of every recipe."""
 
 import os
 import sys
@@ -7,9 +7,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.kinds import wanted
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
-from recipes.launch.variables import defaults_of
+from recipes.launch.variables import VARIABLES, default_of
 
 FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
 
@@ -42,8 +43,15 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
 
 def help_text(recipe: Recipe) -> str:
     """How the recipe is started, its environment variables with their defaults, and its flags."""
-    rows = [(name, default, text) for name, (default, text) in defaults_of(recipe).items()]
-    width, middle = (max(len(row[place]) for row in rows) for place in (0, 1))
+    from recipes.launch.settings import compose_files
+
+    defaults = compose_files(recipe, [], environment={})
+    rows = [
+        (variable.name, default_of(variable, recipe, defaults), f"{variable.help} [{wanted(variable.kind)}]")
+        for variable in VARIABLES
+        if variable.keys_of(recipe)
+    ]
+    width, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
     table = [f"  {name:{width}}  {default:{middle}}  {text}" for name, default, text in rows]
     return "\n".join(
         [
@@ -52,7 +60,7 @@ def help_text(recipe: Recipe) -> str:
             "  --dry-run       check everything and say what would run: steps, checkpoints, memory, hours",
             "  --print-config  the whole config, before interpolation",
             "",
-            "Variables, their defaults and what they are:",
+            "Variables, their defaults, what they are, and [what they take]:",
             *table,
             "",
             "With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.",

@@ -7,14 +7,12 @@ convrec/report/run_summary.py (SETTINGS); a module that calls `runner.run`, and 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Literal
 
 from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
-from recipes.launch.schema import JudgeSettings, PairwiseJudgeSettings, RankGRPOSettings, RunSettings
 from recipes.planning import estimate
 from recipes.planning.estimate import Requirements
 
@@ -31,35 +29,61 @@ class Recipe:
     title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
     command: tuple[str, ...]  # python -m <command> starts it
     script: str  # the same with RAY_ADDRESS=http://... understood
-    host_group: str  # the Hydra group of conf/ with the settings of hosts with and without GPUs
-    variables: tuple[Literal["sft", "rl", "lists"], ...]  # groups of environment variables that it reads
-    settings: type  # its section `convrec`, a class of recipes/launch/schema.py
+    groups: tuple[Literal["all", "sft", "rl", "lists", "judges", "pairwise"], ...]  # of settings that it has (schema)
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
-    parts: str  # what takes a while to start
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
     train: Callable[["Recipe", DictConfig], None]
     shown: Mapping[str, str]  # metric -> short name beside the progress bar
     requirements: Requirements
-    uses_ray: Callable[[DictConfig], bool]  # trains on the nodes of RAY_ADDRESS or starts Ray, else in one process
+
+    @property
+    def is_sft(self) -> bool:
+        return "sft" in self.groups
+
+    @property
+    def host_group(self) -> str:
+        """The Hydra group of conf/ with the settings of hosts with and without GPUs."""
+        return "sft_host" if self.is_sft else "host"
 
     def title_of(self, config: DictConfig) -> str:
         """What a run with this config calls itself."""
-        algorithm = config.run.algorithm
-        return self.title.format(algorithm=ALGORITHMS[algorithm].title if algorithm else "")
+        return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
+
+    def uses_ray(self, config: DictConfig) -> bool:
+        """Whether it trains on the nodes of RAY_ADDRESS or starts Ray; SFT on one device of this machine needs none."""
+        devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        return not self.is_sft or bool(os.environ.get("RAY_ADDRESS")) or devices > 1
 
 
-def when_called(target: str, **keywords: Any) -> Callable[..., Any]:
-    """The function "module:name" with these keywords; its module, which may take seconds, is imported by the call."""
+# The modules of these take seconds to import: a wrong variable is refused before.
+def _check_sft(config: DictConfig) -> list[str]:
+    from recipes.preflight import checks
 
-    def call(*arguments: Any) -> Any:
-        return resolve_name(target)(*arguments, **keywords)
-
-    return call
+    return checks.check_sft(config)
 
 
-def trains_on_ray(config: DictConfig) -> bool:
-    """SFT: one device of this machine needs no Ray."""
-    return bool(os.environ.get("RAY_ADDRESS")) or config.trainer.nnodes * config.trainer.n_gpus_per_node > 1
+def _check_rank_grpo(config: DictConfig) -> list[str]:
+    from recipes.preflight import checks
+
+    return checks.check_rank_grpo(config)
+
+
+def _check_judge(config: DictConfig) -> list[str]:
+    from recipes.preflight import checks
+
+    return checks.check_judge(config, config.run.recipe.removeprefix("judge_"))
+
+
+def _train_sft(recipe: Recipe, config: DictConfig) -> None:
+    from recipes.launch import sft_training
+
+    sft_training.train(recipe, config)
+
+
+def _train_rl(recipe: Recipe, config: DictConfig) -> None:
+    from recipes.launch import ray_training
+
+    ray_training.train(recipe, config)
 
 
 SFT = Recipe(
@@ -67,29 +91,22 @@ SFT = Recipe(
     title="SFT",
     command=("recipes.sft",),
     script="run_sft.sh",
-    host_group="sft_host",
-    variables=("sft",),
-    settings=RunSettings,
+    groups=("all", "sft"),
     answers="lists",
-    parts="verl's SFT trainer",
-    check=when_called("recipes.preflight.checks:check_sft"),
-    train=when_called("recipes.launch.sft_training:train"),
+    check=_check_sft,
+    train=_train_sft,
     shown={"train/loss": "loss", "val/loss": "val loss"},
     requirements=Requirements(SFT_MODEL, DATA_FILES, estimate.sft_needs),
-    uses_ray=trains_on_ray,
 )
 RANK_GRPO = Recipe(
     name="rank_grpo",
     title="{algorithm}",
     command=("recipes.rank_grpo",),
     script="run_rank_grpo.sh",
-    host_group="host",
-    variables=("rl", "lists"),
-    settings=RankGRPOSettings,
+    groups=("all", "rl", "lists"),
     answers="lists",
-    parts="Ray, the FSDP actor and the vLLM rollout server",
-    check=when_called("recipes.preflight.checks:check_rank_grpo"),
-    train=when_called("recipes.launch.ray_training:train"),
+    check=_check_rank_grpo,
+    train=_train_rl,
     shown={
         "val/ndcg": "val NDCG",
         "rank_grpo/return@1": "return@1",
@@ -98,7 +115,6 @@ RANK_GRPO = Recipe(
         "actor/kl": "KL",
     },
     requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY), estimate.needs),
-    uses_ray=lambda config: True,
 )
 POINTWISE_JUDGE = replace(
     RANK_GRPO,
@@ -106,10 +122,9 @@ POINTWISE_JUDGE = replace(
     title="GRPO of a pointwise judge",
     command=("recipes.judge.train", "pointwise"),
     script="recipes/judge/run_pointwise.sh",
-    variables=("rl",),
-    settings=JudgeSettings,
+    groups=("all", "rl", "judges"),
     answers="verdicts",
-    check=when_called("recipes.preflight.checks:check_judge", mode="pointwise"),
+    check=_check_judge,
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
     requirements=replace(RANK_GRPO.requirements, file_keys=DATA_FILES),
 )
@@ -119,8 +134,7 @@ PAIRWISE_JUDGE = replace(
     title="GRPO of a pairwise judge",
     command=("recipes.judge.train", "pairwise"),
     script="recipes/judge/run_pairwise.sh",
-    settings=PairwiseJudgeSettings,
-    check=when_called("recipes.preflight.checks:check_judge", mode="pairwise"),
+    groups=("all", "rl", "judges", "pairwise"),
     shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
 )
 

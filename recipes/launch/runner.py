@@ -101,7 +101,8 @@ def _run(
     console.say(f"{title} of {model} into {run_folder}, full log in {log_file}")
     if done:
         console.say(f"resuming after step {done}")
-    console.say(f"starting {recipe.parts} ...")
+    parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
+    console.say(f"starting {parts} ...")
     supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
     if config.convrec.watchdog == "resume":
         supervisor.note(resumes="yes")

@@ -8,11 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.launch.recipe import Recipe, trains_on_ray
+from recipes.launch.recipe import Recipe
 
 
 def train(recipe: Recipe, config: DictConfig) -> None:
-    if trains_on_ray(config):
+    if recipe.uses_ray(config):
         _train_on_ray(recipe, config)
     else:
         _train_here(config)

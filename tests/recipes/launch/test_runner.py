@@ -31,7 +31,7 @@ from recipes.preflight import findings, host
 def run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Run a made-up recipe with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
+    """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
     def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
         for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
@@ -43,10 +43,8 @@ def run(
         for name, value in given.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
-        made_up = replace(
-            SFT, title="Training", parts="the parts", check=check, train=lambda recipe, config: train(config)
-        )
-        status = runner.run(made_up, [])
+        recipe = replace(SFT, title="Training", check=check, train=lambda recipe, config: train(config))
+        status = runner.run(recipe, [])
         out, err = capfd.readouterr()
         assert out == ""
         return status, err
@@ -76,7 +74,7 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tupl
     assert status == 0
     assert "warning: a year is odd" in err
     assert f"full log in {tmp_path}/run/run.log" in err
-    assert "starting the parts" in err
+    assert "starting verl's SFT trainer" in err
     assert "Training finished" in err
     assert "a word of verl" not in err
     log = (tmp_path / "run" / "run.log").read_text()
