@@ -22,7 +22,6 @@ from convrec.judges import schema as judges
 from convrec.kinds import shown, wanted
 from convrec.runs import folder, metric_names, supervisor
 from recipes import cli
-from recipes.launch import schema
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES, default_of
@@ -172,10 +171,7 @@ def _variables_table(recipes: Mapping[str, Recipe]) -> str:
     titles = " | ".join(f"default ({title})" for title in recipes)
     rows = [f"| variable | {titles} | takes | what |", "|---|" + "---|" * len(recipes) + "---|---|"]
     for variable in VARIABLES:
-        defaults = [
-            default_of(variable, recipe, configs[title]) if variable.keys_of(recipe) else ""
-            for title, recipe in recipes.items()
-        ]
+        defaults = [default_of(variable.name, recipe, configs[title]) for title, recipe in recipes.items()]
         if any(defaults):
             takes = wanted(variable.kind) + (f", or {variable.null_word}" if variable.null_word != "null" else "")
             rows.append(f"| `{variable.name}` | {' | '.join(defaults)} | {takes} | {variable.help} |")
@@ -198,13 +194,11 @@ def _settings() -> str:
     for title, recipe in SETTINGS.items():
         config = compose_files(recipe, [], environment={})
         rows = ["| setting | default | takes | what |", "|---|---|---|---|"]
-        for setting in schema.SETTINGS:
-            for key in setting.keys_of(recipe):
-                if key.startswith("convrec."):
-                    null = setting.null_of(recipe)
-                    takes = wanted(setting.kind) + (", or null" if null else "")
-                    text = setting.help + (f"; null: {null}" if null else "")
-                    rows.append(f"| `{key}` | {shown(OmegaConf.select(config, key))} | {takes} | {text} |")
+        for key, setting in recipe.settings.items():
+            if key.startswith("convrec."):
+                takes = wanted(setting.kind) + (", or null" if setting.null else "")
+                text = setting.help + (f"; null: {setting.null}" if setting.null else "")
+                rows.append(f"| `{key}` | {shown(OmegaConf.select(config, key))} | {takes} | {text} |")
         parts += [f"## {title}", "\n".join(rows)]
     return "\n\n".join(parts)
 

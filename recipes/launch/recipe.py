@@ -4,7 +4,6 @@ To add one: an entry in RECIPES, conf/<name>.yaml, its curves in convrec/report/
 convrec/report/run_summary.py (SETTINGS); a module that calls `runner.run`, and a script that starts it.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +11,9 @@ from typing import Literal
 from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
+from recipes.launch import schema
 from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch.schema import Setting
 from recipes.planning import estimate
 from recipes.planning.estimate import Requirements
 
@@ -29,30 +30,22 @@ class Recipe:
     title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
     command: tuple[str, ...]  # python -m <command> starts it
     script: str  # the same with RAY_ADDRESS=http://... understood
-    groups: tuple[Literal["all", "sft", "rl", "lists", "judges", "pairwise"], ...]  # of settings that it has (schema)
+    settings: Mapping[str, Setting]  # key of the config -> what is checked of it, of recipes/launch/schema.py
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
-    train: Callable[["Recipe", DictConfig], None]
+    train: Callable[[Requirements, DictConfig], None]
     shown: Mapping[str, str]  # metric -> short name beside the progress bar
     requirements: Requirements
+    host_group: str = "host"  # the Hydra group of conf/ with the settings of hosts with and without GPUs
+    is_sft: bool = False
 
-    @property
-    def is_sft(self) -> bool:
-        return "sft" in self.groups
-
-    @property
-    def host_group(self) -> str:
-        """The Hydra group of conf/ with the settings of hosts with and without GPUs."""
-        return "sft_host" if self.is_sft else "host"
+    def keys_of(self, variable: str) -> list[str]:
+        """The keys of the config that the variable sets; none where the recipe does not read it."""
+        return [key for key, setting in self.settings.items() if setting.name == variable]
 
     def title_of(self, config: DictConfig) -> str:
         """What a run with this config calls itself."""
         return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
-
-    def uses_ray(self, config: DictConfig) -> bool:
-        """Whether it trains on the nodes of RAY_ADDRESS or starts Ray; SFT on one device of this machine needs none."""
-        devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        return not self.is_sft or bool(os.environ.get("RAY_ADDRESS")) or devices > 1
 
 
 # The modules of these take seconds to import: a wrong variable is refused before.
@@ -74,16 +67,16 @@ def _check_judge(config: DictConfig) -> list[str]:
     return checks.check_judge(config, config.run.recipe.removeprefix("judge_"))
 
 
-def _train_sft(recipe: Recipe, config: DictConfig) -> None:
+def _train_sft(requirements: Requirements, config: DictConfig) -> None:
     from recipes.launch import sft_training
 
-    sft_training.train(recipe, config)
+    sft_training.train(requirements, config)
 
 
-def _train_rl(recipe: Recipe, config: DictConfig) -> None:
+def _train_rl(requirements: Requirements, config: DictConfig) -> None:
     from recipes.launch import ray_training
 
-    ray_training.train(recipe, config)
+    ray_training.train(requirements, config)
 
 
 SFT = Recipe(
@@ -91,19 +84,21 @@ SFT = Recipe(
     title="SFT",
     command=("recipes.sft",),
     script="run_sft.sh",
-    groups=("all", "sft"),
+    settings=schema.SFT,
     answers="lists",
     check=_check_sft,
     train=_train_sft,
     shown={"train/loss": "loss", "val/loss": "val loss"},
     requirements=Requirements(SFT_MODEL, DATA_FILES, estimate.sft_needs),
+    host_group="sft_host",
+    is_sft=True,
 )
 RANK_GRPO = Recipe(
     name="rank_grpo",
     title="{algorithm}",
     command=("recipes.rank_grpo",),
     script="run_rank_grpo.sh",
-    groups=("all", "rl", "lists"),
+    settings=schema.LISTS,
     answers="lists",
     check=_check_rank_grpo,
     train=_train_rl,
@@ -122,7 +117,7 @@ POINTWISE_JUDGE = replace(
     title="GRPO of a pointwise judge",
     command=("recipes.judge.train", "pointwise"),
     script="recipes/judge/run_pointwise.sh",
-    groups=("all", "rl", "judges"),
+    settings=schema.JUDGES,
     answers="verdicts",
     check=_check_judge,
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
@@ -134,7 +129,7 @@ PAIRWISE_JUDGE = replace(
     title="GRPO of a pairwise judge",
     command=("recipes.judge.train", "pairwise"),
     script="recipes/judge/run_pairwise.sh",
-    groups=("all", "rl", "judges", "pairwise"),
+    settings=schema.PAIRWISE,
     shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
 )
 

@@ -15,10 +15,10 @@ from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import latest_step, read_config, setting
 from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.schema import GROUP, SETTINGS
+from recipes.launch.schema import GROUP
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight import host
-from recipes.preflight.cores import needed_cpu_slots
+from recipes.preflight.cores import needed_cpu_slots, uses_ray
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
@@ -88,14 +88,12 @@ def _composed(recipe: Recipe, host_overrides: Sequence[str], overrides: Sequence
 
 def check(config: DictConfig, recipe: Recipe) -> None:
     """Raise UserError for a setting of the table that is not of its kind, and for one below `convrec` that is none."""
-    known = {key: entry for entry in SETTINGS for key in entry.keys_of(recipe)}
-    for key, entry in known.items():
+    for key, entry in recipe.settings.items():
         value = config.run.algorithm if key == GROUP else _value(config, key)
-        or_null = ", or null" if entry.null_of(recipe) else ""
-        if not (kinds.fits(entry.kind, value) or (or_null and value is None)):
-            name = f" ({entry.name})" if entry.name else ""
+        if not (kinds.fits(entry.kind, value) or (entry.null and value is None)):
+            name, or_null = f" ({entry.name})" if entry.name else "", ", or null" if entry.null else ""
             raise UserError(f"{key}={kinds.shown(value)}{name}: expected {kinds.wanted(entry.kind)}{or_null}")
-    ours = [key.removeprefix("convrec.") for key in known if key.startswith("convrec.")]
+    ours = [key.removeprefix("convrec.") for key in recipe.settings if key.startswith("convrec.")]
     for name in config.convrec:
         if name not in ours:
             raise UserError(f"convrec.{name}: no such setting; {kinds.did_you_mean(str(name), ours, 'convrec.')}")
@@ -131,7 +129,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     complete_batch_size(config)
     if config.trainer.test_freq == 0:
         config.trainer.test_freq = -1  # as much as never: verl's SFT divides by it
-    if recipe.uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
+    if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init
         needed = needed_cpu_slots(config).total

@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import kinds
 from convrec.errors import UserError
-from recipes.launch.recipe import Recipe
-from recipes.launch.schema import GROUP, SETTINGS, Setting
+from recipes.launch.recipe import RECIPES, Recipe
+from recipes.launch.schema import GROUP, Setting
 from recipes.launch.texts import in_hydra
 
-VARIABLES = tuple(setting for setting in SETTINGS if setting.name)
+_SETTINGS = [setting for recipe in RECIPES.values() for setting in recipe.settings.values()]
+VARIABLES = tuple({setting.name: setting for setting in _SETTINGS if setting.name}.values())
 
 
 def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -> list[str]:
@@ -23,40 +24,42 @@ def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -
 
     Raises UserError naming the variable, its value and what it takes.
     """
-    overrides = []
-    for variable in VARIABLES:
-        text = environment.get(variable.name, "").strip()
-        keys = variable.keys_of(recipe)
-        if not text or not keys:
-            continue
-        is_nullable = bool(variable.null_of(recipe))
-        try:
-            value = None if is_nullable and text == variable.null_word else _read(variable, text)
-        except ValueError as error:
-            or_null = f", or {variable.null_word}" if is_nullable else ""
-            raise UserError(f"{variable.name}={text}: expected {error}{or_null}") from None
-        overrides += [f"{key}={in_hydra(value)}" for key in keys]
-    return overrides
+    texts = {variable.name: environment.get(variable.name, "").strip() for variable in VARIABLES}
+    return [
+        f"{key}={in_hydra(_value(setting, texts[setting.name]))}"
+        for key, setting in recipe.settings.items()
+        if texts.get(setting.name)
+    ]
 
 
-def _read(variable: Setting, text: str) -> Any:
-    if variable.read is None:
-        return kinds.read(variable.kind, text)
-    value = variable.read(text)
-    if not kinds.fits(variable.kind, value):
-        raise ValueError(kinds.wanted(variable.kind))
-    return value
+def _value(setting: Setting, text: str) -> Any:
+    if setting.null and text == setting.null_word:
+        return None
+    try:
+        if setting.read is None:
+            return kinds.read(setting.kind, text)
+        value = setting.read(text)
+        if kinds.fits(setting.kind, value):
+            return value
+        raise ValueError(kinds.wanted(setting.kind))
+    except ValueError as error:
+        or_null = f", or {setting.null_word}" if setting.null else ""
+        raise UserError(f"{setting.name}={text}: expected {error}{or_null}") from None
 
 
-def default_of(setting: Setting, recipe: Recipe, config: DictConfig) -> str:
-    """What it is where nobody sets it, in words. config: the recipe's, composed without variables and overrides."""
-    key, *_ = setting.keys_of(recipe)
-    value = config.run.algorithm if key == GROUP else _unresolved(config, key)
-    if setting.default or value is None:
-        return setting.default or setting.null_of(recipe)
-    if reference := re.fullmatch(r"\$\{([\w.]+)\}", str(value)):
-        return next(other.name for other in VARIABLES if reference[1] in other.keys_of(recipe))
-    return ", ".join(value) if isinstance(value, list) else kinds.shown(value)
+def default_of(name: str, recipe: Recipe, config: DictConfig) -> str:
+    """What the variable is where nobody sets it, in words; "" where the recipe does not read it.
+
+    config: the recipe's, composed without variables and overrides.
+    """
+    for key in recipe.keys_of(name)[:1]:
+        setting, value = recipe.settings[key], config.run.algorithm if key == GROUP else _unresolved(config, key)
+        if setting.default or value is None:
+            return setting.default or setting.null
+        if reference := re.fullmatch(r"\$\{([\w.]+)\}", str(value)):
+            return recipe.settings[reference[1]].name
+        return ", ".join(value) if isinstance(value, list) else kinds.shown(value)
+    return ""
 
 
 def _unresolved(config: DictConfig, key: str) -> Any:

@@ -7,6 +7,7 @@ TransferQueue       1 for its controller and 1 for each storage unit, on any nod
 others              1: actors without a number of their own (reward, agent loop) are placed one after another
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,12 @@ class CpuSlots(NamedTuple):
     @property
     def total(self) -> int:
         return sum(nodes * slots for nodes, slots in self.groups) + self.anywhere
+
+
+def uses_ray(config: DictConfig) -> bool:
+    """Whether a run starts Ray, or joins a cluster's: SFT on one device of this machine needs none."""
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return "actor_rollout_ref" in config or bool(os.environ.get("RAY_ADDRESS")) or devices > 1
 
 
 def needed_cpu_slots(config: DictConfig) -> CpuSlots:

@@ -74,7 +74,7 @@ def with_all_set(clean_environment: pytest.MonkeyPatch, defaults: dict[str, Dict
 
 
 def test_every_variable_has_a_value_here() -> None:
-    assert [*VALUES] == [variable.name for variable in VARIABLES]
+    assert VALUES.keys() == {variable.name for variable in VARIABLES}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_every_variable_has_a_value_here() -> None:
         (variable.name, recipe.name, key)
         for variable in VARIABLES
         for recipe in RECIPES.values()
-        for key in variable.keys_of(recipe)
+        for key in recipe.keys_of(variable.name)
     ],
 )  # fmt: skip
 def test_variable_reaches_the_config(
@@ -152,5 +152,4 @@ def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> 
 )
 def test_a_default_is_what_the_config_has_or_what_its_null_does(recipe: str, defaults: dict[str, str]) -> None:
     config = settings.compose_files(RECIPES[recipe], [], environment={})
-    by_name = {variable.name: variable for variable in VARIABLES}
-    assert {name: default_of(by_name[name], RECIPES[recipe], config) for name in defaults} == defaults
+    assert {name: default_of(name, RECIPES[recipe], config) for name in defaults} == defaults

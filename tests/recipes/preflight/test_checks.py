@@ -213,7 +213,7 @@ def test_a_misspelt_variable_is_warned_about(
     set_variables(good)
     monkeypatch.setenv("LEARNING_RATE", "1e-5")
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
-    monkeypatch.setattr(ray_training, "train", lambda recipe, config: None)
+    monkeypatch.setattr(ray_training, "train", lambda requirements, config: None)
     with mock.patch.dict(os.environ):
         assert rank_grpo.main([]) == 0
     assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
