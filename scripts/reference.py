@@ -171,7 +171,7 @@ def _variables_table(recipes: Mapping[str, Recipe]) -> str:
     titles = " | ".join(f"default ({title})" for title in recipes)
     rows = [f"| variable | {titles} | takes | what |", "|---|" + "---|" * len(recipes) + "---|---|"]
     for variable in VARIABLES:
-        defaults = [default_of(variable.name, recipe, configs[title]) for title, recipe in recipes.items()]
+        defaults = [default_of(variable, recipe, configs[title]) for title, recipe in recipes.items()]
         if any(defaults):
             takes = wanted(variable.kind) + (f", or {variable.null_word}" if variable.null_word != "null" else "")
             rows.append(f"| `{variable.name}` | {' | '.join(defaults)} | {takes} | {variable.help} |")

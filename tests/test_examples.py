@@ -127,7 +127,7 @@ def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
     assert cluster["rayVersion"] == metadata.version("ray")
     assert cluster["authOptions"] == {"mode": "token"}
     variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
-    known = {variable.name for variable in VARIABLES if RANK_GRPO.keys_of(variable.name)}
+    known = {variable.name for variable in VARIABLES if variable.keys_of(RANK_GRPO)}
     assert set(variables) - known == {"VERL_USE_EXTERNAL_MODULES"}
     assert all(isinstance(value, str) for value in variables.values())  # Ray refuses numbers
     (script,) = re.findall(r"bash (run_\w+\.sh)", job["spec"]["entrypoint"])

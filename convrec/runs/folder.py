@@ -156,6 +156,11 @@ class NewMetrics:
         return rows
 
 
+def is_logged(run_folder: Path, step: int) -> bool:
+    """Whether metrics of the step were written."""
+    return any(row["step"] == step for row in read_metrics(run_folder))
+
+
 def latest_step(run_folder: Path) -> int:
     """The newest complete checkpoint's step, 0 when there is none."""
     try:

@@ -60,7 +60,7 @@ def job_environment(recipe: Recipe, environment: Mapping[str, str], arguments: S
         if _is_setting(name) and not PASSWORD_IN_URL.search(value):
             is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
             values[name] = _absolute(name, value) if is_path else value
-    known = {variable.name for variable in VARIABLES if recipe.keys_of(variable.name)}
+    known = {variable.name for variable in VARIABLES if variable.keys_of(recipe)}
     for name, key in PATHS.items():
         section, entry = key.split(".")
         default = defaults.get(section, {}).get(entry)
@@ -106,7 +106,9 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    path_keys = {key for name in (*PATHS, "MODEL_PATH") for key in recipe.keys_of(name)}
+    path_keys = {
+        key for variable in VARIABLES if variable.name in (*PATHS, "MODEL_PATH") for key in variable.keys_of(recipe)
+    }
     parser = OverridesParser.create()
     for argument in arguments:
         try:

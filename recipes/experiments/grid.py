@@ -22,7 +22,7 @@ def combinations(
     Raises UserError for a variable that is none, a list that is empty or has a value twice, and a list that a recipe
     does not read.
     """
-    known = {variable.name: bool(recipe.keys_of(variable.name)) for variable in VARIABLES}
+    known = {variable.name: bool(variable.keys_of(recipe)) for variable in VARIABLES}
     if unknown := (set(common) | set(own)) - set(known):
         raise UserError(f"{sorted(unknown)[0]} is no variable of the recipes")
     fixed: dict[str, str] = {}

@@ -47,9 +47,9 @@ def help_text(recipe: Recipe) -> str:
 
     defaults = compose_files(recipe, [], environment={})
     rows = [
-        (variable.name, default_of(variable.name, recipe, defaults), f"{variable.help} [{wanted(variable.kind)}]")
+        (variable.name, default_of(variable, recipe, defaults), f"{variable.help} [{wanted(variable.kind)}]")
         for variable in VARIABLES
-        if recipe.keys_of(variable.name)
+        if variable.keys_of(recipe)
     ]
     width, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
     table = [f"  {name:{width}}  {default:{middle}}  {text}" for name, default, text in rows]

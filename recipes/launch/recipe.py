@@ -39,10 +39,6 @@ class Recipe:
     host_group: str = "host"  # the Hydra group of conf/ with the settings of hosts with and without GPUs
     is_sft: bool = False
 
-    def keys_of(self, variable: str) -> list[str]:
-        """The keys of the config that the variable sets; none where the recipe does not read it."""
-        return [key for key, setting in self.settings.items() if setting.name == variable]
-
     def title_of(self, config: DictConfig) -> str:
         """What a run with this config calls itself."""
         return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))

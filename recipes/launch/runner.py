@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints import hub, saving
 from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, step_metrics, supervisor
-from convrec.runs.folder import hold, latest_step, next_metrics_file
+from convrec.runs.folder import hold, is_logged, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
@@ -72,8 +72,13 @@ def _run(
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
     if done:
         warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
-    caught_up = _caught_up(run_folder, done, config.trainer)
-    if steps and done >= steps and not caught_up:
+    made_up = _made_up(run_folder, done, config.trainer)
+    if done and not made_up and not is_logged(run_folder, done):  # a checkpoint of an earlier version
+        console.say(
+            f"warning: the run ended after step {done} was saved and before its metrics, and its validation if it had "
+            "one, were written: they are lost; recipes.evaluate measures the checkpoint"
+        )
+    if steps and done >= steps and not made_up:
         for warning in warnings:
             console.say(f"warning: {warning}")
         console.say(finished_message(run_folder, done))
@@ -84,7 +89,7 @@ def _run(
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     warnings += _frequency_warnings(config)
     warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
-    for warning in [*caught_up, *warnings]:
+    for warning in [*made_up, *warnings]:
         console.say(f"warning: {warning}")
 
     os.environ.update(process_environment(config.trainer.device != "cpu"))
@@ -133,7 +138,7 @@ def _run(
     return 0
 
 
-def _caught_up(run_folder: Path, step: int, trainer: DictConfig) -> list[str]:
+def _made_up(run_folder: Path, step: int, trainer: DictConfig) -> list[str]:
     """What this start does where an earlier one ended between the checkpoint of the step and its metrics."""
     does = []
     if step_metrics.unlogged(run_folder, step):

@@ -42,6 +42,12 @@ def changes(config: DictConfig, run_folder: Path, model_key: str) -> list[str]:
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "
             f"the folder away. If it is the same model in another place, remove {run_folder / 'config.yaml'}"
         )
-    keys = [*_TRAINED_BY, *(f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING)]
+    ours = [f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING]
+    keys = [key for key in (*_TRAINED_BY, *ours) if _has(before, key)]
     trained, goes_on = ({key: setting(one, key) for key in keys} for one in (before, now))
     return [f"{run_folder} goes on with other settings: {text}" for text in differences(trained, goes_on)]
+
+
+def _has(config: dict[str, Any], key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    return name in (setting(config, section) or {})

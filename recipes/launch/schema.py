@@ -47,6 +47,13 @@ class Setting:
     default: str = ""
     read: Callable[[str], Any] | None = None
 
+    def keys_of(self, recipe: Any) -> list[str]:
+        """The keys of the config that its variable sets in this recipe; none where the recipe does not read it.
+
+        recipe: of recipes.launch.recipe, which imports this module.
+        """
+        return [key for key, setting in recipe.settings.items() if setting.name == self.name]
+
 
 MODEL = Setting(
     Path,

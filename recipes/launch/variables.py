@@ -47,12 +47,12 @@ def _value(setting: Setting, text: str) -> Any:
         raise UserError(f"{setting.name}={text}: expected {error}{or_null}") from None
 
 
-def default_of(name: str, recipe: Recipe, config: DictConfig) -> str:
+def default_of(variable: Setting, recipe: Recipe, config: DictConfig) -> str:
     """What the variable is where nobody sets it, in words; "" where the recipe does not read it.
 
     config: the recipe's, composed without variables and overrides.
     """
-    for key in recipe.keys_of(name)[:1]:
+    for key in variable.keys_of(recipe)[:1]:
         setting, value = recipe.settings[key], config.run.algorithm if key == GROUP else _unresolved(config, key)
         if setting.default or value is None:
             return setting.default or setting.null

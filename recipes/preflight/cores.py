@@ -8,8 +8,7 @@ others              1: actors without a number of their own (reward, agent loop)
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -46,30 +45,6 @@ def needed_cpu_slots(config: DictConfig) -> CpuSlots:
         groups.append((rollout_nodes, CPUS_PER_ROLLOUT_GPU * rollout_each))
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 1
     return CpuSlots(tuple(groups), CONTROLLER + units + PLACING)
-
-
-def missing_cpu_slots(needed: CpuSlots, nodes: Sequence[Mapping[str, Any]], key: str) -> str:
-    """What lacks on these nodes, "" when nothing does.
-
-    Args:
-        nodes: {"where", "cpus_total", "cpus_free", ...} each, as `node.slots_of_cluster` gives them.
-        key: "cpus_total" or "cpus_free".
-    """
-    left = {entry["where"]: entry[key] for entry in nodes}
-    for number, slots in sorted(needed.groups, key=lambda group: -group[1]):
-        largest = sorted(left, key=lambda where: -left[where])[:number]
-        short = [where for where in largest if left[where] < slots]
-        if len(largest) < number:
-            return f"{number} nodes with {slots} CPU slots each are needed, there are {len(largest)}"
-        if short:
-            return f"{short[0]} has {left[short[0]]:g} CPU slots, {slots} are needed there for its GPUs"
-        for where in largest:
-            left[where] -= slots
-    rest = sum(int(slots) for slots in left.values())
-    if rest < needed.anywhere:
-        have = sum(entry[key] for entry in nodes)
-        return f"the nodes have {have:g} CPU slots together, {needed.total} are needed"
-    return ""
 
 
 def rollout_devices(config: DictConfig) -> tuple[int, int]:

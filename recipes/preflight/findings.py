@@ -18,7 +18,6 @@ from recipes.planning.estimate import FULL, Requirements
 from recipes.preflight import node
 from recipes.preflight.cluster_findings import (
     address_findings,
-    core_findings,
     device_findings,
     node_findings,
     port_findings,
@@ -176,11 +175,7 @@ def examine(
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
         slots = node.slots_of_cluster()
-        findings += (
-            slot_findings(config, slots)
-            + core_findings(config, slots)
-            + device_findings(config, driver, nodes, slots, os.environ)
-        )
+        findings += slot_findings(config, slots) + device_findings(config, driver, nodes, slots, os.environ)
         findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
         nodes = [driver]

@@ -103,10 +103,9 @@ def connect() -> bool:
         try:
             ray.init(log_to_driver=False, logging_level="ERROR")
         except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"RAY_ADDRESS={address}: cannot join the cluster ({first}). Is Ray running there, in the same version? "
-                "Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+                f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is Ray running there, in the same "
+                "version? Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
             ) from error
     return True
 
@@ -122,25 +121,31 @@ def _alive_nodes() -> list[dict[str, Any]]:
     return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 
+def _on_every_node(remote: Any) -> dict[str, Any]:
+    """Node -> the task or actor, kept to that node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {
+        name_of(entry): remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False))
+        for entry in _alive_nodes()
+    }
+
+
 def reports_of_cluster(files: list[str], model: str, save_path: str, registrations: bool) -> list[dict[str, Any]]:
     """One report a node, made there. Raises UserError for a node that does not answer."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked, reports = {}, []
+    reports = []
     with marked(save_path) as mark:
-        for entry in _alive_nodes():
-            where = name_of(entry)
-            strategy = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-            task = ray.remote(num_cpus=0, max_retries=0)(member_report).options(scheduling_strategy=strategy)
-            asked[where] = task.remote(files, model, save_path, registrations, mark)
+        tasks = _on_every_node(ray.remote(num_cpus=0, max_retries=0)(member_report))
+        asked = {where: task.remote(files, model, save_path, registrations, mark) for where, task in tasks.items()}
         for where, answer in asked.items():
             try:
                 reports.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
             except Exception as error:
-                text = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
                 raise UserError(
-                    f"{where} cannot run this project: {text}. Install the same environment there, and start Ray in it"
+                    f"{where} cannot run this project: {one_line(error)}. Install the same environment there, and "
+                    "start Ray in it"
                 ) from error
     return reports
 
@@ -175,17 +180,11 @@ def addresses_of_cluster() -> dict[str, str]:
 def reach_of_cluster() -> dict[str, dict[str, str]]:
     """node -> which other nodes it cannot connect to, and why. A single node is not asked."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes = {name_of(entry): entry for entry in _alive_nodes()}
-    if len(nodes) == 1:
-        return {name: {} for name in nodes}
-    actors = {
-        name: ray.remote(num_cpus=0)(Reach)
-        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False))
-        .remote(entry["NodeManagerAddress"])
-        for name, entry in nodes.items()
-    }
+    ips = addresses_of_cluster()
+    if len(ips) == 1:
+        return {name: {} for name in ips}
+    actors = {name: node.remote(ips[name]) for name, node in _on_every_node(ray.remote(num_cpus=0)(Reach)).items()}
     try:
         addresses = {name: ray.get(actor.address.remote(), timeout=NODE_SECONDS) for name, actor in actors.items()}
         asked = {name: actor.unreachable.remote(addresses) for name, actor in actors.items()}

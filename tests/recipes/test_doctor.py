@@ -166,36 +166,58 @@ def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     assert [finding.status for finding in cluster_findings.node_findings(own, [own])] == ["ok"]
 
 
-def slots(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
-    """GPU slots of each node; of CPU slots there are enough."""
-    cpus = {"cpus_total": 64, "cpus_free": 64}
-    return [{"where": f"node-{i}", "total": total, "free": free, **cpus} for i, (total, free) in enumerate(pairs)]
+def slots(*nodes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """(total, free) GPU slots of each node, and CPU slots, of which there are enough where none are said."""
+    names = ("total", "free", "cpus_total", "cpus_free")
+    return [{"where": f"node-{i}"} | dict(zip(names, (*node, 64, 64), strict=False)) for i, node in enumerate(nodes)]
 
 
-def test_devices_that_are_not_there_and_those_another_job_holds() -> None:
-    wanted = config(nnodes=2, n_gpus_per_node=4)
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (0, 0), (8, 5)))] == ["ok"]
-    found = only(cluster_findings.slot_findings(wanted, slots((8, 8), (2, 2))), "failure")
-    assert "N_NODES=2 with N_GPUS_PER_NODE=4" in found.what
-    assert (
-        "another job holds them" in only(cluster_findings.slot_findings(wanted, slots((4, 4), (4, 1))), "failure").what
+OK, BUSY, LACKING = "ok", "busy", "lacking"
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "said"),
+    [
+        ((2, 4), [(4, 4), (0, 0), (8, 5)], OK),
+        ((2, 4), [(8, 8), (2, 2)], LACKING),
+        ((2, 4), [(4, 4), (4, 1)], BUSY),
+        ((2, 4), [], LACKING),
+        # CPU slots: 3 for each GPU on its node, and 3 anywhere
+        ((1, 4), [(4, 4, 15, 15)], OK),
+        ((1, 4), [(4, 4, 14, 14)], LACKING),
+        ((1, 4), [(4, 4, 11, 11), (0, 0, 8, 8)], LACKING),
+        ((1, 4), [(4, 4, 12, 12), (0, 0, 2, 2)], LACKING),
+        ((1, 4), [(4, 4, 12, 12), (0, 0, 3, 3)], OK),
+        ((1, 4), [(4, 4, 64, 14)], BUSY),
+        ((2, 8), [(8, 8), (8, 8, 16, 16)], LACKING),
+        ((2, 8), [(16, 16, 128, 128)], LACKING),
+        # and a rollout of its own on a node with 8, which may be one of those that train
+        ((2, 4, 1, 8), [(4, 4), (8, 8)], LACKING),
+        ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 4)], OK),
+        ((2, 4, 1, 8), [(12, 12), (4, 4)], OK),
+        ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 1)], BUSY),
+    ],
+)
+def test_slots_that_are_not_there_and_those_another_job_holds(
+    asked: tuple[int, ...], nodes: list[tuple[int, ...]], said: str
+) -> None:
+    number, gpus, *rollout = asked
+    mode = {"trainer_mode": "rank_grpo_separate_async" if rollout else "rank_grpo"}  # there they take turns
+    wanted = config(nnodes=number, n_gpus_per_node=gpus, v1=mode)
+    wanted.actor_rollout_ref.rollout.update(dict(zip(("nnodes", "n_gpus_per_node"), rollout or (1, 8), strict=True)))
+    (found,) = cluster_findings.slot_findings(wanted, slots(*nodes))
+    assert found.status == ("ok" if said == OK else "failure")
+    assert found.what.startswith("another job holds them; ") == (said == BUSY)
+    assert ("and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8" in found.what) == bool(rollout)
+
+
+def test_what_lacks_is_told_with_what_is_asked_for_and_what_is_there() -> None:
+    found = only(cluster_findings.slot_findings(config(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
+    assert found.what == (
+        "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 of CPUs in all; free: "
+        "node-0 4 of 4 GPU and 8 of 11 CPU slots"
     )
-    assert "no node" in only(cluster_findings.slot_findings(wanted, []), "failure").what
-
-
-def test_a_rollout_on_devices_of_its_own_needs_slots_beside_those_that_train() -> None:
-    wanted = config(nnodes=2, n_gpus_per_node=4, v1={"trainer_mode": "rank_grpo_separate_async"})
-    wanted.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": 8})
-    found = only(cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
-    assert "N_GPUS_PER_NODE=4, and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8, are asked for" in found.what
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((12, 12), (4, 4)))] == [
-        "ok"
-    ]  # a node may have both
-    busy = cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
-    assert "another job holds them" in only(busy, "failure").what
-    wanted.trainer.v1.trainer_mode = "rank_grpo"  # then rollout and training take turns
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
+    assert "ray start --num-cpus=N (15 in all)" in found.fix
 
 
 def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[finding.Finding]:

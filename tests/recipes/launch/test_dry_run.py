@@ -28,7 +28,7 @@ def test_help_has_every_variable_of_the_recipe_with_its_own_default(name: str, c
     recipe = RECIPES[name]
     assert dry_run.answer(recipe, ["--help"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
-    assert {v.name for v in VARIABLES if recipe.keys_of(v.name)} == {word for word in lines if word.isupper()}
+    assert {v.name for v in VARIABLES if v.keys_of(recipe)} == {word for word in lines if word.isupper()}
     assert " / " not in lines["SAVE_FREQ"]
     assert {"sft": " 100 ", "rank_grpo": " 200 "}.get(name, " 20 ") in lines["SAVE_FREQ"]
 

@@ -147,7 +147,25 @@ def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int,
     assert "resuming after step 4" in err
 
 
-def test_a_step_that_was_saved_with_its_metrics_and_not_logged_is_caught_up_even_when_it_was_the_last(
+def test_a_step_that_was_saved_and_not_logged_is_named_even_when_it_was_the_last(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    def train(config: DictConfig) -> None:
+        Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 8, "data": {"loss": 2.5}}\n')
+        saved(tmp_path / "run", 9)
+
+    run(train)
+    status, err = run(pytest.fail)
+    assert status == 0
+    assert "already has its 9 steps" in err
+    assert "ended after step 9 was saved and before its metrics" in err
+
+    with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
+        file.write('{"step": 9, "data": {"loss": 2.5}}\n')
+    assert "metrics" not in run(pytest.fail)[1]
+
+
+def test_a_step_that_was_saved_with_its_metrics_and_not_logged_is_made_up_for_even_when_it_was_the_last(
     run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     def train(config: DictConfig) -> None:
@@ -163,6 +181,7 @@ def test_a_step_that_was_saved_with_its_metrics_and_not_logged_is_caught_up_even
     assert status == 0
     assert "warning: the run ended between the checkpoint of step 9 and the step's end" in err
     assert "metrics.json is logged now, which lacks how long the step took; its validation is made now" in err
+    assert "are lost" not in err
     status, err = run(log(**{"val/loss": 1.0}), TEST_FREQ="4")  # the last start was killed before it validated
     assert "step's end: its validation is made now" in err
     status, err = run(pytest.fail, TEST_FREQ="4")

@@ -57,5 +57,9 @@ def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str)
         changes(settings(**{key: value}), tmp_path, RL_MODEL)
 
 
-def test_a_folder_without_a_config_is_resumed(tmp_path: Path) -> None:
-    assert changes(settings(), tmp_path, RL_MODEL) == []
+def test_a_setting_that_the_run_did_not_have_is_no_change(tmp_path: Path) -> None:
+    earlier = settings()
+    del earlier["convrec"]["gamma"]
+    assert changes(settings(), tmp_path, RL_MODEL) == []  # no config.yaml at all
+    save_config(earlier, tmp_path)
+    assert changes(settings(convrec__gamma=0.5), tmp_path, RL_MODEL) == []

@@ -17,7 +17,7 @@ from convrec.lists.reward_parts import PART_NAMES
 from recipes.launch.recipe import RANK_GRPO, RECIPES
 from recipes.launch.setting_kinds import VERL_TRACKERS
 from recipes.launch.settings import check, compose_files
-from recipes.launch.variables import overrides_from_environment
+from recipes.launch.variables import VARIABLES, overrides_from_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_VARIABLES: Mapping[str, str] = {}
@@ -136,8 +136,9 @@ def test_what_verl_takes_passes(composed: dict[str, DictConfig]) -> None:
     ("name", "text"), [("LR", "0"), ("LR", "-1"), ("SEED", "2147483647"), ("SEED", "2147483648"), ("MU", "0")]
 )
 def test_a_variable_and_the_override_of_its_key_have_one_rule(name: str, text: str) -> None:
+    (variable,) = (variable for variable in VARIABLES if variable.name == name)
     expected = []
-    for environment, overrides in ({name: text}, []), ({}, [f"{key}={text}" for key in RANK_GRPO.keys_of(name)]):
+    for environment, overrides in ({name: text}, []), ({}, [f"{key}={text}" for key in variable.keys_of(RANK_GRPO)]):
         try:
             compose_files(RANK_GRPO, overrides, environment=environment)
             expected.append("")

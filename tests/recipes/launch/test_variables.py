@@ -83,7 +83,7 @@ def test_every_variable_has_a_value_here() -> None:
         (variable.name, recipe.name, key)
         for variable in VARIABLES
         for recipe in RECIPES.values()
-        for key in recipe.keys_of(variable.name)
+        for key in variable.keys_of(recipe)
     ],
 )  # fmt: skip
 def test_variable_reaches_the_config(
@@ -152,4 +152,5 @@ def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> 
 )
 def test_a_default_is_what_the_config_has_or_what_its_null_does(recipe: str, defaults: dict[str, str]) -> None:
     config = settings.compose_files(RECIPES[recipe], [], environment={})
-    assert {name: default_of(name, RECIPES[recipe], config) for name in defaults} == defaults
+    variables = [variable for variable in VARIABLES if variable.name in defaults]
+    assert {variable.name: default_of(variable, RECIPES[recipe], config) for variable in variables} == defaults
