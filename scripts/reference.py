@@ -22,9 +22,10 @@ from convrec.judges import schema as judges
 from convrec.kinds import shown, wanted
 from convrec.runs import folder, metric_names, supervisor
 from recipes import cli
+from recipes.launch.dry_run import defaults_of
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose_files
-from recipes.launch.variables import VARIABLES, default_of
+from recipes.launch.variables import VARIABLES
 from recipes.serving.schema import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,11 +168,11 @@ These are not settings of a recipe.
 
 def _variables_table(recipes: Mapping[str, Recipe]) -> str:
     """A row a variable, with its default in each of these recipes; a recipe that does not read it has none."""
-    configs = {title: compose_files(recipe, [], environment={}) for title, recipe in recipes.items()}
+    defaults_by_recipe = [defaults_of(recipe) for recipe in recipes.values()]
     titles = " | ".join(f"default ({title})" for title in recipes)
     rows = [f"| variable | {titles} | takes | what |", "|---|" + "---|" * len(recipes) + "---|---|"]
     for variable in VARIABLES:
-        defaults = [default_of(variable, recipe, configs[title]) for title, recipe in recipes.items()]
+        defaults = [defaults.get(variable.name, "") for defaults in defaults_by_recipe]
         if any(defaults):
             takes = wanted(variable.kind) + (f", or {variable.null_word}" if variable.null_word != "null" else "")
             rows.append(f"| `{variable.name}` | {' | '.join(defaults)} | {takes} | {variable.help} |")

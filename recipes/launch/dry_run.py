@@ -1,16 +1,20 @@
 """Answers `--help`, `--print-config` and `--dry-run` of every recipe."""
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.kinds import wanted
+from convrec.kinds import shown, wanted
+from convrec.runs.folder import setting
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
-from recipes.launch.variables import VARIABLES, default_of
+from recipes.launch.schema import GROUP, Setting
+from recipes.launch.variables import VARIABLES
 
 FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
 
@@ -41,15 +45,33 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     return 0
 
 
-def help_text(recipe: Recipe) -> str:
-    """How the recipe is started, its environment variables with their defaults, and its flags."""
+def defaults_of(recipe: Recipe) -> dict[str, str]:
+    """Variable -> what it is where nobody sets it, in words; of those that the recipe reads."""
     from recipes.launch.settings import compose_files
 
-    defaults = compose_files(recipe, [], environment={})
+    config: Any = OmegaConf.to_container(compose_files(recipe, [], environment={}), resolve=False)
+    return {
+        entry.name: _in_words(recipe, entry, setting(config, "run.algorithm" if key == GROUP else key))
+        for key, entry in recipe.settings.items()
+        if entry.name
+    }
+
+
+def _in_words(recipe: Recipe, entry: Setting, value: Any) -> str:
+    if entry.default or value is None:
+        return entry.default or entry.null
+    if reference := re.fullmatch(r"\$\{([\w.]+)\}", str(value)):
+        return recipe.settings[reference[1]].name
+    return ", ".join(value) if isinstance(value, list) else shown(value)
+
+
+def help_text(recipe: Recipe) -> str:
+    """How the recipe is started, its environment variables with their defaults, and its flags."""
+    defaults = defaults_of(recipe)
     rows = [
-        (variable.name, default_of(variable, recipe, defaults), f"{variable.help} [{wanted(variable.kind)}]")
+        (variable.name, defaults[variable.name], f"{variable.help} [{wanted(variable.kind)}]")
         for variable in VARIABLES
-        if variable.keys_of(recipe)
+        if variable.name in defaults
     ]
     width, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
     table = [f"  {name:{width}}  {default:{middle}}  {text}" for name, default, text in rows]

@@ -20,7 +20,7 @@ from recipes.launch.environment import keep_to_loopback, leave, process_environm
 from recipes.launch.full_disk import explanation
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import compose, finished_message, save_config
+from recipes.launch.settings import compose, save_config
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
@@ -81,7 +81,10 @@ def _run(
     if steps and done >= steps and not made_up:
         for warning in warnings:
             console.say(f"warning: {warning}")
-        console.say(finished_message(run_folder, done))
+        console.say(
+            f"{run_folder} already has its {done} steps. To train longer raise TOTAL_STEPS; to start anew choose "
+            "another SAVE_PATH or move this folder away."
+        )
         return 0
     warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)

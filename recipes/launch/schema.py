@@ -27,17 +27,21 @@ from convrec.lists.reward_parts import COMBINATIONS
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.setting_kinds import Files, Resume, Reward, SaveFrequency, Schedule, Seed, Trackers, Weights
-from recipes.launch.texts import absolute_path, comma_separated, path_as_written, weights
+from recipes.launch.texts import absolute_path, comma_separated, weights
 
+SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 GROUP = "algorithm_preset"  # no key of the config: a group of conf/
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """kind: what it takes, of convrec.kinds. name: of its environment variable. null: what null does; where that is "",
-    null is refused. null_word: null as the variable writes it. default: in words, where the config does not have it.
-    read: the variable's text -> a value, where that is not `kinds.read`."""
+    """What a setting may be and is for, and the environment variable that sets it.
+
+    kind: of convrec.kinds. name: the variable's, "" without one. null: what null does, "" where it is refused.
+    null_word: null as the variable writes it. default: in words, where conf/ cannot have it. read: the variable's text
+    -> its value, where that is not `kinds.read`.
+    """
 
     kind: Any
     help: str
@@ -59,7 +63,6 @@ MODEL = Setting(
     Path,
     "a Hugging Face id or folder, or a run folder of ours (its last step; RUN/global_step_N names one)",
     "MODEL_PATH",
-    read=path_as_written,
 )
 BATCH = Setting(PositiveInteger, "sequences (SFT) or prompts (RL) of a step", "TRAIN_BATCH_SIZE")
 LEARNING_RATE = Setting(NonNegativeNumber, "learning rate", "LR")
@@ -110,7 +113,8 @@ EVERY: dict[str, Setting] = {
         "WATCHDOG",
     ),
     "convrec.watchdog_seconds": Setting(
-        PositiveNumber, "that a phase of a step may take; more where ten times its median is more"
+        PositiveNumber,
+        "that a phase of a step may take; ten times its median where that is more, six times this the first time",
     ),
 }
 SFT: dict[str, Setting] = {
@@ -118,7 +122,7 @@ SFT: dict[str, Setting] = {
     **EVERY,
     "trainer.seed": SEED,
     "trainer.max_ckpt_to_keep": KEPT,
-    "data.train_batch_size": replace(BATCH, null="96 a device"),
+    "data.train_batch_size": replace(BATCH, null=f"{SFT_SEQUENCES_PER_DEVICE} a device"),
     "data.max_length": Setting(PositiveInteger, "tokens of prompt and completion (SFT)", "MAX_LENGTH"),
     "data.max_token_len_per_gpu": MICRO_BATCH,
     "optim.lr": LEARNING_RATE,
@@ -153,7 +157,9 @@ RL: dict[str, Setting] = {
         PositiveNumber, "mean difference of vLLM's and the actor's log-probs above which a run stops at its start"
     ),
     "convrec.reward_timeout": Setting(PositiveNumber, "seconds a reward may take; after three attempts the run stops"),
-    "convrec.deterministic": Setting(Boolean, "a seed for every rollout: a resumed run samples what it would have"),
+    "convrec.deterministic": Setting(
+        Boolean, "a seed for every rollout, of SEED, step, row and number: a resumed run samples what it would have"
+    ),
 }
 LISTS: dict[str, Setting] = RL | {
     "convrec.catalog_file": Setting(Path, "the catalog", "CATALOG_FILE", read=absolute_path),
@@ -180,13 +186,17 @@ LISTS: dict[str, Setting] = RL | {
         "each part is normalised within prompt and rank and then summed, or parts are summed first",
     ),
     GROUP: Setting(one_of(ALGORITHMS), "the method or a baseline", "ALGORITHM"),
-    "convrec.preset": Setting(one_of(("paper", "reference")), "eq. 6, or the public code's behaviour", "PRESET"),
+    "convrec.preset": Setting(
+        one_of(("paper", "reference")), "eq. 6, or the public code's token mean and shaping", "PRESET"
+    ),
     "convrec.constrained": Setting(
         Boolean, "lists hold unseen items of the catalog only, in sampling and in training", "CONSTRAINED"
     ),
     "convrec.overflow_penalty": Setting(NonPositiveNumber, "advantage of an item after the N-th"),
     "convrec.underflow_penalty": Setting(NonPositiveNumber, "advantage of a stop before the N-th item"),
-    "convrec.mask_truncated": Setting(Boolean, "drop responses without a stop token from the loss"),
+    "convrec.mask_truncated": Setting(
+        Boolean, "drop responses without a stop token from the loss, and from the reference's token mean"
+    ),
 }
 JUDGES: dict[str, Setting] = RL | {
     "convrec.malformed_reward": Setting(

@@ -15,14 +15,13 @@ from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import latest_step, read_config, setting
 from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.schema import GROUP
+from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight import host
 from recipes.preflight.cores import needed_cpu_slots, uses_ray
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
-SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 
 
 def _quarter(size: int) -> int:
@@ -158,10 +157,3 @@ def complete_batch_size(config: DictConfig) -> None:
 def save_config(config: DictConfig, run_folder: Path) -> None:
     """Write RUN/config.yaml. Secrets are never in the config: they stay in the environment."""
     write_text(run_folder / "config.yaml", OmegaConf.to_yaml(config, resolve=False))
-
-
-def finished_message(run_folder: Path, step: int) -> str:
-    return (
-        f"{run_folder} already has its {step} steps. To train longer raise TOTAL_STEPS; to start anew choose another "
-        "SAVE_PATH or move this folder away."
-    )

@@ -9,15 +9,8 @@ from convrec.kinds import shown
 HYDRA_NAME = re.compile(r"[\w./\\+$%*@?|()\[\]{}:=, \t-]+", re.ASCII)  # what its grammar has without quotes
 
 
-def path_as_written(text: str) -> str:
-    """Raises ValueError for a reference, which Hydra would look for among the settings."""
-    if "${" in text:
-        raise ValueError("a path without ${...}, which nobody replaces here: write it out")
-    return text
-
-
 def absolute_path(text: str) -> str:
-    return os.path.abspath(os.path.expanduser(path_as_written(text)))
+    return os.path.abspath(os.path.expanduser(text))
 
 
 def comma_separated(text: str) -> list[str]:

@@ -37,8 +37,24 @@ KEYS = {  # tracker -> (its key; a setting, and its values that need none)
 }
 
 
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def requires(name: str) -> Sequence[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
 def version_findings(
-    requires: Callable[[str], Sequence[str]], version: Callable[[str], str | None], where: str
+    where: str,
+    requires: Callable[[str], Sequence[str]] = requires,
+    version: Callable[[str], str | None] = installed_version,
 ) -> list[Finding]:
     """Do the installed packages fit what verl, vLLM and this project say they need?
 
@@ -67,25 +83,6 @@ def version_findings(
         what = f"{' and '.join(builds)} have overwritten each other's files"
         findings.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
-
-
-def installed_findings() -> list[Finding]:
-    """`version_findings` of this environment."""
-    return version_findings(requires, installed_version, "driver")
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def requires(name: str) -> Sequence[str]:
-    try:
-        return metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        return []
 
 
 def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
@@ -170,7 +167,7 @@ def examine(
 
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
-    findings = installed_findings() + key_findings(config, os.environ)
+    findings = version_findings("driver") + key_findings(config, os.environ)
     driver = node.report(*paths_of(config, requirements))
     if on_cluster:
         nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)

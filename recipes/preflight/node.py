@@ -104,8 +104,8 @@ def connect() -> bool:
             ray.init(log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             raise UserError(
-                f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is Ray running there, in the same "
-                "version? Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+                f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is Ray running there, in the "
+                "same version? Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
             ) from error
     return True
 

@@ -5,12 +5,12 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from recipes.preflight.findings import PINNED, installed_version, requires, version_findings
+from recipes.preflight.findings import PINNED, installed_version, version_findings
 from recipes.selftest.checks import CheckFailed, Place, require_at_most
 
 
 def versions(place: Place) -> dict[str, Any]:
-    problems = [f for f in version_findings(requires, installed_version, "here") if f.status == "failure"]
+    problems = [f for f in version_findings("here") if f.status == "failure"]
     if problems:
         raise CheckFailed("; ".join(finding.what for finding in problems))
     import torch

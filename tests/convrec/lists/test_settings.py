@@ -9,6 +9,7 @@ import yaml
 
 from convrec.errors import UserError
 from convrec.lists.matching import MATCHERS, Matcher
+from convrec.lists.rank_rewards import DEFAULT_REWARD
 from convrec.lists.settings import ListSettings
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -20,6 +21,7 @@ def test_the_shipped_config_has_the_defaults():
     assert ours.pop("matching") is None  # depends on the preset; tests/recipes/launch/test_settings.py composes it
     del defaults["matching"]
     assert {name: ours[name] for name in defaults} == defaults
+    assert ours["reward"] == DEFAULT_REWARD
 
 
 def test_the_reward_is_given_every_setting_of_lists():
