@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,9 @@ from convrec.training.trackers.tracking import tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose
-from recipes.launch.variables import VARIABLES
 from recipes.planning import estimate, models
 from recipes.planning.models import ModelSize
-from recipes.preflight import cluster_findings, finding, findings, host, node
+from recipes.preflight import cluster_findings, finding, findings, node
 
 GIB = 2**30
 HALF_B = ModelSize(500_000_000, 24, 896, 151_936, 14, 2, 64)
@@ -352,16 +351,8 @@ def test_parameters_are_counted_as_they_are(tiny: Path) -> None:
 
 
 @pytest.fixture
-def variables(tiny: Path, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("SWANLAB_API_KEY", raising=False)
-    given = {"TRAIN_FILE": sample / "train.parquet", "VAL_FILE": sample / "validation.parquet"}
-    given |= {"CATALOG_FILE": sample / "catalog.parquet", "MODEL_PATH": tiny, "SAVE_PATH": tmp_path / "run"}
-    given |= {"TRAIN_BATCH_SIZE": 4, "MAX_PROMPT_LENGTH": 256, "MAX_RESPONSE_LENGTH": 64}
-    for name, value in given.items():
-        monkeypatch.setenv(name, str(value))
+def variables(tiny: Path, good: dict[str, str], set_variables: Callable[[Mapping[str, str]], None]) -> None:
+    set_variables(good | {"MODEL_PATH": str(tiny), "MAX_RESPONSE_LENGTH": "64"})
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
@@ -410,7 +401,6 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
 def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     config = compose("rank_grpo", [])
     own = node.report([], None, config.trainer.default_local_dir)
@@ -494,14 +484,13 @@ def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> No
 
 
 def test_everything_that_is_missing_is_found_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sound_model: Callable[..., Path]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sound_model: Callable[..., Path],
+    set_variables: Callable[[Mapping[str, str]], None],
 ) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.setenv("SAVE_PATH", str(tmp_path / "run"))
-    monkeypatch.setenv("MODEL_PATH", str(sound_model(tmp_path / "model")))
+    given = {name: str(tmp_path / name.lower()) for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE")}
+    set_variables(given | {"SAVE_PATH": str(tmp_path / "run"), "MODEL_PATH": str(sound_model(tmp_path / "model"))})
     found = doctor.diagnose(RANK_GRPO, [])
     text = " ".join(finding.what for finding in found if finding.status == "failure")
     assert all(name.lower() in text for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"))

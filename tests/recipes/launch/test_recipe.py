@@ -77,19 +77,8 @@ def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recipe:
 
 
 @pytest.fixture
-def variables(sample: Path, model: Path, tmp_path: Path) -> dict[str, str]:
-    """Of a run that would start."""
-    return {
-        "MODEL_PATH": str(model),
-        "TRAIN_FILE": str(sample / "train.parquet"),
-        "VAL_FILE": str(sample / "validation.parquet"),
-        "CATALOG_FILE": str(sample / "catalog.parquet"),
-        "SAVE_PATH": str(tmp_path / "run"),
-        "TRAIN_BATCH_SIZE": "4",
-        "MAX_PROMPT_LENGTH": "256",
-        "MAX_RESPONSE_LENGTH": "128",
-        "ALGORITHM": "wide_grpo",
-    }
+def variables(good: dict[str, str]) -> dict[str, str]:
+    return good | {"ALGORITHM": "wide_grpo"}
 
 
 def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(

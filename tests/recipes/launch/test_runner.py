@@ -23,26 +23,21 @@ from convrec.runs.folder import RUNNING, hold
 from convrec.runs.starts import read_starts
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
-from recipes.launch.variables import VARIABLES
-from recipes.preflight import findings, host
+from recipes.preflight import findings
 
 
 @pytest.fixture
 def run(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, set_variables: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
     """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
     def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
-        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
-            monkeypatch.delenv(name, raising=False)
         files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
         for file in files.values():
             Path(file).touch()
         given = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)} | files | variables
-        for name, value in given.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+        set_variables(given)
         recipe = replace(SFT, title="Training", check=check, train=lambda requirements, config: train(config))
         status = runner.run(recipe, [])
         out, err = capfd.readouterr()

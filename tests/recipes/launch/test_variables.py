@@ -1,7 +1,6 @@
 """The table of variables, and the shipped configs say the same."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from recipes.launch import settings
 from recipes.launch.dry_run import defaults_of
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT
 from recipes.launch.variables import VARIABLES, overrides_from_environment
-from recipes.preflight import host
 
 PARTS = {"relevance": 1.0, "diversity.title": 0.5, "catalog.price (EUR)": -0.1}
 # variable -> (a value that is not the default, what it becomes). Paths hold what Hydra's grammar gives a meaning.
@@ -53,21 +51,7 @@ GROUPS = {"algorithm_preset": "actor_rollout_ref.actor.policy_loss.loss_mode"}  
 
 
 @pytest.fixture(scope="module")
-def clean_environment() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (*VALUES, "RAY_ADDRESS", "SWANLAB_API_KEY"):
-            patch.delenv(name, raising=False)
-        patch.setattr(host, "num_accelerators", lambda: 4)
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def defaults(clean_environment: pytest.MonkeyPatch) -> dict[str, DictConfig]:
-    return {recipe: settings.compose(recipe, []) for recipe in RECIPES}
-
-
-@pytest.fixture(scope="module")
-def with_all_set(clean_environment: pytest.MonkeyPatch, defaults: dict[str, DictConfig]) -> dict[str, DictConfig]:
+def with_all_set(node: pytest.MonkeyPatch, defaults: dict[str, DictConfig]) -> dict[str, DictConfig]:
     with pytest.MonkeyPatch.context() as patch:
         for name, (text, _) in VALUES.items():
             patch.setenv(name, text)
@@ -97,9 +81,7 @@ def test_variable_reaches_the_config(
     assert OmegaConf.select(defaults[recipe], key) != wanted, "the value here must not be the default"
 
 
-def test_command_line_wins_over_the_variable(
-    clean_environment: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_wins_over_the_variable(node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LR", "3e-4")
     assert settings.compose("sft", ["optim.lr=7e-5"]).optim.lr == 7e-5
 
@@ -116,15 +98,10 @@ def test_command_line_wins_over_the_variable(
         ("SAVE_PATH", "${HOME}/x", "a path without ${...}, which nobody fills in: write it out"),
         ("MODEL_PATH", "${HOME}/x", "a path without ${...}, which nobody fills in: write it out"),
         ("ALGORITHM", "ppo", "one of rank_grpo, grpo, gspo"),
-        ("PRESET", "Paper", "one of paper, reference"),
         ("CONSTRAINED", "yes", "true or false"),
         ("LOGGER", "console,swanlap", "swanlab"),
         ("MU", "1.5", "a positive integer"),
-        ("MU", "0", "a positive integer"),
-        ("LR", "fast", "a number of at least 0"),
         ("LR", "nan", "a number of at least 0"),
-        ("KL_LOSS_COEF", "-1e-3", "at least 0"),
-        ("GPU_MEMORY_UTILIZATION", "80", "at most 1"),
         ("SAVE_FREQ", "often", "a positive number of steps"),
         ("SAVE_KEEP", "0", "a positive integer, or all"),
     ],

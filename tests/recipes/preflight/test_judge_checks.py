@@ -20,21 +20,12 @@ USER = [{"role": "user", "content": "A horror film?"}]
 
 
 @pytest.fixture
-def run(set_variables: Callable[[dict[str, str]], None], model: Path, tmp_path: Path) -> Path:
+def run(set_variables: Callable[[dict[str, str]], None], good: dict[str, str], tmp_path: Path) -> Path:
     """The environment of a small pairwise run that would start."""
     rows = [make_row(USER, ["Alien.", "Up."], label, "test") for label in "AB" * 4]
     pq.write_table(pa.Table.from_pylist(rows, judge_schema("pairwise")), tmp_path / "rows.parquet")
-    set_variables(
-        {
-            "MODEL_PATH": str(model),
-            "TRAIN_FILE": str(tmp_path / "rows.parquet"),
-            "VAL_FILE": str(tmp_path / "rows.parquet"),
-            "SAVE_PATH": str(tmp_path / "run"),
-            "TRAIN_BATCH_SIZE": "4",
-            "MAX_PROMPT_LENGTH": "512",
-            "MAX_RESPONSE_LENGTH": "128",
-        }
-    )
+    files = dict.fromkeys(("TRAIN_FILE", "VAL_FILE"), str(tmp_path / "rows.parquet"))
+    set_variables(good | files | {"MAX_PROMPT_LENGTH": "512", "ROLLOUT_N": "4"})
     return tmp_path
 
 
