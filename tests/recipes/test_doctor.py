@@ -4,20 +4,22 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.training.trackers.access import OFFLINE_MODES
 from convrec.training.trackers.tracking import tracker_environment
 from recipes import doctor
-from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
-from recipes.launch.settings import compose
+from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
+from recipes.launch.settings import compose, compose_files
 from recipes.planning import estimate, models
 from recipes.planning.models import ModelSize
 from recipes.preflight import cluster_findings, finding, findings, node
@@ -27,35 +29,28 @@ HALF_B = ModelSize(500_000_000, 24, 896, 151_936, 14, 2, 64)
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.11.0+cpu", "transformers": "5.9.0"}
 
 
-def config(**trainer: Any) -> Any:
-    base = {"nnodes": 1, "n_gpus_per_node": 1, "device": "cuda", "logger": ["console"], "save_freq": 100}
-    rollout = {"gpu_memory_utilization": 0.5, "free_cache_engine": True, "n": 8, "dtype": "bfloat16"}
-    actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 32768, "use_kl_loss": True}
-    return OmegaConf.create(
-        {
-            "trainer": base | {"total_training_steps": 200} | trainer,
-            "data": {"max_prompt_length": 2048, "max_response_length": 1024, "train_batch_size": 48},
-            "actor_rollout_ref": {
-                "rollout": rollout | {"tensor_model_parallel_size": 1},
-                "actor": actor,
-                "model": {
-                    "path": "somewhere",
-                    "enable_gradient_checkpointing": True,
-                    "lora_rank": 0,
-                    "use_fused_kernels": False,
-                },
-            },
-        }
-    )
+@cache
+def composed(name: str, *overrides: str) -> DictConfig:
+    """On one GPU, 200 steps with a checkpoint each 100, all kept."""
+    run = ["trainer.n_gpus_per_node=1", "trainer.total_training_steps=200", "trainer.save_freq=100"]
+    recipe = RECIPES[name]
+    return compose_files(recipe, [*run, *overrides], [f"{recipe.host_group}=gpu"], environment={})
 
 
-def sft_config(**trainer: Any) -> Any:
-    asked = config(**trainer)
-    del asked.actor_rollout_ref
-    asked.model = {"path": "somewhere", "enable_gradient_checkpointing": True, "lora_rank": 0}
-    asked.model.use_fused_kernels = False
-    asked.data = {"max_length": 1024, "train_batch_size": 96, "use_dynamic_bsz": True, "max_token_len_per_gpu": 12288}
-    return asked
+def changed(config: DictConfig, trainer: dict[str, Any]) -> DictConfig:
+    config = deepcopy(config)
+    for name, value in trainer.items():
+        OmegaConf.update(config, f"trainer.{name}", value)
+    return config
+
+
+def config(**trainer: Any) -> DictConfig:
+    logits = "actor_rollout_ref.model.use_fused_kernels=false"
+    return changed(composed("rank_grpo", "trainer.max_actor_ckpt_to_keep=null", logits), trainer)
+
+
+def sft_config(**trainer: Any) -> DictConfig:
+    return changed(composed("sft", "data.train_batch_size=96"), trainer)
 
 
 def machine(**changes: Any) -> dict[str, Any]:
@@ -277,14 +272,14 @@ def test_all_checkpoints_that_will_be_written_are_counted(monkeypatch: pytest.Mo
     assert "79 of them will lie there: 589 GiB" in disk.what
 
 
-@pytest.mark.parametrize(("recipe", "kept"), [(RANK_GRPO, 4), (SFT, 4)])
+@pytest.mark.parametrize(("recipe", "keep"), [(RANK_GRPO, "max_actor_ckpt_to_keep"), (SFT, "max_ckpt_to_keep")])
 def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
-    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, kept: int
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, keep: str
 ) -> None:
     monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
-    asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, max_actor_ckpt_to_keep=2)
+    asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, **{keep: 2})
     found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=10 * GIB)])
-    assert f"{kept} of them will lie there: " in next(f for f in found if f.check == "disk").what
+    assert "4 of them will lie there: " in next(f for f in found if f.check == "disk").what
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
