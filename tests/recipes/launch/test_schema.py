@@ -1,7 +1,5 @@
 """One table says what a setting may be, as a variable and as an override; what conf/ has fits it."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -49,25 +47,16 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     ("recipe", "key", "value", "said"),
     [
         ("rank_grpo", f"{ACTOR}.optim.lr", "abc", "=abc (LR): expected a number of at least 0"),
-        ("rank_grpo", f"{ACTOR}.optim.lr", -1, "=-1 (LR): expected a number of at least 0"),
-        ("judge_pairwise", f"{ACTOR}.kl_loss_coef", "abc", "=abc (KL_LOSS_COEF): expected a number of at least 0"),
         ("rank_grpo", f"{ACTOR}.ppo_epochs", 0, "=0 (MU): expected a positive integer"),
         ("judge_pairwise", f"{ACTOR}.ppo_mini_batch_size", 0, "=0: expected a positive integer"),
         ("rank_grpo", f"{ROLLOUT}.n", 2.5, "=2.5 (ROLLOUT_N): expected a positive integer"),
-        ("rank_grpo", f"{ROLLOUT}.tensor_model_parallel_size", 0, "=0 (TENSOR_PARALLEL): expected a positive"),
         ("rank_grpo", "trainer.max_actor_ckpt_to_keep", -1, "=-1 (SAVE_KEEP): expected a positive integer, or null"),
-        ("judge_pairwise", "data.train_batch_size", "abc", "=abc (TRAIN_BATCH_SIZE): expected a positive integer"),
         ("rank_grpo", "data.train_batch_size", None, "=null (TRAIN_BATCH_SIZE): expected a positive integer"),
-        ("rank_grpo", "data.max_prompt_length", "abc", "=abc (MAX_PROMPT_LENGTH): expected a positive integer"),
-        ("sft", "optim.lr", "abc", "=abc (LR): expected a number of at least 0"),
         ("sft", "trainer.max_ckpt_to_keep", 0, "=0 (SAVE_KEEP): expected a positive integer, or null"),
-        ("sft", "data.max_length", "abc", "=abc (MAX_LENGTH): expected a positive integer"),
         ("sft", "data.train_batch_size", 0, "=0 (TRAIN_BATCH_SIZE): expected a positive integer, or null"),
         ("sft", "data.seed", "abc", "=abc (SEED): expected an integer from 0 to 2147483647"),
         ("sft", "trainer.total_training_steps", -3, "=-3 (TOTAL_STEPS): expected a positive integer, or null"),
-        ("sft", "trainer.total_epochs", "abc", "=abc (TOTAL_EPOCHS): expected a positive integer"),
         ("sft", "trainer.save_freq", True, "=true (SAVE_FREQ): expected a positive number of steps"),
-        ("sft", "trainer.nnodes", 0, "=0 (N_NODES): expected a positive integer"),
         ("sft", "trainer.n_gpus_per_node", 0, "=0 (N_GPUS_PER_NODE): expected a positive integer"),
         ("sft", "trainer.logger", None, "=null (LOGGER): expected one or several of console, file"),
         ("sft", "trainer.logger", ["tensorbord"], "=['tensorbord'] (LOGGER): expected one or several of console, file"),
@@ -83,10 +72,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("rank_grpo", "convrec.delimiter", "\n\n", "=\\n\\n: expected one ASCII character"),
         ("rank_grpo", "convrec.gamma", 1, "=1: expected a number above 1, or null"),
         ("rank_grpo", "convrec.overflow_penalty", 0.1, "=0.1: expected a number of at most 0"),
-        ("rank_grpo", "convrec.mask_truncated", "yes", "=yes: expected true or false"),
         ("rank_grpo", "convrec.deterministic", 1, "=1: expected true or false"),
         ("rank_grpo", "convrec.rollout_check_bound", 0, "=0: expected a positive number"),
-        ("rank_grpo", "convrec.reward_timeout", "10 s", "=10 s: expected a positive number"),
         ("rank_grpo", "convrec.numitems", 5, ": no such setting; did you mean convrec.num_items?"),
         ("judge_pairwise", "convrec.num_items", 5, ": no such setting; there are "),
         ("judge_pairwise", "convrec.orders", "both", "=both: expected one of separate, consistent, together"),
@@ -175,10 +162,3 @@ def test_the_specification_names_every_rank_reward_and_matching() -> None:
     assert [name for name in (*RANK_REWARDS, *MATCHERS) if f"\n| `{name}`" not in method] == []
     parts = (ROOT / "docs" / "how-to" / "settings.md").read_text(encoding="utf-8")
     assert [name for name in PART_NAMES if f"\n| `{name}`" not in parts] == []
-
-
-def test_the_schema_imports_nothing_heavy() -> None:
-    heavy = ("torch", "verl", "ray", "transformers", "pandas", "hydra")
-    code = f"import sys, recipes.launch.schema; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -81,11 +81,6 @@ def test_variable_reaches_the_config(
     assert OmegaConf.select(defaults[recipe], key) != wanted, "the value here must not be the default"
 
 
-def test_command_line_wins_over_the_variable(node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LR", "3e-4")
-    assert settings.compose("sft", ["optim.lr=7e-5"]).optim.lr == 7e-5
-
-
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [

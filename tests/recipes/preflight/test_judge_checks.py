@@ -1,4 +1,4 @@
-"""A judge's bad input is one clear message before Ray starts; good input passes; a finished run is left alone."""
+"""A judge's bad input is one clear message before Ray starts; good input passes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -76,17 +76,6 @@ def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, cap
         "rows.parquet: rows 0, 1, 2, 3, 4 and 3 more: `output` does not hold exactly 1 answer" in capfd.readouterr().err
     )
     assert not (run / "run").exists()
-
-
-def test_a_finished_judge_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    (run / "run" / "global_step_7").mkdir(parents=True)
-    (run / "run" / "global_step_7" / "model.pt").touch()
-    (run / "run" / "global_step_7" / "complete.json").write_text('{"model.pt": 0}')
-    (run / "run" / "latest_checkpointed_iteration.txt").write_text("7")
-    monkeypatch.setenv("TOTAL_STEPS", "7")
-    assert train.main(["pairwise"]) == 0
-    assert "already has its 7 steps" in capfd.readouterr().err
-    assert len(list((run / "run").iterdir())) == 2
 
 
 def test_a_mode_is_needed(capfd: Any) -> None:
