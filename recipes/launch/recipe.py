@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch import schema
 from recipes.launch.algorithms import ALGORITHMS
-from recipes.launch.schema import Setting
 from recipes.planning import estimate
 from recipes.planning.estimate import Requirements
 
@@ -30,7 +29,7 @@ class Recipe:
     title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
     command: tuple[str, ...]  # python -m <command> starts it
     script: str  # the same with RAY_ADDRESS=http://... understood
-    settings: Mapping[str, Setting]  # key of the config -> what is checked of it, of recipes/launch/schema.py
+    settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/schema.py
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
     train: Callable[[Requirements, DictConfig], None]
@@ -44,7 +43,7 @@ class Recipe:
         return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
 
 
-# The modules of these take seconds to import: a wrong variable is refused before.
+# Imports of seconds stand inside: a wrong variable is refused before.
 def _check_sft(config: DictConfig) -> list[str]:
     from recipes.preflight import checks
 
@@ -60,7 +59,7 @@ def _check_rank_grpo(config: DictConfig) -> list[str]:
 def _check_judge(config: DictConfig) -> list[str]:
     from recipes.preflight import checks
 
-    return checks.check_judge(config, config.run.recipe.removeprefix("judge_"))
+    return checks.check_judge(config, "pairwise" if "orders" in config.convrec else "pointwise")
 
 
 def _train_sft(requirements: Requirements, config: DictConfig) -> None:
