@@ -4,9 +4,13 @@ The variables, the checks of what is composed, `--help` and the manual read it. 
 where it says nothing. What verl's other settings may be is verl's to check.
 """
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from convrec.judges.orders import ORDERS
 from convrec.kinds import (
@@ -19,19 +23,89 @@ from convrec.kinds import (
     PositiveInteger,
     PositiveNumber,
     one_of,
+    only,
+    wanted,
 )
 from convrec.lists import settings as lists
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
-from convrec.lists.reward_parts import COMBINATIONS
+from convrec.lists.reward_parts import COMBINATIONS, PART_NAMES, is_part
+from convrec.lists.user_rewards import FORM, is_user_reward
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch.algorithms import ALGORITHMS
-from recipes.launch.setting_kinds import Files, Resume, Reward, SaveFrequency, Schedule, Seed, Trackers, Weights
-from recipes.launch.texts import absolute_path, comma_separated, weights
 
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 GROUP = "algorithm_preset"  # no key of the config: a group of conf/
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")
+VERL_TRACKERS = (*TRACKERS, "vemlp_wandb", "rl_insight")  # the last two are of little use here
+
+HYDRA_NAME = re.compile(r"[\w./\\+$%*@?|()\[\]{}:=, \t-]+", re.ASCII)  # what its grammar has without quotes
+
+
+def _rises_from_step_0(schedule: list[list[float]]) -> bool:
+    steps = [step for step, _ in schedule]
+    return steps[:1] == [0] and steps == sorted(set(steps)) and all(step % 1 == 0 < rate for step, rate in schedule)
+
+
+def _is_reward(name: str) -> bool:
+    return name in RANK_REWARDS or is_user_reward(name)
+
+
+def _are_weights(parts: dict[str, float]) -> bool:
+    return all(is_part(name) and weight for name, weight in parts.items())
+
+
+def _are_trackers(names: str | list[str]) -> bool:
+    return {names} <= {*VERL_TRACKERS} if isinstance(names, str) else {*names} <= {*VERL_TRACKERS}
+
+
+# numpy takes up to 2^32 - 1, and a replica adds its number
+Seed = Annotated[int, Field(ge=0, lt=2**31, description="an integer from 0 to 2147483647")]
+# verl's RL saves nothing, the last step included, where it is not positive
+SaveFrequency = Annotated[
+    int, Field(gt=0, description="a positive number of steps; one above the run's steps saves the last step alone")
+]
+_RESUME = "auto; SAVE_PATH decides what is resumed: another one starts anew, "
+_RESUME += "with MODEL_PATH=RUN/global_step_N from a step"
+Resume = Annotated[Literal["auto"], Field(description=_RESUME)]
+Files = Annotated[Path | list[Path], Field(description="a path or several")]
+Trackers = Annotated[
+    str | list[str], only(_are_trackers), Field(description=f"one or several of {', '.join(VERL_TRACKERS)}")
+]
+Schedule = Annotated[
+    list[Annotated[list[float], Field(min_length=2, max_length=2)]],
+    only(_rises_from_step_0),
+    Field(description="(step, lr) pairs in rising order of step, the first at step 0"),
+]
+Reward = Annotated[str, only(_is_reward), Field(description=f"{wanted(one_of(RANK_REWARDS))}, or {FORM} of your own")]
+Weights = Annotated[
+    dict[str, Annotated[float, Field(allow_inf_nan=False)]],
+    only(_are_weights),
+    Field(min_length=1, description=f"part: weight, of {', '.join(PART_NAMES)}; weights other than 0"),
+]
+
+
+def absolute_path(text: str) -> str:
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def comma_separated(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def weights(text: str) -> Any:
+    """The mapping of `relevance: 1, diversity: 0.3`, with braces or without; the text itself where it is none."""
+    inside = text[1:-1] if text.startswith("{") and text.endswith("}") else text
+    pairs = [[side.strip() for side in entry.rpartition(":")[::2]] for entry in inside.split(",") if entry.strip()]
+    try:
+        by_name = {name: float(weight) for name, weight in pairs}
+    except ValueError:
+        return text
+    for name in by_name:
+        if not HYDRA_NAME.fullmatch(name):
+            raise ValueError(f"names in ASCII, without quotes, ; and #, for Hydra: rename the column of {name}")
+    return by_name if len(by_name) == len(pairs) else text
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 from convrec.errors import UserError
 from recipes.experiments.grid import COMMA_SEPARATED, combinations, label
 from recipes.launch.recipe import RANK_GRPO, SFT
-from recipes.launch.texts import comma_separated
+from recipes.launch.schema import comma_separated
 from recipes.launch.variables import VARIABLES
 
 

@@ -13,7 +13,7 @@ from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
 from convrec.lists.reward_parts import PART_NAMES
 from recipes.launch.recipe import RANK_GRPO, RECIPES
-from recipes.launch.setting_kinds import VERL_TRACKERS
+from recipes.launch.schema import VERL_TRACKERS
 from recipes.launch.settings import check, compose_files
 from recipes.launch.variables import VARIABLES, overrides_from_environment
 
