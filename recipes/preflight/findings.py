@@ -29,12 +29,6 @@ from recipes.preflight.node import PINNED, installed_version
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
 
 
-KEYS = {  # tracker -> (its key; a setting, and its values that need none)
-    "swanlab": ("SWANLAB_API_KEY", "SWANLAB_MODE", OFFLINE_MODES["swanlab"]),
-    "wandb": ("WANDB_API_KEY", "WANDB_MODE", OFFLINE_MODES["wandb"]),
-}
-
-
 def requires(name: str) -> Sequence[str]:
     try:
         return metadata.requires(name) or []
@@ -77,20 +71,20 @@ def version_findings(
 
 
 def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
+    """Is there a login for each tracker that uploads?"""
     findings = []
     for tracker in config.trainer.logger:
-        if tracker not in KEYS:
-            continue
-        key, setting, without = KEYS[tracker]
-        if environment.get(setting) in without:
+        key, mode = f"{tracker.upper()}_API_KEY", f"{tracker.upper()}_MODE"
+        if tracker not in OFFLINE_MODES or environment.get(mode) in OFFLINE_MODES[tracker]:
             continue
         if has_login(tracker, environment):
             what = f"{key} is set" if environment.get(key) else f"`{tracker} login` was called here"
             findings.append(Finding("keys", "ok", tracker, what))
         else:
-            fix = f"set {key}, or call `{tracker} login`, or set {setting}={without[0]}, or leave {tracker} out of "
+            offline = OFFLINE_MODES[tracker][0]
+            fix = f"set {key}, or call `{tracker} login`, or set {mode}={offline}, or leave {tracker} out of LOGGER"
             what = f"LOGGER has {tracker}, {key} is not set, and no login is saved"
-            findings.append(Finding("keys", "failure", tracker, what, fix + "LOGGER"))
+            findings.append(Finding("keys", "failure", tracker, what, fix))
     return findings
 
 
