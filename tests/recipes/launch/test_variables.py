@@ -1,4 +1,4 @@
-"""The table of variables, and the shipped configs say the same."""
+"""Each variable reaches the config of every recipe that reads it; a wrong one is told; defaults are the config's."""
 
 import os
 from typing import Any
@@ -108,8 +108,9 @@ def test_wrong_value_names_variable_value_and_mend(name: str, text: str, told: s
     assert told in str(error.value)
 
 
-def test_all_checkpoints_can_be_kept() -> None:
+def test_what_may_be_null_can_be_in_the_variables_own_word() -> None:
     assert overrides_from_environment(RANK_GRPO, {"SAVE_KEEP": "all"}) == ["trainer.max_actor_ckpt_to_keep=null"]
+    assert overrides_from_environment(RANK_GRPO, {"TOTAL_STEPS": "null"}) == ["trainer.total_training_steps=null"]
 
 
 def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> None:
