@@ -221,7 +221,7 @@ def test_a_replica_that_cannot_be_is_refused(
             {"TRAIN_BATCH_SIZE": "100"},
             "TRAIN_BATCH_SIZE=100 does not divide over 8 devices",
         ),
-        ("--rows 4000", {"LR": "fast"}, "LR=fast: expected a positive number"),
+        ("--rows 4000", {"LR": "fast"}, "LR=fast: expected a number of at least 0"),
         ("--rows 4000 --table --model 8B", {}, "--model 8B: --table has every size"),
     ],
 )

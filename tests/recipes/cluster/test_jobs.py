@@ -34,7 +34,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_of_the_user(
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("convrec.num_items=0", "convrec.num_items=0: expected a positive integer"),
+        ("convrec.num_items=0", "convrec.num_items=0 (NUM_ITEMS): expected a positive integer"),
         ("trainer.total_stepz=3", "trainer.total_stepz: no such setting; did you mean trainer.total_epochs"),
         ("convrec.reward=no_module:f", "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
     ],
