@@ -73,7 +73,7 @@ def main() -> None:
     (run_folder / "metrics").mkdir(parents=True)
     save_config(config, run_folder)
     with guard.guarded("stock: gone"):
-        ray_training.train(RECIPES["rank_grpo"], config)
+        ray_training.train(RECIPES["rank_grpo"].requirements, config)
 
 
 if __name__ == "__main__":

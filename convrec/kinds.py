@@ -1,73 +1,81 @@
-"""Kinds of values, and dataclasses of settings whose fields carry their kind and help: for checks and documentation."""
+"""Kinds of values: pydantic's types, each described in the words by which errors and the documentation call it."""
 
+import contextlib
 import difflib
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from convrec.errors import UserError
 
+Integer = Annotated[int, Field(description="an integer")]
+PositiveInteger = Annotated[int, Field(gt=0, description="a positive integer")]
+NonNegativeInteger = Annotated[int, Field(ge=0, description="an integer of at least 0")]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+PositiveNumber = Annotated[_Finite, Field(gt=0, description="a positive number")]
+NonNegativeNumber = Annotated[_Finite, Field(ge=0, description="a number of at least 0")]
+NonPositiveNumber = Annotated[_Finite, Field(le=0, description="a number of at most 0")]
+AboveOne = Annotated[_Finite, Field(gt=1, description="a number above 1")]
+Fraction = Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")]
+Percentage = Annotated[float, Field(gt=0, le=100, description="a number above 0, at most 100")]
+Boolean = Annotated[bool, Field(description="true or false")]
+Character = Annotated[str, Field(pattern=r"\A[\x00-\x7f]\z", description="one ASCII character")]
+Text = Annotated[str, Field(min_length=1, description="text")]
+Path = Annotated[str, Field(min_length=1, description="a path")]
 
-@dataclass(frozen=True)
-class Kind:
-    """Some of all values: `fits` tells which, `wanted` says it in an error and in the documentation."""
-
-    wanted: str
-    fits: Callable[[Any], bool]
-
-    def or_null(self) -> "Kind":
-        return Kind(f"{self.wanted}, or null", lambda value: value is None or self.fits(value))
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return (_is_integer(value) or isinstance(value, float)) and math.isfinite(value)
+_adapter = cache(TypeAdapter)
 
 
-INTEGER = Kind("an integer", _is_integer)
-POSITIVE_INTEGER = Kind("a positive integer", lambda value: _is_integer(value) and value > 0)
-NON_NEGATIVE_INTEGER = Kind("an integer of at least 0", lambda value: _is_integer(value) and value >= 0)
-NUMBER = Kind("a number", _is_number)
-NON_NEGATIVE_NUMBER = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
-POSITIVE_NUMBER = Kind("a positive number", lambda value: _is_number(value) and value > 0)
-NON_POSITIVE_NUMBER = Kind("a number of at most 0", lambda value: _is_number(value) and value <= 0)
-ABOVE_ONE = Kind("a number above 1", lambda value: _is_number(value) and value > 1)
-FRACTION = Kind("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
-PERCENTAGE = Kind("a number above 0, at most 100", lambda value: _is_number(value) and 0 < value <= 100)
-BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool))
-CHARACTER = Kind("one ASCII character", lambda value: isinstance(value, str) and len(value) == 1 and value.isascii())
-TEXT = Kind("text", lambda value: isinstance(value, str) and value != "")
-PATH = Kind("a path", TEXT.fits)
+def only(is_so: Callable[[Any], bool]) -> AfterValidator:
+    """For a type: of its values those that this is so of."""
+
+    def check(value: Any) -> Any:
+        if not is_so(value):
+            raise ValueError
+        return value
+
+    return AfterValidator(check)
 
 
-def one_of(choices: Collection[str]) -> Kind:
-    return Kind("one of " + ", ".join(choices), lambda value: isinstance(value, str) and value in choices)
+def one_of(choices: Collection[str]) -> Any:
+    """The kind of these texts; an entry that a table of choices gets later is one of them."""
+    return Annotated[str, only(lambda text: text in choices), Field(description="one of " + ", ".join(choices))]
 
 
-def setting(default: Any, kind: Kind, help: str) -> Any:
-    """A field of a dataclass of settings."""
-    return field(default=default, metadata={"kind": kind, "help": help})
+def wanted(kind: Any) -> str:
+    """What the kind takes, in words."""
+    return _adapter(kind).json_schema()["description"]
 
 
-def check(values: Mapping[str, Any], schema: type, prefix: str = "") -> None:
-    """Raise UserError for a name that the dataclass `schema` lacks, or lacks here, and for a value of another kind.
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of the kind as it stands: a text is no number, and a number no text."""
+    try:
+        _adapter(kind).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
-    prefix: what stands before a name in messages, `convrec.` say.
-    """
-    known = {entry.name: entry for entry in fields(schema)}
-    for name in values:
-        if name not in known:
-            raise UserError(f"{prefix}{name}: no such setting; {did_you_mean(name, known, prefix)}")
-    for name, entry in known.items():
-        if name not in values:
-            raise UserError(f"{prefix}{name}: missing; its default is {shown(entry.default)}")
-        kind = entry.metadata["kind"]
-        if not kind.fits(values[name]):
-            raise UserError(f"{prefix}{name}={shown(values[name])}: expected {kind.wanted}")
+
+def read(kind: Any, text: str) -> Any:
+    """The value of the kind that a text writes. Raises ValueError with what the kind takes."""
+    for reading in (str, _as_boolean, int, float):
+        with contextlib.suppress(ValueError):  # pydantic's ValidationError is one
+            return _adapter(kind).validate_python(reading(text), strict=True)
+    raise ValueError(wanted(kind))
+
+
+def _as_boolean(text: str) -> bool:
+    if text not in ("0", "1", "false", "true"):
+        raise ValueError(text)
+    return text in ("1", "true")
+
+
+def check(name: str, value: Any, kind: Any) -> None:
+    """Raise UserError for a value of another kind."""
+    if not fits(kind, value):
+        raise UserError(f"{name}={shown(value)}: expected {wanted(kind)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -85,17 +93,4 @@ def shown(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return value if value.isprintable() else repr(value)[1:-1]
-    return str(value)
-
-
-def rows(schema: type) -> list[tuple[str, str, str, str]]:
-    """(name, default, what it takes, help) of each field, for the documentation."""
-    return [
-        (
-            entry.name,
-            "" if entry.default is MISSING else shown(entry.default),
-            entry.metadata["kind"].wanted,
-            entry.metadata["help"],
-        )
-        for entry in fields(schema)
-    ]
+    return str(value).replace("e-0", "e-")  # 5e-5 is 5e-05 to Python

@@ -30,12 +30,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
-from convrec.kinds import FRACTION, NON_NEGATIVE_INTEGER, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, Kind
+from convrec.kinds import Fraction, NonNegativeInteger, NonNegativeNumber, PositiveInteger, fits, wanted
 from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import FailedQuestions, failed_again
@@ -54,12 +56,12 @@ STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that ea
     "demonstrations": (["rows", "adjust"], list(demonstrations.FILES.values())),
 }
 NUMBERS = {
-    **dict.fromkeys(("gamma", "conversation_weight", "penalty"), NON_NEGATIVE_NUMBER),
-    **dict.fromkeys(("dimensions", "candidates", "judged", "workers"), POSITIVE_INTEGER),
-    "share": FRACTION,
-    "num_items": Kind("1 to 100", lambda value: 1 <= value <= 100),
-    "max_epochs": NON_NEGATIVE_INTEGER,
-    "skip_failed": Kind("a number of at least 0, below 1", lambda value: 0 <= value < 1),
+    **dict.fromkeys(("gamma", "conversation_weight", "penalty"), NonNegativeNumber),
+    **dict.fromkeys(("dimensions", "candidates", "judged", "workers"), PositiveInteger),
+    "share": Fraction,
+    "num_items": Annotated[int, Field(ge=1, le=100, description="1 to 100")],
+    "max_epochs": NonNegativeInteger,
+    "skip_failed": Annotated[float, Field(ge=0, lt=1, description="a number of at least 0, below 1")],
 }
 REMAP_SETTINGS = ("embedding", "dimensions", "candidates", "conversation_weight", "seed", "trust_remote_code")
 
@@ -273,8 +275,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check_numbers(given: argparse.Namespace) -> None:
     for name, kind in NUMBERS.items():
         value = getattr(given, name)
-        if value is not None and not kind.fits(value):
-            raise UserError(f"--{name.replace('_', '-')} {value}: give {kind.wanted}")
+        if value is not None and not fits(kind, value):
+            raise UserError(f"--{name.replace('_', '-')} {value}: give {wanted(kind)}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

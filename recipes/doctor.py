@@ -19,7 +19,7 @@ from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_files
 from recipes.preflight import checks, node
 from recipes.preflight.finding import Finding
-from recipes.preflight.findings import examine, installed_findings
+from recipes.preflight.findings import examine, version_findings
 
 
 def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
@@ -51,7 +51,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
 
 def _without_a_model(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     """What can be said where the whole config cannot be made: versions here, and files that are missing."""
-    findings = installed_findings()
+    findings = version_findings("driver")
     try:
         missing = checks.missing_files(compose_files(recipe, arguments))
     except UserError:  # said already

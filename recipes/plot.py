@@ -48,8 +48,8 @@ def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurv
 def method_of(config: dict[str, Any]) -> str | None:
     """What a run with this config calls itself; None for an unknown recipe."""
     recipe = RECIPES.get(recipe_of(config))
-    algorithm = ALGORITHMS.get(setting(config, "run.algorithm"))
-    return recipe.title.format(algorithm=algorithm.title if algorithm else recipe.name) if recipe else None
+    algorithm = setting(config, "run.algorithm")
+    return recipe.title.format(algorithm=ALGORITHMS.get(algorithm, recipe.name)) if recipe else None
 
 
 def refuse_unlike(facts_of: Mapping[str, Mapping[str, Any]], done: str, fix: str) -> None:

@@ -7,22 +7,25 @@ python scripts/reference.py --check    exit status 1 and their names where pages
 import argparse
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow as pa
+from omegaconf import OmegaConf
 
-from convrec import kinds
 from convrec.checkpoints import plain_load, saving
 from convrec.data import schema as data
 from convrec.generation import answers
 from convrec.judges import schema as judges
+from convrec.kinds import shown, wanted
 from convrec.runs import folder, metric_names, supervisor
 from recipes import cli
-from recipes.launch import schema as settings
-from recipes.launch.variables import VARIABLES, judge_table, markdown_table
+from recipes.launch.dry_run import defaults_of
+from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
+from recipes.launch.settings import compose_files
+from recipes.launch.variables import VARIABLES
 from recipes.serving.schema import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,10 +42,10 @@ WITHOUT_PARSER = {  # their arguments are Hydra overrides: module -> the recipe 
     "recipes.doctor": "rank_grpo",
     "recipes.submit": "rank_grpo",
 }
-SETTINGS = {  # title -> the class whose settings are listed there
-    "Of SFT": settings.RunSettings,
-    "Of every RL recipe that writes lists": settings.RankGRPOSettings,
-    "Of judges": settings.PairwiseJudgeSettings,  # the pointwise one's, and `orders`
+SETTINGS = {  # title -> the recipe whose settings are listed there
+    "Of SFT": SFT,
+    "Of every RL recipe that writes lists": RANK_GRPO,
+    "Of judges": PAIRWISE_JUDGE,  # the pointwise one's, and `orders`
 }
 OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who reads them, what they are)
     (supervisor.SAVE_VARIABLE,): (
@@ -137,16 +140,14 @@ def _code(text: str) -> str:
 
 
 def _variables() -> str:
-    for variable in VARIABLES:
-        if not variable.help:
-            raise ValueError(f"{variable.name} has no help")
     return f"""
 # Variables
 Set them before a command: `LR=1e-6 bash run_rank_grpo.sh`. Anything else is a Hydra override on the command line, which
 wins over a variable. A wrong value and an unknown key are errors before Ray starts (exit status 2). A variable whose
-name looks like one of these is warned about. `bash run_sft.sh --help` prints the same table.
+name looks like one of these is warned about. `true` and `false` may be `1` and `0`. `bash run_sft.sh --help` prints the
+same.
 
-{markdown_table()}
+{_variables_table({"SFT": SFT, "RL": RANK_GRPO})}
 
 `RAY_ADDRESS` unset: Ray starts in the process. `http://HEAD:8265`: `convrec train` and the scripts submit the recipe to
 that cluster as a job, and so do the doctor and the matrix. `python -m recipes.rank_grpo`, or another recipe's module,
@@ -156,13 +157,26 @@ runs here instead, and Ray refuses it this address. `HEAD:6379`: the recipe runs
 ## Of judges
 `recipes/judge/run_pointwise.sh` and `run_pairwise.sh` read these.
 
-{judge_table()}
+{_variables_table({"pointwise": POINTWISE_JUDGE, "pairwise": PAIRWISE_JUDGE})}
 
 ## Other variables
 These are not settings of a recipe.
 
 {_other_variables()}
 """
+
+
+def _variables_table(recipes: Mapping[str, Recipe]) -> str:
+    """A row a variable, with its default in each of these recipes; a recipe that does not read it has none."""
+    defaults_by_recipe = [defaults_of(recipe) for recipe in recipes.values()]
+    titles = " | ".join(f"default ({title})" for title in recipes)
+    rows = [f"| variable | {titles} | takes | what |", "|---|" + "---|" * len(recipes) + "---|---|"]
+    for variable in VARIABLES:
+        defaults = [defaults.get(variable.name, "") for defaults in defaults_by_recipe]
+        if any(defaults):
+            takes = wanted(variable.kind) + (f", or {variable.null_word}" if variable.null_word != "null" else "")
+            rows.append(f"| `{variable.name}` | {' | '.join(defaults)} | {takes} | {variable.help} |")
+    return "\n".join(rows)
 
 
 def _other_variables() -> str:
@@ -178,11 +192,15 @@ def _settings() -> str:
         "# Settings",
         "What is below `convrec:` in conf/. The rest of the config is verl's, and its own manual has it.",
     ]
-    for title, table in SETTINGS.items():
-        for name, _, _, text in kinds.rows(table):
-            if not text:
-                raise ValueError(f"convrec.{name} has no help")
-        parts += [f"## {title}", settings.settings_table(table)]
+    for title, recipe in SETTINGS.items():
+        config = compose_files(recipe, [], environment={})
+        rows = ["| setting | default | takes | what |", "|---|---|---|---|"]
+        for key, setting in recipe.settings.items():
+            if key.startswith("convrec."):
+                takes = wanted(setting.kind) + (", or null" if setting.null else "")
+                text = setting.help + (f"; null: {setting.null}" if setting.null else "")
+                rows.append(f"| `{key}` | {shown(OmegaConf.select(config, key))} | {takes} | {text} |")
+        parts += [f"## {title}", "\n".join(rows)]
     return "\n\n".join(parts)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import Any
 
-from convrec.kinds import ABOVE_ONE, Kind
+from convrec import kinds
+from convrec.kinds import AboveOne
 
 
 def dcg(relevance: Sequence[float], k: int) -> float:
@@ -52,13 +53,13 @@ class RankReward:
 
     returns: Callable[..., list[float]]
     formula: str
-    parameters: Mapping[str, Kind] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 RANK_REWARDS: dict[str, RankReward] = {
     "exp_inf": RankReward(exp_inf, "r_k = rel_k"),
     "log_decay": RankReward(log_decay, "r_k = sum over j >= k of rel_j / log2(j + 1)"),
-    "exp_gamma": RankReward(exp_gamma, "r_k = sum over j >= k of rel_j / gamma^(j - k)", {"gamma": ABOVE_ONE}),
+    "exp_gamma": RankReward(exp_gamma, "r_k = sum over j >= k of rel_j / gamma^(j - k)", {"gamma": AboveOne}),
 }
 DEFAULT_REWARD = "exp_inf"
 
@@ -75,8 +76,8 @@ def rank_returns(
         raise ValueError(f"unknown reward {reward!r}: one of {', '.join(RANK_REWARDS)}")
     chosen = RANK_REWARDS[reward]
     for name, kind in chosen.parameters.items():
-        if not kind.fits(parameters.get(name)):
-            raise ValueError(f"reward {reward} needs {name}, {kind.wanted}, not {parameters.get(name)}")
+        if not kinds.fits(kind, parameters.get(name)):
+            raise ValueError(f"reward {reward} needs {name}, {kinds.wanted(kind)}, not {parameters.get(name)}")
     relevance_N = [float(value) for value in relevance[:num_ranks]]
     relevance_N += [0.0] * (num_ranks - len(relevance_N))
     return chosen.returns(relevance_N, **{name: parameters[name] for name in chosen.parameters})

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convrec import kinds
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.errors import UserError
@@ -15,7 +14,7 @@ from convrec.generation.generate import Constraint
 from convrec.generation.placement import Placement
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.metrics import KS
-from convrec.lists.settings import NAMES, ListSettings
+from convrec.lists.settings import KINDS, ListSettings
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
 from recipes.evaluation.baselines import API, BASELINES, OF_TRAINING, empty_prompt
@@ -174,12 +173,10 @@ def _list_settings(options: EvaluationOptions, trained_with: dict[str, Any]) -> 
 
     A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
     """
-    given = {name: value for name in NAMES if (value := getattr(options, name)) is not None}
+    given = {name: value for name in KINDS if (value := getattr(options, name)) is not None}
     lists = ListSettings.of((setting(trained_with, "convrec") or {}) | given)
     matching_of = {
         protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
         for protocol in options.protocols
     }
-    lists = replace(lists, matching=matching_of[options.protocols[0]])
-    kinds.check(asdict(lists), ListSettings)
-    return lists, matching_of
+    return replace(lists, matching=matching_of[options.protocols[0]]), matching_of

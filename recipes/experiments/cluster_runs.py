@@ -30,7 +30,7 @@ from recipes.experiments.local_runs import evaluation_of
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.experiments.tables import metrics_file
 from recipes.launch.recipe import RECIPES
-from recipes.preflight.cluster_findings import WAITS_VARIABLE, core_findings, slot_findings
+from recipes.preflight.cluster_findings import WAITS_VARIABLE, slot_findings
 from recipes.preflight.cores import needed_cpu_slots, rollout_devices
 from recipes.preflight.finding import stop_on_failure
 
@@ -92,7 +92,7 @@ def tasks_of(
             )
         try:
             check_for_cluster(RECIPES[run.recipe], config, run.overrides)
-            stop_on_failure([*slot_findings(config, nodes), *core_findings(config, nodes)])
+            stop_on_failure(slot_findings(config, nodes))
         except UserError as error:
             raise UserError(f"{run.name}: {error}") from None
         rollout_nodes, rollout_each = rollout_devices(config)

@@ -1,15 +1,20 @@
-"""What a training would be, without it: `--help`, `--print-config` and `--dry-run` of every recipe."""
+"""Answers `--help`, `--print-config` and `--dry-run` of every recipe."""
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.kinds import shown, wanted
+from convrec.runs.folder import setting
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
-from recipes.launch.variables import defaults_of
+from recipes.launch.schema import GROUP, Setting
+from recipes.launch.variables import VARIABLES
 
 FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
 
@@ -40,10 +45,35 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     return 0
 
 
+def defaults_of(recipe: Recipe) -> dict[str, str]:
+    """Variable -> what it is where nobody sets it, in words; of those that the recipe reads."""
+    from recipes.launch.settings import compose_files
+
+    config: Any = OmegaConf.to_container(compose_files(recipe, [], environment={}), resolve=False)
+    return {
+        entry.name: _in_words(recipe, entry, setting(config, "run.algorithm" if key == GROUP else key))
+        for key, entry in recipe.settings.items()
+        if entry.name
+    }
+
+
+def _in_words(recipe: Recipe, entry: Setting, value: Any) -> str:
+    if entry.default or value is None:
+        return entry.default or entry.null
+    if reference := re.fullmatch(r"\$\{([\w.]+)\}", str(value)):
+        return recipe.settings[reference[1]].name
+    return ", ".join(value) if isinstance(value, list) else shown(value)
+
+
 def help_text(recipe: Recipe) -> str:
     """How the recipe is started, its environment variables with their defaults, and its flags."""
-    rows = [(name, default, text) for name, (default, text) in defaults_of(recipe).items()]
-    width, middle = (max(len(row[place]) for row in rows) for place in (0, 1))
+    defaults = defaults_of(recipe)
+    rows = [
+        (variable.name, defaults[variable.name], f"{variable.help} [{wanted(variable.kind)}]")
+        for variable in VARIABLES
+        if variable.name in defaults
+    ]
+    width, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
     table = [f"  {name:{width}}  {default:{middle}}  {text}" for name, default, text in rows]
     return "\n".join(
         [
@@ -52,7 +82,7 @@ def help_text(recipe: Recipe) -> str:
             "  --dry-run       check everything and say what would run: steps, checkpoints, memory, hours",
             "  --print-config  the whole config, before interpolation",
             "",
-            "Variables, their defaults and what they are:",
+            "Variables, their defaults, what they are, and [what they take]:",
             *table,
             "",
             "With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.",

@@ -16,7 +16,7 @@ from convrec.runs import guard
 from convrec.training import registration
 from convrec.training.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
-from recipes.launch.recipe import Recipe
+from recipes.planning.estimate import Requirements
 from recipes.preflight import constrained, finding, findings
 
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
@@ -44,7 +44,7 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def started_ray(recipe: Recipe, config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
+def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
     """Ray while something trains inside; a cluster's nodes are asked first whether they can.
 
     more: environment variables of the workers. Raises UserError for a cluster that cannot train this.
@@ -54,7 +54,7 @@ def started_ray(recipe: Recipe, config: DictConfig, more: Mapping[str, str]) -> 
     start_ray(config, {**environment, **more, registration.DRIVERS_DIGEST: registration.source_digest()})
     try:
         if os.environ.get("RAY_ADDRESS"):
-            for warning in finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=True)):
+            for warning in finding.stop_on_failure(findings.examine(requirements, config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         yield
     finally:
@@ -62,7 +62,7 @@ def started_ray(recipe: Recipe, config: DictConfig, more: Mapping[str, str]) -> 
         shut_down_ray()
 
 
-def train(recipe: Recipe, config: DictConfig) -> None:
+def train(requirements: Requirements, config: DictConfig) -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports).
 
     Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
@@ -73,7 +73,7 @@ def train(recipe: Recipe, config: DictConfig) -> None:
     os.environ.update(users)  # the driver's digest covers the module too
     if config.convrec.get("constrained"):
         constrained.use_trie(config)
-    with started_ray(recipe, config, users):
+    with started_ray(requirements, config, users):
         with ThreadPoolExecutor(1) as beside:
             queue = beside.submit(rollout_queue.start, config.transfer_queue)
             task = _task(config)

@@ -20,7 +20,7 @@ from recipes.launch.environment import keep_to_loopback, leave, process_environm
 from recipes.launch.full_disk import explanation
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import compose, finished_message, save_config
+from recipes.launch.settings import compose, save_config
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
@@ -79,7 +79,10 @@ def _run(
     if steps and done >= steps and not is_unvalidated:
         for warning in warnings:
             console.say(f"warning: {warning}")
-        console.say(finished_message(run_folder, done))
+        console.say(
+            f"{run_folder} already has its {done} steps. To train longer raise TOTAL_STEPS; to start anew choose "
+            "another SAVE_PATH or move this folder away."
+        )
         return 0
     warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
@@ -99,7 +102,8 @@ def _run(
     console.say(f"{title} of {model} into {run_folder}, full log in {log_file}")
     if done:
         console.say(f"resuming after step {done}")
-    console.say(f"starting {recipe.parts} ...")
+    parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
+    console.say(f"starting {parts} ...")
     supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
     if config.convrec.watchdog == "resume":
         supervisor.note(resumes="yes")
@@ -114,7 +118,7 @@ def _run(
                 output_to(log_file),
                 progress(console, run_folder, steps, title, recipe.shown, hub.download_note(model)),
             ):
-                recipe.train(recipe, config)
+                recipe.train(recipe.requirements, config)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
     except UserError:

@@ -6,7 +6,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs.folder import read_config, recipe_of, setting
+from convrec.runs.folder import read_config, setting
+from convrec.same_request import differences
 
 # what a run is trained by, besides `convrec`; a place that moves, more steps or other devices leave a run what it is
 _TRAINED_BY = (
@@ -34,23 +35,17 @@ def changes(config: DictConfig, run_folder: Path, model_key: str) -> list[str]:
     now: Any = OmegaConf.to_container(config)
     if not before:
         return []
-    is_noted = "run" in before  # version 0.1 did not name the algorithm
-    of_another: dict[str, tuple[Any, Any]] = {
-        "recipe": (recipe_of(before), setting(now, "run.recipe")),
-        "algorithm": (setting(before, "run.algorithm"), setting(now, "run.algorithm")) if is_noted else (None, None),
-        "model": (setting(before, model_key), setting(now, model_key)),
-    }
-    if other := [f"{name} {was}, not {is_now}" for name, (was, is_now) in of_another.items() if was != is_now]:
+    identity = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key}
+    of_run, asked_for = ({name: setting(one, key) for name, key in identity.items()} for one in (before, now))
+    if other := differences(of_run, asked_for):
         raise UserError(
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "
             f"the folder away. If it is the same model in another place, remove {run_folder / 'config.yaml'}"
         )
     ours = [f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING]
-    return [
-        f"{run_folder} was started with {key}={was} and goes on with {setting(now, key)}"
-        for key in [*_TRAINED_BY, *ours]
-        if _has(before, key) and (was := setting(before, key)) != setting(now, key)
-    ]
+    keys = [key for key in (*_TRAINED_BY, *ours) if _has(before, key)]
+    trained, goes_on = ({key: setting(one, key) for key in keys} for one in (before, now))
+    return [f"{run_folder} goes on with other settings: {text}" for text in differences(trained, goes_on)]
 
 
 def _has(config: dict[str, Any], key: str) -> bool:

@@ -4,24 +4,24 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from convrec import kinds
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import latest_step, read_config, setting
-from recipes.launch import schema, verl_settings
-from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES, Recipe
+from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight import host
-from recipes.preflight.cores import needed_cpu_slots
+from recipes.preflight.cores import needed_cpu_slots, uses_ray
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
-SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 
 
 def _quarter(size: int) -> int:
@@ -38,19 +38,22 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
     name: a key of RECIPES. Raises UserError for a variable or an override that cannot be used.
     """
     recipe = RECIPES[name]
-    overrides_from_environment(recipe, os.environ)  # a wrong one at once: what follows imports torch
+    variables = overrides_from_environment(recipe, os.environ)  # a wrong one at once: what follows imports torch
     accelerators = host.num_accelerators()
-    of_host = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
+    host_overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
     if accelerators:
-        of_host.append(f"trainer.n_gpus_per_node={accelerators}")
-    config = compose_files(recipe, arguments, of_host)
+        host_overrides.append(f"trainer.n_gpus_per_node={accelerators}")
+    config = _composed(recipe, host_overrides, [*variables, *arguments])
     with open_dict(config):
         _complete(config, recipe)
     return config
 
 
 def compose_files(
-    recipe: Recipe, arguments: Sequence[str], of_host: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    recipe: Recipe,
+    arguments: Sequence[str],
+    host_overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> DictConfig:
     """The recipe's file with the host's overrides, the variables and these arguments, all of their kinds.
 
@@ -59,35 +62,54 @@ def compose_files(
     Raises UserError for a variable, an override or a setting that cannot be used.
     """
     variables = overrides_from_environment(recipe, os.environ if environment is None else environment)
+    return _composed(recipe, host_overrides, [*variables, *arguments])
 
+
+def _composed(recipe: Recipe, host_overrides: Sequence[str], overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
     # as a path: for `pkg://`, which the files have, Hydra imports verl, and torch with it
-    known = [f"hydra.searchpath=['file://{VERL_CONF}']", *of_host]
+    known = [f"hydra.searchpath=['file://{VERL_CONF}']", *host_overrides]
     with initialize_config_dir(str(CONF), version_base=None):
         try:
-            config = hydra_compose(recipe.name, [*known, *variables, *arguments], return_hydra_config=True)
+            config = hydra_compose(recipe.name, [*known, *overrides], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: of `data=null`
             from recipes.launch.hydra_errors import explain
 
             raise UserError(explain(error, lambda: hydra_compose(recipe.name, known))) from error
-    schema.check(config, recipe.settings)
-    verl_settings.check(config, recipe)
     with open_dict(config):
-        choices = config.pop("hydra").runtime.choices
-        config.run = {"recipe": recipe.name, "algorithm": _known_algorithm(choices.get("algorithm_preset"))}
+        config.run = {"recipe": recipe.name, "algorithm": config.pop("hydra").runtime.choices.get(GROUP)}
+    check(config, recipe)
     return config
 
 
-def _known_algorithm(preset: str | None) -> str | None:
-    """The chosen file of conf/algorithm_preset; None for a recipe without that choice."""
-    if preset is not None and preset not in ALGORITHMS:
-        raise UserError(
-            f"algorithm_preset={preset}: one of {', '.join(ALGORITHMS)}; recipes/launch/algorithms.py lists them"
-        )
-    return preset
+def check(config: DictConfig, recipe: Recipe) -> None:
+    """Raise UserError for a setting of the table that is not of its kind, and for one below `convrec` that is none."""
+    for key, entry in recipe.settings.items():
+        value = config.run.algorithm if key == GROUP else _value(config, key)
+        if not (kinds.fits(entry.kind, value) or (entry.null and value is None)):
+            name, or_null = f" ({entry.name})" if entry.name else "", ", or null" if entry.null else ""
+            raise UserError(f"{key}={kinds.shown(value)}{name}: expected {kinds.wanted(entry.kind)}{or_null}")
+    ours = [key.removeprefix("convrec.") for key in recipe.settings if key.startswith("convrec.")]
+    for name in config.convrec:
+        if name not in ours:
+            raise UserError(f"convrec.{name}: no such setting; {kinds.did_you_mean(str(name), ours, 'convrec.')}")
+
+
+def _value(config: DictConfig, key: str) -> Any:
+    section = key.partition(".")[0]
+    try:
+        if not OmegaConf.is_dict(config[section]):
+            value = kinds.shown(config[section])
+            raise UserError(f"{section}={value}: it is a section: set what is below it, {key} say")
+        value = OmegaConf.select(config, key, default=...)
+    except OmegaConfBaseException as error:  # ${NAME} of something that is no setting
+        raise UserError(f"{key}: {str(error).splitlines()[0]}") from error
+    if value is ...:
+        raise UserError(f"{key}: missing; leave ~{key} out")
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _complete(config: DictConfig, recipe: Recipe) -> None:
@@ -106,7 +128,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     complete_batch_size(config)
     if config.trainer.test_freq == 0:
         config.trainer.test_freq = -1  # as much as never: verl's SFT divides by it
-    if recipe.uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
+    if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init
         needed = needed_cpu_slots(config).total
@@ -135,10 +157,3 @@ def complete_batch_size(config: DictConfig) -> None:
 def save_config(config: DictConfig, run_folder: Path) -> None:
     """Write RUN/config.yaml. Secrets are never in the config: they stay in the environment."""
     write_text(run_folder / "config.yaml", OmegaConf.to_yaml(config, resolve=False))
-
-
-def finished_message(run_folder: Path, step: int) -> str:
-    return (
-        f"{run_folder} already has its {step} steps. To train longer raise TOTAL_STEPS; to start anew choose another "
-        "SAVE_PATH or move this folder away."
-    )

@@ -8,20 +8,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.launch.recipe import Recipe, trains_on_ray
+from recipes.planning.estimate import Requirements
+from recipes.preflight.cores import uses_ray
 
 
-def train(recipe: Recipe, config: DictConfig) -> None:
-    if trains_on_ray(config):
-        _train_on_ray(recipe, config)
+def train(requirements: Requirements, config: DictConfig) -> None:
+    if uses_ray(config):
+        _train_on_ray(requirements, config)
     else:
         _train_here(config)
 
 
-def _train_on_ray(recipe: Recipe, config: DictConfig) -> None:
+def _train_on_ray(requirements: Requirements, config: DictConfig) -> None:
     from recipes.launch.ray_training import started_ray
 
-    with started_ray(recipe, config, {}):
+    with started_ray(requirements, config, {}):
         from verl.trainer import sft_trainer_ray
 
         from convrec.checkpoints.plain_load import use_plain_load

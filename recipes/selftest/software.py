@@ -5,12 +5,13 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from recipes.preflight.findings import PINNED, installed_version, requires, version_findings
+from recipes.preflight.findings import version_findings
+from recipes.preflight.node import PINNED, installed_version
 from recipes.selftest.checks import CheckFailed, Machine, require_at_most
 
 
 def versions(machine: Machine) -> dict[str, Any]:
-    problems = [f for f in version_findings(requires, installed_version, "here") if f.status == "failure"]
+    problems = [f for f in version_findings("here") if f.status == "failure"]
     if problems:
         raise CheckFailed("; ".join(finding.what for finding in problems))
     import torch

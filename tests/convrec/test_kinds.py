@@ -1,71 +1,74 @@
-"""A setting's kind is its check, and what an error and the documentation say of it."""
+"""A kind's words are what errors and the documentation say; text and values are held to the same rule."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from convrec import kinds
 from convrec.errors import UserError
-from convrec.kinds import BOOLEAN, CHARACTER, NON_NEGATIVE_INTEGER, PERCENTAGE, POSITIVE_INTEGER, one_of, setting
-
-
-@dataclass(frozen=True)
-class Settings:
-    num_items: int = setting(20, POSITIVE_INTEGER, "items")
-    shape: str = setting("round", one_of(("round", "square")), "of an item")
-    gamma: float | None = setting(None, PERCENTAGE.or_null(), "a share")
-
-
-GOOD = {"num_items": 3, "shape": "square", "gamma": 50.0}
+from convrec.kinds import Boolean, Character, Fraction, NonNegativeInteger, Percentage, PositiveInteger, one_of
 
 
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (POSITIVE_INTEGER, [1, 20], [0, -1, 1.0, "1", True, None]),
-        (NON_NEGATIVE_INTEGER, [0, 2], [-1, 0.5, False]),
-        (PERCENTAGE, [0.1, 90, 100], [0, 100.5, float("nan"), "90", True]),
-        (BOOLEAN, [True, False], [0, 1, "true", None]),
-        (CHARACTER, ["\n", "|"], ["", "ab", "、", 1]),
+        (PositiveInteger, [1, 20], [0, -1, 1.0, "1", True, None]),
+        (NonNegativeInteger, [0, 2], [-1, 0.5, False]),
+        (Percentage, [0.1, 90, 100], [0, 100.5, float("nan"), "90", True]),
+        (kinds.PositiveNumber, [1, 0.5], [0, float("inf"), float("nan"), "1"]),
+        (Boolean, [True, False], [0, 1, "true", None]),
+        (Character, ["\n", "|"], ["", "ab", "、", 1]),
         (one_of({"a": 1, "b": 2}), ["a", "b"], ["c", None, ["a"]]),
-        (POSITIVE_INTEGER.or_null(), [None, 1], [0]),
     ],
 )
-def test_a_kind_takes_its_values_and_no_others(kind, good, bad):
-    assert [value for value in good if not kind.fits(value)] == []
-    assert [value for value in bad if kind.fits(value)] == []
-
-
-def test_good_values_pass():
-    kinds.check(GOOD, Settings, "convrec.")
+def test_a_kind_takes_its_values_and_no_others(kind: Any, good: list[Any], bad: list[Any]) -> None:
+    assert [value for value in good if not kinds.fits(kind, value)] == []
+    assert [value for value in bad if kinds.fits(kind, value)] == []
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("kind", "read", "refused"),
     [
-        ({"num_items": 0}, "convrec.num_items=0: expected a positive integer"),
-        ({"num_items": True}, "convrec.num_items=true: expected a positive integer"),
-        ({"shape": "roun"}, "convrec.shape=roun: expected one of round, square"),
-        ({"shape": "\n"}, "convrec.shape=\\n: expected one of round, square"),
-        ({"gamma": 0}, "convrec.gamma=0: expected a number above 0, at most 100, or null"),
-        ({"numitems": 5}, "convrec.numitems: no such setting; did you mean convrec.num_items?"),
-        ({"zzz": 5}, "convrec.zzz: no such setting; there are convrec.num_items, convrec.shape, convrec.gamma"),
+        (PositiveInteger, {"1": 1, "04": 4}, ["0", "1.5", "5.0", "true", "often", ""]),
+        (Fraction, {"00.61": 0.61, "1": 1.0, "1e-2": 0.01}, ["80", "nan", "inf", "true"]),
+        (Boolean, {"1": True, "0": False, "true": True, "false": False}, ["yes", "True", "2", ""]),
+        (one_of(("a", "1")), {"a": "a", "1": "1"}, ["b"]),
     ],
 )
-def test_an_error_names_the_setting_its_value_and_what_it_may_be(change, said):
+def test_a_text_is_the_value_that_it_writes_if_that_is_of_the_kind(
+    kind: Any, read: dict[str, Any], refused: list[str]
+) -> None:
+    assert {text: kinds.read(kind, text) for text in read} == read
+    for text in refused:
+        with pytest.raises(ValueError, match=f"^{kinds.wanted(kind)}$"):
+            kinds.read(kind, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (PositiveInteger, 0, "convrec.x=0: expected a positive integer"),
+        (PositiveInteger, True, "convrec.x=true: expected a positive integer"),
+        (one_of(("round", "square")), "\n", "convrec.x=\\n: expected one of round, square"),
+        (Percentage, None, "convrec.x=null: expected a number above 0, at most 100"),
+    ],
+)
+def test_an_error_names_the_setting_its_value_and_what_it_may_be(kind: Any, value: Any, said: str) -> None:
     with pytest.raises(UserError) as error:
-        kinds.check(GOOD | change, Settings, "convrec.")
+        kinds.check("convrec.x", value, kind)
     assert str(error.value) == said
 
 
-def test_a_setting_that_is_missing_is_told_with_its_default():
-    with pytest.raises(UserError, match="gamma: missing; its default is null"):
-        kinds.check({"num_items": 3, "shape": "round"}, Settings)
+def test_a_name_is_answered_with_those_like_it_or_with_all() -> None:
+    assert kinds.did_you_mean("numitems", ["num_items", "shape"], "convrec.") == "did you mean convrec.num_items?"
+    assert kinds.did_you_mean("zzz", ["num_items", "shape"]) == "there are num_items, shape"
 
 
-def test_the_documentations_rows():
-    assert kinds.rows(Settings) == [
-        ("num_items", "20", "a positive integer", "items"),
-        ("shape", "round", "one of round, square", "of an item"),
-        ("gamma", "null", "a number above 0, at most 100, or null", "a share"),
+def test_numbers_are_shown_as_they_are_written() -> None:
+    assert [kinds.shown(value) for value in (5e-05, 1e-10, 0.001, None, True)] == [
+        "5e-5",
+        "1e-10",
+        "0.001",
+        "null",
+        "true",
     ]

@@ -137,7 +137,7 @@ def test_the_same_command_resumes(killed):
     assert second.begun_at >= 2
     assert f"resuming after step {second.begun_at}" in second.stderr
     assert second.rows[0]["step"] == second.begun_at + 1
-    assert "goes on with log_decay" in second.stderr  # another reward, which is allowed and said
+    assert "and is 'log_decay'" in second.stderr  # another reward, which is allowed and said
 
 
 def test_nothing_of_a_run_listens_beyond_the_loopback(killed):

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data_prep.sample import write_sample
 from recipes.launch.recipe import RECIPES
+from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
 from recipes.plan import planned_config
 from recipes.preflight import host
@@ -37,13 +38,38 @@ def set_variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str
     """These variables and no other of ours, on a host without accelerators."""
 
     def set_them(variables: Mapping[str, str]) -> None:
-        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "LOCAL_RANK"):
+        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "LOCAL_RANK", "SWANLAB_API_KEY"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(host, "num_accelerators", lambda: 0)
 
     return set_them
+
+
+@pytest.fixture
+def good(sample: Path, model: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a small Rank-GRPO run that would start."""
+    files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
+    small = {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "2", "MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "128"}
+    paths = {"MODEL_PATH": str(model), "SAVE_PATH": str(tmp_path / "run")}
+    return small | paths | {name: str(sample / f"{file}.parquet") for name, file in files.items()}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[pytest.MonkeyPatch]:
+    """A machine with 4 GPUs, with no variable set; to be changed for a module's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
+            patch.delenv(name, raising=False)
+        patch.setattr(host, "num_accelerators", lambda: 4)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def defaults(node: pytest.MonkeyPatch) -> dict[str, DictConfig]:
+    """Each recipe's whole config there."""
+    return {recipe: compose(recipe, []) for recipe in RECIPES}
 
 
 @pytest.fixture

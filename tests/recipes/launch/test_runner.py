@@ -22,30 +22,23 @@ from convrec.runs.folder import RUNNING, TRAINED, hold
 from convrec.runs.starts import read_starts
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
-from recipes.launch.variables import VARIABLES
-from recipes.preflight import findings, host
+from recipes.preflight import findings
 
 
 @pytest.fixture
 def run(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, set_variables: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Run a made-up recipe with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
+    """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
     def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
-        for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
-            monkeypatch.delenv(name, raising=False)
         files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
         for file in files.values():
             Path(file).touch()
         given = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)} | files | variables
-        for name, value in given.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(host, "num_accelerators", lambda: 0)
-        made_up = replace(
-            SFT, title="Training", parts="the parts", check=check, train=lambda recipe, config: train(config)
-        )
-        status = runner.run(made_up, [])
+        set_variables(given)
+        recipe = replace(SFT, title="Training", check=check, train=lambda requirements, config: train(config))
+        status = runner.run(recipe, [])
         out, err = capfd.readouterr()
         assert out == ""
         return status, err
@@ -75,7 +68,7 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tupl
     assert status == 0
     assert "warning: a year is odd" in err
     assert f"full log in {tmp_path}/run/run.log" in err
-    assert "starting the parts" in err
+    assert "starting verl's SFT trainer" in err
     assert "Training finished" in err
     assert "a word of verl" not in err
     log = (tmp_path / "run" / "run.log").read_text()
@@ -176,7 +169,7 @@ def test_a_finished_run_says_what_it_was_not_trained_with(run: Callable[..., tup
     status, err = run(pytest.fail, LR="0.5")
     assert status == 0
     assert "already has its 9 steps" in err
-    assert "and goes on with 0.5" in err
+    assert "optim.lr was 5e-05 and is 0.5" in err
 
 
 def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
@@ -277,11 +270,10 @@ def test_a_folder_with_another_models_checkpoints_is_refused(
     shutil.copytree(model, other)
     status, err = run(pytest.fail, MODEL_PATH=str(other))
     assert status == 2
-    assert f"model {model}, not {other}" in err
+    assert f"model was '{model}' and is '{other}'" in err
     status, err = run(lambda config: None, LR="0.5", SEED="8")
     assert status == 0
-    assert "optim.lr=" in err
-    assert "and goes on with 0.5" in err
+    assert "optim.lr was 5e-05 and is 0.5" in err
 
 
 def test_sft_is_resumed_with_the_batch_that_it_was_started_with(

@@ -37,18 +37,18 @@ def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path
     save_config(settings(), tmp_path)
     now = settings(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
     assert changes(now, tmp_path, RL_MODEL) == [
-        f"{tmp_path} was started with data.train_batch_size=16 and goes on with 32",
-        f"{tmp_path} was started with actor_rollout_ref.actor.optim.lr=0.001 and goes on with 0.0003",
-        f"{tmp_path} was started with convrec.reward=exp_inf and goes on with log_decay",
+        f"{tmp_path} goes on with other settings: actor_rollout_ref.actor.optim.lr was 0.001 and is 0.0003",
+        f"{tmp_path} goes on with other settings: convrec.reward was 'exp_inf' and is 'log_decay'",
+        f"{tmp_path} goes on with other settings: data.train_batch_size was 16 and is 32",
     ]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("actor_rollout_ref__model__path", "elsewhere/a", "model models/a, not elsewhere/a"),
-        ("run__algorithm", "grpo", "algorithm rank_grpo, not grpo"),
-        ("run__recipe", "judge_pairwise", "recipe rank_grpo, not judge_pairwise"),
+        ("actor_rollout_ref__model__path", "elsewhere/a", "model was 'models/a' and is 'elsewhere/a'"),
+        ("run__algorithm", "grpo", "algorithm was 'rank_grpo' and is 'grpo'"),
+        ("run__recipe", "judge_pairwise", "recipe was 'rank_grpo' and is 'judge_pairwise'"),
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str) -> None:

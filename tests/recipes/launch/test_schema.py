@@ -1,116 +1,160 @@
-"""The schema of `convrec:` knows every setting of conf/, with its default, and is light to import."""
+"""One table says what a setting may be, as a variable and as an override; what conf/ has fits it."""
 
-import subprocess
-import sys
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
 from convrec.lists.reward_parts import PART_NAMES
-from recipes.launch import schema
-from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.settings import compose_files
-from recipes.launch.variables import VARIABLES
+from recipes.launch.recipe import RANK_GRPO, RECIPES
+from recipes.launch.schema import VERL_TRACKERS
+from recipes.launch.settings import check, compose_files
+from recipes.launch.variables import VARIABLES, overrides_from_environment
 
 ROOT = Path(__file__).resolve().parents[3]
+NO_VARIABLES: Mapping[str, str] = {}
 
 
-def section(*recipes: str) -> dict[str, Any]:
-    """`convrec:` of these files of conf/."""
-    found: dict[str, Any] = {}
-    for recipe in recipes:
-        found |= yaml.safe_load((ROOT / "conf" / f"{recipe}.yaml").read_text()).get("convrec", {})
-    return found
+@pytest.fixture(scope="module")
+def composed() -> dict[str, DictConfig]:
+    """The defaults of every recipe, which pass."""
+    return {name: compose_files(recipe, [], environment=NO_VARIABLES) for name, recipe in RECIPES.items()}
 
 
-def test_the_shipped_settings_are_the_schemas_with_its_defaults() -> None:
-    assert section("rl") == asdict(schema.RLSettings())
-    assert section("rl", "rank_grpo") == asdict(schema.RankGRPOSettings())
-    assert section("rl", "judge", "judge_pointwise") == asdict(schema.JudgeSettings())
-    assert section("rl", "judge", "judge_pairwise") == asdict(schema.PairwiseJudgeSettings())
-    assert section("sft") == asdict(schema.RunSettings())
+@pytest.fixture
+def refused(composed: dict[str, DictConfig]) -> Callable[..., str]:
+    def message(recipe: str, key: str, value: Any) -> str:
+        config = deepcopy(composed[recipe])
+        OmegaConf.update(config, key, value, force_add=True)
+        with pytest.raises(UserError) as error:
+            check(config, RECIPES[recipe])
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return message
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_the_defaults_of_every_recipe_pass(recipe: Recipe) -> None:
-    compose_files(recipe, [])
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("recipe", "key", "value", "said"),
     [
-        (
-            {"reward": "foo"},
-            "convrec.reward=foo: expected one of exp_inf, log_decay, exp_gamma, or package.module:funct",
-        ),
-        ({"reward": None}, "convrec.reward=null: expected one of exp_inf"),
-        ({"matching": "foo"}, "convrec.matching=foo: expected one of fuzzy, exact, reference, or null"),
-        ({"preset": "foo"}, "convrec.preset=foo: expected one of paper, reference"),
-        ({"num_items": 0}, "convrec.num_items=0: expected a positive integer"),
-        ({"delimiter": "\n\n"}, "convrec.delimiter=\\n\\n: expected one ASCII character"),
-        ({"gamma": 1}, "convrec.gamma=1: expected a number above 1, or null"),
-        ({"overflow_penalty": 0.1}, "convrec.overflow_penalty=0.1: expected a number of at most 0"),
-        ({"mask_truncated": "yes"}, "convrec.mask_truncated=yes: expected true or false"),
-        ({"deterministic": 1}, "convrec.deterministic=1: expected true or false"),
-        ({"rollout_check_bound": 0}, "convrec.rollout_check_bound=0: expected a positive number"),
-        ({"reward_timeout": "10 s"}, "convrec.reward_timeout=10 s: expected a positive number"),
-        ({"numitems": 5}, "convrec.numitems: no such setting; did you mean convrec.num_items?"),
+        ("rank_grpo", f"{ACTOR}.optim.lr", "abc", "=abc (LR): expected a number of at least 0"),
+        ("rank_grpo", f"{ACTOR}.ppo_epochs", 0, "=0 (MU): expected a positive integer"),
+        ("judge_pairwise", f"{ACTOR}.ppo_mini_batch_size", 0, "=0: expected a positive integer"),
+        ("rank_grpo", f"{ROLLOUT}.n", 2.5, "=2.5 (ROLLOUT_N): expected a positive integer"),
+        ("rank_grpo", "trainer.max_actor_ckpt_to_keep", -1, "=-1 (SAVE_KEEP): expected a positive integer, or null"),
+        ("rank_grpo", "data.train_batch_size", None, "=null (TRAIN_BATCH_SIZE): expected a positive integer"),
+        ("sft", "trainer.max_ckpt_to_keep", 0, "=0 (SAVE_KEEP): expected a positive integer, or null"),
+        ("sft", "data.train_batch_size", 0, "=0 (TRAIN_BATCH_SIZE): expected a positive integer, or null"),
+        ("sft", "data.seed", "abc", "=abc (SEED): expected an integer from 0 to 2147483647"),
+        ("sft", "trainer.total_training_steps", -3, "=-3 (TOTAL_STEPS): expected a positive integer, or null"),
+        ("sft", "trainer.save_freq", True, "=true (SAVE_FREQ): expected a positive number of steps"),
+        ("sft", "trainer.n_gpus_per_node", 0, "=0 (N_GPUS_PER_NODE): expected a positive integer"),
+        ("sft", "trainer.logger", None, "=null (LOGGER): expected one or several of console, file"),
+        ("sft", "trainer.logger", ["tensorbord"], "=['tensorbord'] (LOGGER): expected one or several of console, file"),
+        ("sft", "trainer.resume_mode", "disable", "=disable: expected auto; SAVE_PATH decides what is resumed"),
+        ("sft", "trainer.default_local_dir", "${NOWHERE}/x", ": Interpolation key 'NOWHERE' not found"),
+        ("sft", "trainer", 5, "=5: it is a section: set what is below it, trainer."),
+        ("rank_grpo", "convrec", 5, "=5: it is a section: set what is below it, convrec."),
+        ("rank_grpo", "convrec.reward", "foo", "=foo (REWARD): expected one of exp_inf, log_decay, exp_gamma, or pack"),
+        ("rank_grpo", "convrec.reward", None, "=null (REWARD): expected one of exp_inf"),
+        ("rank_grpo", "convrec.matching", "foo", "=foo: expected one of fuzzy, exact, reference, or null"),
+        ("rank_grpo", "convrec.preset", "foo", "=foo (PRESET): expected one of paper, reference"),
+        ("rank_grpo", "convrec.num_items", 0, "=0 (NUM_ITEMS): expected a positive integer"),
+        ("rank_grpo", "convrec.delimiter", "\n\n", "=\\n\\n: expected one ASCII character"),
+        ("rank_grpo", "convrec.gamma", 1, "=1: expected a number above 1, or null"),
+        ("rank_grpo", "convrec.overflow_penalty", 0.1, "=0.1: expected a number of at most 0"),
+        ("rank_grpo", "convrec.deterministic", 1, "=1: expected true or false"),
+        ("rank_grpo", "convrec.rollout_check_bound", 0, "=0: expected a positive number"),
+        ("rank_grpo", "convrec.numitems", 5, ": no such setting; did you mean convrec.num_items?"),
+        ("judge_pairwise", "convrec.num_items", 5, ": no such setting; there are "),
+        ("judge_pairwise", "convrec.orders", "both", "=both: expected one of separate, consistent, together"),
+        ("judge_pointwise", "convrec.orders", "separate", ": no such setting; "),
+        ("judge_pointwise", "convrec.malformed_reward", 1, "=1: expected a number of at most 0"),
     ],
 )
-def test_a_wrong_setting_is_told_as_a_wrong_variable_is(change: dict[str, Any], said: str) -> None:
-    config = OmegaConf.create({"convrec": asdict(schema.RankGRPOSettings()) | change})
-    with pytest.raises(UserError) as error:
-        schema.check(config, schema.RankGRPOSettings)
-    assert str(error.value).startswith(said)
+def test_a_value_of_another_kind(refused: Callable[..., str], recipe: str, key: str, value: Any, said: str) -> None:
+    assert refused(recipe, key, value).startswith(key + said)
 
 
 @pytest.mark.parametrize(
-    "wrong", ["abc", [], [[5, 1e-6]], [[0, 1e-6], [0, 1e-7]], [[0, 0]], [[0]], [0, 1e-6], [["0", 1e-6]], [[0, "x"]]]
+    "wrong",
+    ["abc", [], [[5, 1e-6]], [[0, 1e-6], [0, 1e-7]], [[0, 0]], [[0]], [0, 1e-6], [["0", 1e-6]], [[0, "x"]], [[0.5, 1]]],
 )
-def test_a_schedule_begins_at_step_0_and_rises(wrong: Any) -> None:
-    good = [[0, 1e-6], [8000, 1e-7]]
-    assert schema.SCHEDULE.fits(good)
-    config = OmegaConf.create({"convrec": asdict(schema.RLSettings()) | {"lr_schedule": wrong}})
-    with pytest.raises(UserError, match=r"convrec\.lr_schedule=.*: expected \(step, lr\) pairs"):
-        schema.check(config, schema.RLSettings)
+def test_a_schedule_begins_at_step_0_and_rises(
+    refused: Callable[..., str], composed: dict[str, DictConfig], wrong: Any
+) -> None:
+    assert ": expected (step, lr) pairs in rising order" in refused("judge_pairwise", "convrec.lr_schedule", wrong)
+    config = deepcopy(composed["judge_pairwise"])
+    config.convrec.lr_schedule = [[0, 1e-6], [8000, 1e-7]]
+    check(config, RECIPES["judge_pairwise"])
 
 
-def test_a_judge_has_no_settings_of_lists() -> None:
-    with pytest.raises(UserError, match=r"convrec\.num_items: no such setting"):
-        schema.check(OmegaConf.create({"convrec": asdict(schema.RankGRPOSettings())}), schema.JudgeSettings)
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.total_epochs=abc", r"trainer\.total_epochs=abc \(TOTAL_EPOCHS\): expected"),
+        ("data=null", "settings: Config group override"),
+        ("convrec.catalog_file=${NOWHERE}", r"convrec\.catalog_file: Interpolation key 'NOWHERE' not found"),
+        ("~convrec.reward", r"convrec\.reward: missing; leave ~convrec\.reward out"),
+    ],
+)
+def test_composing_checks_before_anything_uses_a_value(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        compose_files(RANK_GRPO, [override], environment=NO_VARIABLES)
 
 
-def test_the_settings_of_judges() -> None:
-    for wrong, said in (
-        ({"orders": "both"}, "convrec.orders=both: expected one of separate, consistent, together"),
-        ({"malformed_reward": 1}, "convrec.malformed_reward=1: expected a number of at most 0"),
-    ):
-        config = OmegaConf.create({"convrec": asdict(schema.PairwiseJudgeSettings()) | wrong})
-        with pytest.raises(UserError, match=said):
-            schema.check(config, schema.PairwiseJudgeSettings)
+def test_what_verl_takes_passes(composed: dict[str, DictConfig]) -> None:
+    for key, value in (("trainer.logger", "tensorboard"), ("trainer.test_freq", -1), ("optim.lr", 0)):
+        config = deepcopy(composed["sft"])
+        OmegaConf.update(config, key, value)
+        check(config, RECIPES["sft"])
 
 
-def test_the_section_cannot_be_replaced_by_a_value() -> None:
-    with pytest.raises(UserError, match="convrec=5: it is a section"):
-        schema.check(OmegaConf.create({"convrec": 5}), schema.RankGRPOSettings)
+@pytest.mark.parametrize(
+    ("name", "text"), [("LR", "0"), ("LR", "-1"), ("SEED", "2147483647"), ("SEED", "2147483648"), ("MU", "0")]
+)
+def test_a_variable_and_the_override_of_its_key_have_one_rule(name: str, text: str) -> None:
+    (variable,) = (variable for variable in VARIABLES if variable.name == name)
+    expected = []
+    for environment, overrides in ({name: text}, []), ({}, [f"{key}={text}" for key in variable.keys_of(RANK_GRPO)]):
+        try:
+            compose_files(RANK_GRPO, overrides, environment=environment)
+            expected.append("")
+        except UserError as error:
+            expected.append(str(error).partition(": ")[2])
+    assert expected[0] == expected[1]
 
 
-def test_a_reward_and_a_matching_are_known_by_their_entries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = OmegaConf.create({"convrec": asdict(schema.RankGRPOSettings()) | {"reward": "new", "matching": "newer"}})
-    (variable,) = (variable for variable in VARIABLES if variable.name == "REWARD")
-    with pytest.raises(ValueError, match="exp_inf"):
-        variable.parse("new")
+def test_every_setting_says_what_it_is() -> None:
+    assert all(setting.help for recipe in RECIPES.values() for setting in recipe.settings.values())
+
+
+def test_the_trackers_are_verls() -> None:
+    from verl.utils.tracking import Tracking
+
+    assert set(VERL_TRACKERS) == set(Tracking.supported_backend)
+
+
+def test_a_reward_and_a_matching_are_known_by_their_entries_alone(
+    monkeypatch: pytest.MonkeyPatch, composed: dict[str, DictConfig]
+) -> None:
+    config = deepcopy(composed["rank_grpo"])
+    config.convrec.reward, config.convrec.matching = "new", "newer"
+    with pytest.raises(UserError, match="exp_inf"):
+        overrides_from_environment(RANK_GRPO, {"REWARD": "new"})
     monkeypatch.setitem(RANK_REWARDS, "new", RANK_REWARDS[DEFAULT_REWARD])
     monkeypatch.setitem(MATCHERS, "newer", MATCHERS["fuzzy"])
-    schema.check(config, schema.RankGRPOSettings)
-    assert variable.parse("new") == "new"
+    check(config, RANK_GRPO)
+    assert overrides_from_environment(RANK_GRPO, {"REWARD": "new"}) == ["convrec.reward='new'"]
 
 
 def test_the_specification_names_every_rank_reward_and_matching() -> None:
@@ -118,10 +162,3 @@ def test_the_specification_names_every_rank_reward_and_matching() -> None:
     assert [name for name in (*RANK_REWARDS, *MATCHERS) if f"\n| `{name}`" not in method] == []
     parts = (ROOT / "docs" / "how-to" / "settings.md").read_text(encoding="utf-8")
     assert [name for name in PART_NAMES if f"\n| `{name}`" not in parts] == []
-
-
-def test_the_schema_imports_nothing_heavy() -> None:
-    heavy = ("torch", "verl", "ray", "transformers", "pandas", "hydra")
-    code = f"import sys, recipes.launch.schema; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

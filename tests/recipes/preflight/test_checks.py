@@ -28,27 +28,11 @@ SetVariables = Callable[[Mapping[str, str]], None]
 
 
 @pytest.fixture
-def good(sample: Path, model: Path, tmp_path: Path) -> dict[str, str]:
-    return {
-        "MODEL_PATH": str(model),
-        "TRAIN_FILE": str(sample / "train.parquet"),
-        "VAL_FILE": str(sample / "validation.parquet"),
-        "CATALOG_FILE": str(sample / "catalog.parquet"),
-        "SAVE_PATH": str(tmp_path / "run"),
-        "TRAIN_BATCH_SIZE": "4",
-        "ROLLOUT_N": "2",
-        "MAX_PROMPT_LENGTH": "256",
-        "MAX_RESPONSE_LENGTH": "128",
-    }
-
-
-@pytest.fixture
 def good_sft(good: dict[str, str], sample: Path) -> dict[str, str]:
-    files = {
+    return good | {
         "TRAIN_FILE": str(sample / "sft_train.parquet"),
         "VAL_FILE": str(sample / "sft_validation.parquet"),
     }
-    return good | files
 
 
 @pytest.fixture
@@ -148,14 +132,10 @@ def test_an_embedding_must_fit_the_buffer_for_weights_on_a_cpu(refused: Refused,
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=383",
             "a micro-batch has 383 tokens, and MAX_PROMPT_LENGTH=256 + MAX_RESPONSE_LENGTH=128 do not fit: raise it",
         ),
-        ("convrec.lr_schedule=[[5,1e-6]]", "the first at step 0"),
         ("actor_rollout_ref.rollout.temprature=1", "temprature: no such setting; did you mean"),
-        ("convrec.reward=foo", "convrec.reward=foo: expected one of exp_inf, log_decay, exp_gamma, or package.module"),
         ("convrec.reward=convrec.lists.rank_rewards:dgc", "has no function dgc; did you mean dcg"),
         ("convrec.reward=convrec.lists.rank_rewards:exp_inf", "it raised TypeError"),
-        ("convrec.matching=foo", "convrec.matching=foo: expected one of fuzzy, exact, reference"),
-        ("convrec.preset=foo", "convrec.preset=foo: expected one of paper, reference"),
-        ("convrec.numitems=5", "convrec.numitems: no such setting; did you mean convrec.num_items?"),
+        ("convrec.preset=foo", "convrec.preset=foo (PRESET): expected one of paper, reference"),
         ("+convrec.numitems=5", "convrec.numitems: no such setting; did you mean convrec.num_items?"),
         ("reward.custom_reward_function.path=/no/reward.py", "custom_reward_function.path=/no/reward.py: no such file"),
         ("reward.custom_reward_function.path=pkg://reward.none", "path=pkg://reward.none: No module named"),
@@ -193,7 +173,11 @@ def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str
 
 
 def test_a_rank_reward_of_the_users_own_is_tried_out(
-    good: dict[str, str], set_variables: SetVariables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+    good: dict[str, str],
+    set_variables: SetVariables,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
 ) -> None:
     (tmp_path / "checked_rewards.py").write_text(
         "def good(relevance, items):\n    return relevance\n\ndef bad(relevance, items):\n    return [1.0]\n"
@@ -214,53 +198,25 @@ def test_a_misspelt_variable_is_warned_about(
     set_variables(good)
     monkeypatch.setenv("LEARNING_RATE", "1e-5")
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
-    monkeypatch.setattr(ray_training, "train", lambda recipe, config: None)
+    monkeypatch.setattr(ray_training, "train", lambda requirements, config: None)
     with mock.patch.dict(os.environ):
         assert rank_grpo.main([]) == 0
     assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
 
 
-def test_missing_column_is_named_with_those_that_are_there(refused: Refused, sample: Path, tmp_path: Path) -> None:
-    file = tmp_path / "no_seen.parquet"
-    pq.write_table(pq.read_table(sample / "train.parquet").drop_columns(["seen_titles"]), file)
-    message = refused(TRAIN_FILE=str(file))
-    assert message.startswith(f"{file}: no column seen_titles; it has prompt, ")
+@pytest.mark.parametrize(("variable", "table"), [("TRAIN_FILE", "train"), ("VAL_FILE", "validation")])
+def test_bad_rows_are_named_with_their_file(
+    refused: Refused, sample: Path, tmp_path: Path, variable: str, table: str
+) -> None:
+    """tests/convrec/data/test_validation.py has all that can be wrong with a table."""
 
-
-def test_wrong_type_is_named_with_the_right_one(refused: Refused, sample: Path, tmp_path: Path) -> None:
-    file = tmp_path / "text.parquet"
-    table = pq.read_table(sample / "train.parquet")
-    column = table.schema.get_field_index("seen_titles")
-    pq.write_table(table.set_column(column, "seen_titles", pa.array(["Heat"] * len(table))), file)
-    message = refused(TRAIN_FILE=str(file))
-    assert message.startswith(f"{file}: column seen_titles is string, not list<")
-    assert "write it in that type" in message
-
-
-def test_empty_ground_truth_is_named_by_row(refused: Refused, sample: Path, tmp_path: Path) -> None:
     def empty(rows: list[dict[str, Any]]) -> None:
-        rows[3]["groundtruth_with_release_year"] = []
-        rows[17]["groundtruth_with_release_year"] = []
+        rows[3]["groundtruth_with_release_year"] = rows[7]["groundtruth_with_release_year"] = []
 
-    file = _changed(sample / "train.parquet", tmp_path / "empty.parquet", empty)
-    message = refused(TRAIN_FILE=file)
-    assert message.startswith(f"{file}: rows 3, 17: no ground truth")
+    file = _changed(sample / f"{table}.parquet", tmp_path / "empty.parquet", empty)
+    message = refused(**{variable: file})
+    assert message.startswith(f"{file}: rows 3, 7: no ground truth")
     assert "drop these rows" in message
-
-
-def test_prompt_that_is_no_user_message_is_named_by_row(refused: Refused, sample: Path, tmp_path: Path) -> None:
-    file = _changed(
-        sample / "validation.parquet",
-        tmp_path / "two_messages.parquet",
-        lambda rows: rows[2]["prompt"].append({"role": "assistant", "content": "Heat (1995)"}),
-    )
-    assert refused(VAL_FILE=file).startswith(f"{file}: row 2: `prompt` is not exactly one user message")
-
-
-def test_a_file_that_is_no_parquet(refused: Refused, tmp_path: Path) -> None:
-    file = tmp_path / "train.parquet"
-    file.write_text("prompt,seen_titles\n")
-    assert refused(TRAIN_FILE=str(file)).startswith(f"{file}: not readable as parquet")
 
 
 @pytest.mark.parametrize("years", ["no column", "all null"])
@@ -278,7 +234,11 @@ def test_catalog_without_years_for_ground_truth_with_years(
 
 
 def test_data_without_years_train_but_not_with_the_references_matching(
-    good: dict[str, str], sample: Path, tmp_path: Path, set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
+    good: dict[str, str],
+    sample: Path,
+    tmp_path: Path,
+    set_variables: SetVariables,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def undate(rows: list[dict[str, Any]]) -> None:
         for row in rows:

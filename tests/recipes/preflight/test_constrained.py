@@ -22,6 +22,7 @@ Compose = Callable[..., DictConfig]
 @pytest.fixture
 def compose(
     sample: Path,
+    good: dict[str, str],
     line_tokenizer: Any,
     tmp_path: Path,
     set_variables: Callable[[Mapping[str, str]], None],
@@ -33,17 +34,9 @@ def compose(
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 4096}')
 
     def make(*overrides: str, **variables: str) -> DictConfig:
-        given = {
-            "CONSTRAINED": "1",
-            "MODEL_PATH": str(tmp_path / "model"),
-            "TRAIN_FILE": str(sample / "train.parquet"),
-            "VAL_FILE": str(sample / "validation.parquet"),
-            "CATALOG_FILE": str(catalog),
-            "SAVE_PATH": str(tmp_path / "run"),
-            "TRAIN_BATCH_SIZE": "4",
-            "NUM_ITEMS": "3",
-        }
-        set_variables(given | variables)
+        own = {"CONSTRAINED": "1", "MODEL_PATH": str(tmp_path / "model"), "CATALOG_FILE": str(catalog)}
+        own |= {"NUM_ITEMS": "3", "MAX_RESPONSE_LENGTH": "1024"}
+        set_variables(good | own | variables)
         return settings.compose("rank_grpo", list(overrides))
 
     return make

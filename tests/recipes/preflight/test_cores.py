@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.launch.settings import compose
-from recipes.preflight import cluster_findings
-from recipes.preflight.cores import CpuSlots, missing_cpu_slots, needed_cpu_slots
+from recipes.preflight.cores import CpuSlots, needed_cpu_slots
 
 
 def config(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0)) -> DictConfig:
@@ -21,10 +19,6 @@ def config(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0))
             "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": units}}},
         }
     )
-
-
-def nodes(*cpus: tuple[int, int]) -> list[dict[str, Any]]:
-    return [{"where": f"n{i}", "cpus_total": total, "cpus_free": free} for i, (total, free) in enumerate(cpus)]
 
 
 @pytest.mark.parametrize(("gpus", "cores"), [(1, 13), (4, 22), (8, 34)])
@@ -40,36 +34,6 @@ def test_sft_needs_one_for_each_gpu_and_no_others() -> None:
 
 def test_a_rollout_with_gpus_of_its_own_needs_two_for_each_of_them() -> None:
     assert needed_cpu_slots(config(2, 8, units=2, rollout=(1, 4))) == CpuSlots(((2, 24), (1, 8)), 4)
-
-
-@pytest.mark.parametrize(
-    ("cpus", "missing"),
-    [
-        ([(16, 16)], ""),
-        ([(14, 14)], "the nodes have 14 CPU slots together, 15 are needed"),
-        ([(11, 11)], "n0 has 11 CPU slots, 12 are needed there for its GPUs"),
-        ([(12, 12), (2, 2)], "the nodes have 14 CPU slots together, 15 are needed"),
-        ([(12, 12), (3, 3)], ""),
-    ],
-)
-def test_what_lacks_is_said_with_its_number(cpus: list[tuple[int, int]], missing: str) -> None:
-    assert missing_cpu_slots(needed_cpu_slots(config(1, 4, units=1)), nodes(*cpus), "cpus_total") == missing
-
-
-def test_two_nodes_each_need_those_of_their_gpus() -> None:
-    needed = needed_cpu_slots(config(2, 8, units=2))
-    assert "n1 has 16 CPU slots, 24 are needed" in missing_cpu_slots(needed, nodes((64, 64), (16, 16)), "cpus_total")
-    assert "2 nodes" in missing_cpu_slots(needed, nodes((128, 128)), "cpus_total")
-
-
-def test_cores_that_another_job_holds_are_told_from_cores_that_are_not_there() -> None:
-    def status(*cpus: tuple[int, int]) -> tuple[str, str]:
-        (found,) = cluster_findings.core_findings(config(1, 1, units=1), nodes(*cpus))
-        return found.status, found.what
-
-    assert status((8, 8))[0] == "ok"
-    assert status((5, 5)) == ("failure", "the nodes have 5 CPU slots together, 6 are needed")
-    assert status((8, 2))[1].startswith("another job holds them")
 
 
 @pytest.mark.parametrize(("devices", "slots"), [("1", 16), ("6", 21)])

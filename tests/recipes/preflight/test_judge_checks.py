@@ -1,4 +1,4 @@
-"""A judge's bad input is one clear message before Ray starts; good input passes; a finished run is left alone."""
+"""A judge's bad input is one clear message before Ray starts; good input passes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.checkpoints import manifest
 from convrec.errors import UserError
 from convrec.judges.schema import judge_schema, make_row, swapped_row
 from recipes import evaluate
@@ -21,21 +20,12 @@ USER = [{"role": "user", "content": "A horror film?"}]
 
 
 @pytest.fixture
-def run(set_variables: Callable[[dict[str, str]], None], model: Path, tmp_path: Path) -> Path:
+def run(set_variables: Callable[[dict[str, str]], None], good: dict[str, str], tmp_path: Path) -> Path:
     """The environment of a small pairwise run that would start."""
     rows = [make_row(USER, ["Alien.", "Up."], label, "test") for label in "AB" * 4]
     pq.write_table(pa.Table.from_pylist(rows, judge_schema("pairwise")), tmp_path / "rows.parquet")
-    set_variables(
-        {
-            "MODEL_PATH": str(model),
-            "TRAIN_FILE": str(tmp_path / "rows.parquet"),
-            "VAL_FILE": str(tmp_path / "rows.parquet"),
-            "SAVE_PATH": str(tmp_path / "run"),
-            "TRAIN_BATCH_SIZE": "4",
-            "MAX_PROMPT_LENGTH": "512",
-            "MAX_RESPONSE_LENGTH": "128",
-        }
-    )
+    files = dict.fromkeys(("TRAIN_FILE", "VAL_FILE"), str(tmp_path / "rows.parquet"))
+    set_variables(good | files | {"MAX_PROMPT_LENGTH": "512", "ROLLOUT_N": "4"})
     return tmp_path
 
 
@@ -86,17 +76,6 @@ def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, cap
         "rows.parquet: rows 0, 1, 2, 3, 4 and 3 more: `output` does not hold exactly 1 answer" in capfd.readouterr().err
     )
     assert not (run / "run").exists()
-
-
-def test_a_finished_judge_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    (run / "run" / "global_step_7").mkdir(parents=True)
-    (run / "run" / "global_step_7" / "model.pt").touch()
-    manifest.write(run / "run" / "global_step_7")
-    (run / "run" / "latest_checkpointed_iteration.txt").write_text("7")
-    monkeypatch.setenv("TOTAL_STEPS", "7")
-    assert train.main(["pairwise"]) == 0
-    assert "already has its 7 steps" in capfd.readouterr().err
-    assert len(list((run / "run").iterdir())) == 2
 
 
 def test_a_mode_is_needed(capfd: Any) -> None:
