@@ -102,6 +102,7 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     refusal, *_ = doctor.diagnose(added, [])
     assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
     monkeypatch.delenv("ROLLOUT_N")
+    monkeypatch.delenv("CATALOG_FILE")
     assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")
 
     trained: list[Any] = []
