@@ -20,7 +20,7 @@ PINS = {
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "35b7b539858443e4",
         "verl.workers.engine.base:EngineRegistry.register": "6fd795c7149cb81d",
     },
-    "convrec.training.constrained_engine": {
+    "convrec.training.log_prob_head": {
         # places of hidden states, packed and padded; what the forward is called with
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": "e7a30a3b61b58c8b",
         # use_fused_kernels: log_probs and entropy of the forward's output

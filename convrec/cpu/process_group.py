@@ -1,4 +1,4 @@
-"""Processes of one machine: gloo's group and verl's sockets, in the run's folder."""
+"""Processes of one machine: gloo's group, which meets in the run's folder."""
 
 import os
 
@@ -17,9 +17,3 @@ def init_process_group() -> None:
     if folder and os.environ.get("MASTER_ADDR") == "127.0.0.1":
         os.environ["DIST_INIT_METHOD"] = f"file://{folder}/process-group-{os.environ['MASTER_PORT']}"  # verl's variable
     initialize_global_process_group_ray(backend="gloo")
-
-
-def in_run_folder(address: str) -> str:
-    """A socket that verl puts into /tmp, in the run's folder: two runs on one machine have the same Ray job id."""
-    folder = os.environ.get(guard.FOLDER_VARIABLE)
-    return address.replace("ipc:///tmp/", f"ipc://{folder}/") if folder else address

@@ -6,22 +6,15 @@ After its first load, vLLM's CPU linear layers are packed and lose their `weight
 
 from typing import Any
 
-import ray
 import torch
-from verl.checkpoint_engine.base import CheckpointEngineWorker
-from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from convrec.cpu.process_group import in_run_folder, init_process_group
-from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica
+from convrec.cpu.process_group import init_process_group
+from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 
 
-class CPUWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's worker extension with what differs on CPU."""
-
-    def _get_zmq_handle(self) -> str:
-        return in_run_folder(super()._get_zmq_handle())
+class CPUWorkerExtension(WorkerExtension):
+    """With what differs on a CPU."""
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = True
@@ -40,23 +33,15 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
 
 
 class CPUHttpServer(ConvRecHttpServer):
-    def _get_worker_extension_cls(self) -> str:
-        return f"{CPUWorkerExtension.__module__}.{CPUWorkerExtension.__qualname__}"
+    extension = CPUWorkerExtension
 
 
-class CPUWeightsWorker(CheckpointEngineWorker):
-    """What takes the weights for a rollout with slots of its own (asynchronous training)."""
-
+class CPUWeightsWorker(WeightsWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         init_process_group()
         super().__init__(*args, **kwargs)
-        self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
 
 
 class CPUReplica(ConvRecReplica):
     server = CPUHttpServer
-
-    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        made = super().get_ray_class_with_init_args()
-        made.cls = ray.remote(CPUWeightsWorker)
-        return made
+    weights_worker = CPUWeightsWorker

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a count over log-probs, costs 14 of 34 s
+NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM compiles it at its start; a machine with a driver alone cannot
 ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
 
 
@@ -17,6 +18,7 @@ def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, d
     """
     import torch
 
+    os.environ.setdefault(*NO_NVCC)
     settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel}
     if tensor_parallel == 1:
         settings["distributed_executor_backend"] = ONE_PROCESS

@@ -6,16 +6,41 @@ import os
 from typing import Any
 
 import ray
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.sampling_params import RequestOutputKind
+
+from convrec.rollout.weight_socket import in_run_folder
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
 
 
+class WorkerExtension(vLLMColocateWorkerExtension):
+    """What receives weights in vLLM's own process."""
+
+    def _get_zmq_handle(self) -> str:
+        return in_run_folder(super()._get_zmq_handle())
+
+
+class WeightsWorker(CheckpointEngineWorker):
+    """What takes the weights for a rollout with slots of its own (asynchronous training)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
+
+
 class ConvRecHttpServer(vLLMHttpServer):
+    extension: type = WorkerExtension
+
+    def _get_worker_extension_cls(self) -> str:
+        return f"{self.extension.__module__}.{self.extension.__qualname__}"
+
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)
         self.end_with_engine = asyncio.create_task(self._end_with_engine())
@@ -39,7 +64,13 @@ class ConvRecHttpServer(vLLMHttpServer):
 
 class ConvRecReplica(vLLMReplica):
     server: type = ConvRecHttpServer
+    weights_worker: type = WeightsWorker
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(self.server)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        made = super().get_ray_class_with_init_args()
+        made.cls = ray.remote(self.weights_worker)
+        return made

@@ -17,13 +17,14 @@ from convrec.checkpoints.plain_load import use_plain_load
 from convrec.checkpoints.reshard import load_any_world_size
 from convrec.cpu.engine import register_engine
 from convrec.cpu.platform import is_cpu_host
-from convrec.cpu.process_group import in_run_folder, init_process_group
+from convrec.cpu.process_group import init_process_group
 from convrec.rollout.constraint import load_trie
 from convrec.rollout.queue import keep_to_this_run
+from convrec.rollout.weight_socket import in_run_folder
 from convrec.training import registration
 from convrec.training.attention import varlen
 from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
-from convrec.training.constrained_engine import constrain
+from convrec.training.log_prob_head import constrain, fuse
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,13 @@ class ConvRecWorker(ActorRolloutRefWorker):
         if self._is_actor:
             send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
             load_any_world_size(self.actor.engine.checkpoint_manager)
-        if (catalog := load_trie(self.config.rollout)) is not None:
-            for worker in filter(None, (self.actor, self.ref)):
-                constrain(worker.engine, catalog)
-        if is_cpu_host() and hasattr(self.rollout, "zmq_handle"):
+        catalog = load_trie(self.config.rollout)
+        for engine in (worker.engine for worker in (self.actor, self.ref) if worker):
+            if catalog is not None:
+                constrain(engine, catalog)
+            elif self.config.model.use_fused_kernels and engine.ulysses_sequence_parallel_size == 1:
+                fuse(engine)
+        if hasattr(self.rollout, "zmq_handle"):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -42,6 +42,10 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # it would be compiled at every start, by nvcc, which a machine with a driver alone lacks
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        # verl: "1", as files were damaged when engines wrote at once; PyTorch writes them whole from 2.10 on
+        "VLLM_DISABLE_COMPILE_CACHE": "0",
         # metrics agents of Ray: noise in the log of a local run
         "RAY_DEDUP_LOGS": "0",
     }

@@ -126,6 +126,9 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if config.data.train_batch_size is None and latest_step(run_folder):  # a run that is resumed keeps its batch
         config.data.train_batch_size = setting(read_config(run_folder), "data.train_batch_size")
     complete_batch_size(config)
+    if not recipe.is_sft and config.actor_rollout_ref.rollout.max_model_len is None:
+        # vLLM would reserve a cache for the longest context that the model knows
+        config.actor_rollout_ref.rollout.max_model_len = config.data.max_prompt_length + config.data.max_response_length
     if config.trainer.test_freq == 0:
         config.trainer.test_freq = -1  # as much as never: verl's SFT divides by it
     if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):

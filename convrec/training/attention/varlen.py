@@ -24,6 +24,16 @@ def sequence_starts(position_ids_1T: torch.Tensor) -> torch.Tensor:
     return torch.cat([starts, starts.new_tensor([len(positions_T)])])
 
 
+def _packing(position_ids_1T: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(sequence_starts, tokens of the longest sequence), kept on the tensor, which all layers of a forward share: each
+    makes the host wait for the device."""
+    if not hasattr(position_ids_1T, "packing"):
+        starts = sequence_starts(position_ids_1T)
+        position_ids_1T.packing = starts, int(starts.diff().max())  # type: ignore[attr-defined]
+    packing: tuple[torch.Tensor, int] = position_ids_1T.packing  # type: ignore[attr-defined]
+    return packing
+
+
 def varlen_attention(
     query_THD: torch.Tensor,
     key_THD: torch.Tensor,
@@ -94,7 +104,7 @@ def attention_forward(
         raise ValueError("attn_implementation=varlen has neither dropout nor soft-capped scores: use sdpa")
     if position_ids is None:
         raise ValueError("attn_implementation=varlen needs the position ids, which tell packed sequences apart")
-    starts = sequence_starts(position_ids)
+    starts, longest = _packing(position_ids)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
@@ -103,7 +113,6 @@ def attention_forward(
     query_THD, key_THD, value_THD = (
         tensor.squeeze(0).transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value)
     )
-    longest = int(starts.diff().max())
     output_THD = varlen_attention(query_THD, key_THD, value_THD, starts, longest, scaling, sliding_window)
     return output_THD.to(query.dtype).unsqueeze(0), None
 

@@ -40,7 +40,7 @@ def main(rank: int, model_folder: Path, folder: Path) -> None:
     """Reads RANK_rows.json, settings.json and trie.npz of the folder and writes RANK.json."""
     from conftest import build_training_worker  # of this folder, which is the program's
 
-    from convrec.training.constrained_engine import constrain
+    from convrec.training.log_prob_head import constrain
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

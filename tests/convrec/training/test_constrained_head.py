@@ -20,7 +20,7 @@ from convrec.constrained.choices import ChoiceReader
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.training.attention import varlen
-from convrec.training.constrained_engine import constrain
+from convrec.training.log_prob_head import constrain
 from tests.convrec.constrained.numpy_policy import Policy, loss_and_gradients, policy
 from tests.convrec.constrained.test_choices import sampled
 from tests.convrec.training import engine_process

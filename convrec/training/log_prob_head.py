@@ -1,0 +1,174 @@
+"""Log-probs that the model's head gives itself, of responses alone, in verl's FSDP engine.
+
+verl's engine can have a model's forward give log-probs in place of logits, which its fused kernels do. The same way is
+taken here, but inside of the head's own forward: FSDP2 wraps an untied head as a unit of its own and has its weights
+gathered only there (verl's kernels read them outside, which ends in `mixed torch.Tensor and DTensor`). What is computed
+is either the policy over the whole vocabulary, in chunks of tokens, or the policy under the constraint of a catalog
+(docs/explanation/method.md 9), for which the field CONSTRAINT of the batch is read. Places of prompts are 0.
+
+Shapes: T places of hidden states, P of them that predict a token of a response, D their size, V words.
+"""
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from verl.models.transformers.dense_common import CausalLMOutputForPPO
+from verl.utils import tensordict_utils
+from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
+
+from convrec.constrained.catalog_trie import CatalogTrie
+from convrec.constrained.choices import ChoiceReader, Choices, joined
+from convrec.constrained.log_probs import ConstrainedHead
+from convrec.rollout.constraint import CONSTRAINT
+
+CHUNK = 512  # tokens whose logits are in memory at a time
+Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
+
+
+class _Request:
+    """What the head is to compute. A class of its own: FSDP looks for tensors in tuples and dataclasses."""
+
+    def __init__(self, chosen: Any, temperature: float, with_entropy: bool):
+        self.chosen, self.temperature, self.with_entropy = chosen, temperature, with_entropy
+
+
+def constrain(engine: Any, catalog: CatalogTrie) -> None:
+    """Have this engine's log-probs and entropies be those of the policy under the constraint."""
+    reader, head = ChoiceReader(catalog), ConstrainedHead(catalog)
+
+    def choose(micro_batch: TensorDict, padded_length: int | None) -> Choices:
+        return choices_of(reader, micro_batch, padded_length)
+
+    def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
+        return head.log_probs(hidden_TD, weight_VD, asked.chosen, asked.temperature, asked.with_entropy)
+
+    _compute_in_head(engine, choose, compute)
+
+
+def fuse(engine: Any) -> None:
+    """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
+
+    def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
+        place_P, token_P = (values.to(hidden_TD.device) for values in asked.chosen)
+        hidden_PD = hidden_TD.index_select(0, place_P).to(weight_VD.dtype)
+        values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, asked.temperature))
+        log_probs_T, entropy_T = (
+            torch.zeros(len(hidden_TD), device=value.device).index_put((place_P,), value) for value in values
+        )
+        return log_probs_T, entropy_T
+
+    _compute_in_head(engine, response_tokens, compute)
+
+
+def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
+    """The choices of a micro-batch, each at the place of the hidden state that it was made from.
+
+    padded_length: tokens of a row; None where rows are packed one behind the other.
+    """
+    rows = list(_responses(batch, padded_length))
+    constraints = batch[CONSTRAINT].unbind()
+    choices = [reader.of_one(response.tolist(), constraints[row].tolist()) for row, _, response in rows]
+    return joined(choices, [start for _, start, _ in rows])
+
+
+def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
+    """(P,) int64 each: the places of the hidden states that predict a response's tokens, and these tokens."""
+    rows = list(_responses(batch, padded_length))
+    places = [torch.arange(start, start + len(response)) for _, start, response in rows]
+    none = torch.empty(0, dtype=torch.int64)
+    return torch.cat([none, *places]), torch.cat([none, *(response.cpu() for *_, response in rows)])
+
+
+def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(row, place of the hidden state that predicts its first token, tokens). Rows that verl pads a batch with, whose
+    response mask is 0, have none."""
+    offsets = batch["input_ids"].offsets()
+    ends, lengths = offsets[1:].tolist(), offsets.diff().tolist()
+    for row, (response, mask) in enumerate(
+        zip(batch["responses"].unbind(), batch["response_mask"].unbind(), strict=True)
+    ):
+        if mask.any():
+            end = ends[row] if padded_length is None else row * padded_length + lengths[row]
+            yield row, end - len(response) - 1, response  # a token is predicted one place before it
+
+
+def _compute_in_head(
+    engine: Any,
+    choose: Callable[[TensorDict, int | None], Any],
+    compute: Callable[[torch.Tensor, torch.Tensor, _Request], Pair],
+) -> None:
+    """Replace the forwards of the engine's model and head.
+
+    choose: a micro-batch and the length of its padded rows -> what of it is to be computed. compute: (T, D) hidden
+    states, (V, D) weights of the head, the request -> (T,) log-probs and entropies.
+    """
+    prepare = engine.prepare_model_inputs
+
+    def prepare_model_inputs(micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        tensordict_utils.assign_non_tensor(micro_batch, use_fused_kernels=True)  # log-probs are asked for, no logits
+        inputs, output_arguments = prepare(micro_batch=micro_batch)
+        with_entropy = tensordict_utils.get_non_tensor_data(micro_batch, "calculate_entropy", False)
+        length = None if inputs["attention_mask"] is None else inputs["input_ids"].shape[1]
+        inputs["asked"] = _Request(choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
+        return inputs, output_arguments
+
+    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: _Request) -> Pair:
+        return compute(hidden.flatten(0, 1), self.weight, asked)
+
+    engine.prepare_model_inputs = prepare_model_inputs
+    # the model with the head, below FSDP's and LoRA's wrappers
+    model = next(part for part in engine.module.modules() if "lm_head" in part._modules)
+    model.forward = MethodType(_forward, model)
+    model.lm_head.forward = MethodType(head_forward, model.lm_head)
+
+
+def _forward(
+    model: Any,
+    *,
+    asked: _Request,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    **_: Any,
+) -> CausalLMOutputForPPO:
+    hidden = model.model(
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+    ).last_hidden_state
+    log_probs, entropy = model.lm_head(hidden, asked)
+    shape = hidden.shape[:2]
+    return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
+
+
+class _InChunks(torch.autograd.Function):
+    """verl's fused head, whose arithmetic this is, but the head's gradient is summed over chunks in float32."""
+
+    @staticmethod
+    def forward(
+        context: Any, hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float
+    ) -> Pair:
+        """(P,) float32 each."""
+        context.save_for_backward(hidden_PD, weight_VD, token_P)
+        context.temperature = temperature
+        parts = [
+            _fused_linear_for_ppo_fwd(hidden, weight_VD, token, temperature)
+            for hidden, token in zip(hidden_PD.split(CHUNK), token_P.split(CHUNK), strict=True)
+        ]
+        log_probs_P, entropy_P = (torch.cat([*values]) for values in zip(*parts, strict=True))
+        return log_probs_P, entropy_P.float()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        hidden_PD, weight_VD, token_P = context.saved_tensors
+        sum_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        hidden_gradients = []
+        by_chunk = (values.split(CHUNK) for values in (*gradients, hidden_PD, token_P))
+        for log_prob, entropy, hidden, token in zip(*by_chunk, strict=True):
+            of_hidden, of_weight = _fused_linear_for_ppo_bwd(
+                log_prob, entropy, hidden, weight_VD, token, context.temperature
+            )
+            hidden_gradients.append(of_hidden)
+            sum_VD += of_weight
+        return torch.cat(hidden_gradients), sum_VD.to(weight_VD.dtype), None, None
