@@ -27,8 +27,8 @@ def num_accelerators() -> int:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
         raise UserError(
-            f"this machine has NVIDIA devices, but torch's CUDA {torch.version.cuda} cannot use them: {reason}. CUDA 13 "
-            "needs driver 580 or newer (nvidia-smi says which there is); CUDA_VISIBLE_DEVICES= (empty) runs on the CPU"
+            f"this machine has NVIDIA devices, but torch's CUDA {torch.version.cuda} cannot use them: {reason}. "
+            "CUDA 13 needs driver 580 or newer (nvidia-smi says yours); CUDA_VISIBLE_DEVICES= (empty) runs on the CPU"
         )
     return 0
 
