@@ -102,8 +102,10 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     refusal, *_ = doctor.diagnose(added, [])
     assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
     monkeypatch.delenv("ROLLOUT_N")
-    monkeypatch.delenv("CATALOG_FILE")
-    assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")
+    with monkeypatch.context() as default:
+        default.delenv("CATALOG_FILE")
+        expected = os.path.abspath("data/reddit_v2/catalog.parquet")
+        assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == expected
 
     trained: list[Any] = []
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused
