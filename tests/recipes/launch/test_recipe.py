@@ -113,7 +113,8 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     refusal, *_ = doctor.diagnose(added, [])
     assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
     monkeypatch.delenv("ROLLOUT_N")
-    assert job_environment(added, {})["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")
+    job = job_environment(added, settings.compose_files(added, [], environment={}), {})
+    assert job["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")
 
     trained: list[Any] = []
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused
