@@ -16,14 +16,7 @@ from convrec.training.trackers.tracking import has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL, Requirements
 from recipes.preflight import node
-from recipes.preflight.cluster_findings import (
-    address_findings,
-    device_findings,
-    node_findings,
-    port_findings,
-    slot_findings,
-    slots_for,
-)
+from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
 from recipes.preflight.finding import GIB, Finding
 from recipes.preflight.node import PINNED, installed_version
 
@@ -146,26 +139,18 @@ def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[d
     return findings
 
 
-def examine(
-    requirements: Requirements, config: DictConfig, on_cluster: bool, registrations: bool = False
-) -> list[Finding]:
-    """Everything. On a cluster Ray is connected already, and every node looks for itself.
-
-    registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
-    """
+def examine(requirements: Requirements, config: DictConfig, on_cluster: bool) -> list[Finding]:
+    """Everything. On a cluster Ray is connected already, and every node looks for itself."""
     findings = version_findings("driver") + key_findings(config, os.environ)
     files, model, run_folder = paths_of(config, requirements)
     if on_cluster:
         driver = node.report([], None, run_folder)
-        nodes = node.reports_of_cluster(files, model, run_folder, registrations)
+        nodes = node.reports_of_cluster(files, model, run_folder)
         slots = slots_for(config, os.environ)
         findings += slot_findings(config, slots) + device_findings(config, driver, nodes, slots, os.environ)
-        findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]
-        loopback = node.Reach("127.0.0.1")
-        findings += port_findings({driver["where"]: loopback.unreachable({"the loopback": loopback.address()})})
     return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)
 
 

