@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
@@ -106,36 +106,36 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
         findings.append(Finding("disk", "warning", disk["where"], text, fix))
     else:
         findings.append(Finding("disk", "ok", disk["where"], text))
-    return findings + memory_findings(config, estimate.needs(config, size), nodes)
+    return findings + memory_findings(config, estimate.run_of(config, size), nodes)
 
 
-def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """Training needs at most, and vLLM takes its share of the device at start-up (there is none in SFT)."""
-    on_cpu = config.trainer.device == "cpu"
-    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
+    rollout, weights = OmegaConf.select(config, "actor_rollout_ref.rollout"), estimate.rollout_weights(run)
+    smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if rollout else 'MAX_LENGTH'}"
+    if run.device == "cpu":
+        need, memory = estimate.host_bytes(run), "memory_available"
+    else:
+        need, memory = estimate.training_bytes(run), "device_memory"
+        need += weights if rollout and not rollout.free_cache_engine else 0
+        tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if rollout else "data.max_token_len_per_gpu"
+        smaller = f"lower {tokens}, use more GPUs, or {smaller}"
     findings = []
     for report in nodes:
-        has = report["memory_available"] if on_cpu else report["device_memory"]
+        where, has = report["where"], report[memory]
         if not has:
             continue
-        beside = needs.rollout_weights if rollout and not rollout.free_cache_engine else 0
-        need = needs.host if on_cpu else needs.training + beside
+        if rollout and run.device != "cpu" and run.memory_share * has < 1.2 * weights:
+            what = (
+                f"vLLM's share is {run.memory_share * has / GIB:.1f} GiB, its weights alone are {weights / GIB:.1f} GiB"
+            )
+            fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
+            findings.append(Finding("memory", "failure", where, what, fix))
         text = f"about {need / GIB:.1f} GiB needed in training, {has / GIB:.1f} GiB there"
-        smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if rollout else 'MAX_LENGTH'}"
-        if not on_cpu:
-            tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if rollout else "data.max_token_len_per_gpu"
-            smaller = f"lower {tokens}, use more GPUs, or {smaller}"
-        if rollout and not on_cpu:
-            share = rollout.gpu_memory_utilization * has
-            if share < 1.2 * needs.rollout_weights:
-                weights = needs.rollout_weights / GIB
-                what = f"vLLM's share is {share / GIB:.1f} GiB, its weights alone are {weights:.1f} GiB"
-                fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
-                findings.append(Finding("memory", "failure", report["where"], what, fix))
-        status: Literal["ok", "warning", "failure"] = "ok" if need <= FULL * has else "warning"
-        if need > 1.5 * has:  # it is an estimate on the high side
-            status = "failure"
-        findings.append(Finding("memory", status, report["where"], text, "" if status == "ok" else smaller))
+        if need <= FULL * has:
+            findings.append(Finding("memory", "ok", where, text))
+        else:  # it is an estimate on the high side
+            findings.append(Finding("memory", "failure" if need > 1.5 * has else "warning", where, text, smaller))
     return findings
 
 

@@ -271,30 +271,36 @@ def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
     assert "4 of them will lie there: " in next(f for f in found if f.check == "disk").what
 
 
+def run_of(config: DictConfig, size: ModelSize = HALF_B) -> estimate.Run:
+    return estimate.run_of(config, size)
+
+
+def bytes_of(config: DictConfig) -> int:
+    return estimate.training_bytes(run_of(config))
+
+
 def test_memory_of_training_and_the_share_of_vllm() -> None:
     """0.5e9 parameters on one device: state 20 x 0.5e9 = 9.3 GiB; T = 32768 tokens: activations 32768 x 896 x 24 x 2 =
     1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 59.0 GiB."""
-    needs = estimate.needs(config(), HALF_B)
-    assert needs.training / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
+    needed, run = bytes_of(config()), run_of(config())
+    assert needed / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
     assert estimate.checkpoint_bytes(HALF_B) == 8_000_000_000
-    assert [f.status for f in findings.memory_findings(config(), needs, [machine()])] == ["ok"]
-    tight = findings.memory_findings(config(), needs, [machine(device_memory=60 * GIB)])
+    assert [f.status for f in findings.memory_findings(config(), run, [machine()])] == ["ok"]
+    tight = findings.memory_findings(config(), run, [machine(device_memory=60 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
-    assert (
-        "59.0 GiB needed"
-        in only(findings.memory_findings(config(), needs, [machine(device_memory=24 * GIB)]), "failure").what
-    )
+    short = findings.memory_findings(config(), run, [machine(device_memory=24 * GIB)])
+    assert "59.0 GiB needed" in only(short, "failure").what
 
     lora = config()
     lora.actor_rollout_ref.model.lora_rank = 32
-    assert needs.training - estimate.needs(lora, HALF_B).training == 16 * 500_000_000  # 20 - 4 bytes each
+    assert needed - bytes_of(lora) == 16 * 500_000_000  # 20 - 4 bytes each
 
     fused = config()
     fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
-    assert needs.training - estimate.needs(fused, HALF_B).training == (32768 - 512) * 151_936 * 10
+    assert needed - bytes_of(fused) == (32768 - 512) * 151_936 * 10
 
-    seventy_b = estimate.needs(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
-    assert seventy_b.rollout_weights == 140_000_000_000
+    seventy_b = run_of(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
+    assert estimate.rollout_weights(seventy_b) == 140_000_000_000
     found = findings.memory_findings(config(), seventy_b, [machine()])
     assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
 
@@ -302,19 +308,19 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
 def test_memory_of_sft_is_that_of_training_alone() -> None:
     """State 16 x 0.5e9 = 7.45 GiB; T = 12288: activations 12288 x 896 x 24 x 2 = 0.49 GiB, logits 12288 x 151936 x 10 =
     17.39 GiB; 2 GiB besides: 27.3 GiB."""
-    needs = estimate.needs(sft_config(), HALF_B)
-    assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
-    tight = findings.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
+    needed = bytes_of(sft_config())
+    assert needed / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
+    tight = findings.memory_findings(sft_config(), run_of(sft_config()), [machine(device_memory=24 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
     small.data.update(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
-    assert needs.training - estimate.needs(small, HALF_B).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
+    assert needed - bytes_of(small) == 10240 * (896 * 24 * 2 + 151_936 * 10)
 
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:
-    needs = estimate.needs(config(device="cpu"), HALF_B)
-    found = findings.memory_findings(config(device="cpu"), needs, [machine(memory_available=16 * GIB)])
+    small = [machine(memory_available=16 * GIB)]
+    found = findings.memory_findings(config(device="cpu"), run_of(config(device="cpu")), small)
     assert only(found, "failure").where == "node-a"
 
 
