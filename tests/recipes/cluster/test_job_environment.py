@@ -69,24 +69,19 @@ def test_the_run_folder_is_named_after_the_model_as_without_a_cluster(
 
 def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     wanted = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
+    wanted |= {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
+    wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
+    wanted |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000", "LR": "2e-6"}
     wanted[supervisor.SAVE_VARIABLE] = "1"  # how the job takes SIGTERM
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
-    values = variables(RANK_GRPO, {**wanted, **others, **dict.fromkeys(SECRETS, "a-secret")})
-    assert wanted.items() <= values.items()
-    assert not values.keys() & others.keys()
-    assert "a-secret" not in values.values()
-
-
-def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() -> None:
-    wanted = {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
-    wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
-    wanted |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
     holds_password |= {"SWANLAB_API_HOST": "https://host/?access_token=secret"}
-    values = variables(RANK_GRPO, wanted | holds_password)
+    given = wanted | others | holds_password | dict.fromkeys(SECRETS, "a-secret")
+    values = variables(RANK_GRPO, given)
     assert wanted.items() <= values.items()
-    assert not values.keys() & holds_password.keys()
-    assert [told.split()[0] for told in job_environment.withheld(wanted | holds_password)] == list(holds_password)
+    assert not values.keys() & (others | holds_password).keys()
+    assert "a-secret" not in values.values()
+    assert [told.split()[0] for told in job_environment.withheld(given)] == list(holds_password)
 
 
 def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:
@@ -177,13 +172,6 @@ def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
     assert not [name for name in names if "big.bin" in name or "parquet" in name]
 
 
-def test_the_job_knows_what_a_worker_needs() -> None:
-    runtime_env = runtime_environment({"LR": "2e-6"})
-    assert runtime_env["working_dir"] == str(job_environment.HERE)
-    assert runtime_env["env_vars"]["LR"] == "2e-6"
-    assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"
-
-
 MODULE = "def halves(relevance, items):\n    return [rel / 2 for rel in relevance]\n"
 
 
@@ -220,4 +208,7 @@ def test_the_users_rank_reward_travels_with_its_package(
 
 
 def test_a_rank_reward_of_ours_changes_nothing() -> None:
-    assert runtime_environment({}, "convrec.reward=log_decay") == runtime_environment({})
+    plain = runtime_environment({})
+    assert runtime_environment({}, "convrec.reward=log_decay") == plain
+    assert plain["working_dir"] == str(job_environment.HERE)
+    assert plain["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"
