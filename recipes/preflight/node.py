@@ -51,6 +51,7 @@ def report(
     return {
         "where": socket.gethostname(),
         "address": "127.0.0.1",
+        "gpu_slots": 0,
         "versions": {name: installed_version(name) for name in PINNED},
         "digest": registration.source_digest(),
         "source": str(Path(registration.__file__).parents[1]),
@@ -59,7 +60,7 @@ def report(
         "save_problem": problem,
         "unreachable": _unreachable(driver) if driver else "",
         "disk_free": free,
-        "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        "shm_free": shutil.disk_usage("/dev/shm").free,
         "memory_available": psutil.virtual_memory().available,
         "device_memory": _device_memory(),
         "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
@@ -121,8 +122,8 @@ def _alive_nodes() -> list[dict[str, Any]]:
 
 
 def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[dict[str, Any]]:
-    """One report a node, made there, with the address that its servers listen on. Raises UserError for a node that does
-    not answer."""
+    """One report a node, made there, with the address that its servers listen on and Ray's slots. Raises UserError for
+    a node that does not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -141,7 +142,8 @@ def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[dic
                     f"{where} cannot run this project: {one_line(error)}. Install the same environment there, and "
                     "start Ray in it"
                 ) from error
-            reports.append(seen | {"where": where, "address": entry["NodeManagerAddress"]})
+            known = {"address": entry["NodeManagerAddress"], "gpu_slots": entry["Resources"].get("GPU", 0)}
+            reports.append(seen | {"where": where} | known)
     return reports
 
 

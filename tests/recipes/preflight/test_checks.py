@@ -20,7 +20,7 @@ from convrec.errors import UserError
 from recipes import rank_grpo, sft
 from recipes.launch import ray_training, settings
 from recipes.launch.recipe import RECIPES
-from recipes.preflight import checks, findings, host
+from recipes.preflight import findings, host
 
 ROOT = Path(__file__).resolve().parents[3]
 Refused = Callable[..., str]
@@ -67,6 +67,17 @@ def refused(
     return run
 
 
+@pytest.fixture
+def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables) -> Callable[..., list[str]]:
+    """The warnings of a run that may start."""
+
+    def run(recipe: str = "rank_grpo", **variables: str) -> list[str]:
+        set_variables((good if recipe == "rank_grpo" else good_sft) | variables)
+        return RECIPES[recipe].check(settings.compose(recipe, []))
+
+    return run
+
+
 def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]], Any]) -> str:
     """A copy of the RL table with `change` made to its rows."""
     rows = pq.read_table(source).to_pylist()
@@ -75,13 +86,9 @@ def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]]
     return str(target)
 
 
-def test_the_settings_these_tests_break_are_good(
-    good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables
-) -> None:
-    set_variables(good)
-    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
-    set_variables(good_sft)
-    assert checks.check_sft(settings.compose("sft", [])) == []
+@pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
+def test_the_settings_these_tests_break_are_good(warned: Callable[..., list[str]], recipe: str) -> None:
+    assert warned(recipe) == []
 
 
 @pytest.mark.parametrize(
@@ -169,18 +176,13 @@ def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str
 
 
 def test_a_rank_reward_of_the_users_own_is_tried_out(
-    good: dict[str, str],
-    set_variables: SetVariables,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Refused,
+    warned: Callable[..., list[str]], refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checked_rewards.py").write_text(
         "def good(relevance, items):\n    return relevance\n\ndef bad(relevance, items):\n    return [1.0]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    set_variables(good | {"REWARD": "checked_rewards:good"})
-    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
+    assert warned(REWARD="checked_rewards:good") == []
     message = refused(REWARD="checked_rewards:bad")
     assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks: one a rank")
 
@@ -230,11 +232,7 @@ def test_catalog_without_years_for_ground_truth_with_years(
 
 
 def test_data_without_years_train_but_not_with_the_references_matching(
-    good: dict[str, str],
-    sample: Path,
-    tmp_path: Path,
-    set_variables: SetVariables,
-    monkeypatch: pytest.MonkeyPatch,
+    warned: Callable[..., list[str]], refused: Refused, sample: Path, tmp_path: Path
 ) -> None:
     def undate(rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -246,24 +244,18 @@ def test_data_without_years_train_but_not_with_the_references_matching(
         for variable, name in names.items()
     }
     titles = pq.read_table(sample / "catalog.parquet")["title"]
-    catalog = tmp_path / "catalog.parquet"
-    pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), catalog)
-    set_variables(good | files | {"CATALOG_FILE": str(catalog)})
-    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
-    monkeypatch.setenv("PRESET", "reference")
-    with pytest.raises(UserError, match=r"no years, which convrec\.matching=reference"):
-        checks.check_rank_grpo(settings.compose("rank_grpo", []))
+    files["CATALOG_FILE"] = str(tmp_path / "catalog.parquet")
+    pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), files["CATALOG_FILE"])
+    assert warned(**files) == []
+    assert "no years, which convrec.matching=reference" in refused(**files, PRESET="reference")
 
 
-def test_a_broken_year_is_only_a_warning(
-    good: dict[str, str], sample: Path, tmp_path: Path, set_variables: SetVariables
-) -> None:
+def test_a_broken_year_is_only_a_warning(warned: Callable[..., list[str]], sample: Path, tmp_path: Path) -> None:
     file = tmp_path / "catalog.parquet"
     catalog = pq.read_table(sample / "catalog.parquet").to_pylist()
     catalog[4]["year"] = 201
     pq.write_table(pa.Table.from_pylist(catalog), file)
-    set_variables(good | {"CATALOG_FILE": str(file)})
-    (warning,) = checks.check_rank_grpo(settings.compose("rank_grpo", []))
+    (warning,) = warned(CATALOG_FILE=str(file))
     assert warning.startswith(f"{file}: row 4: ")
     assert "201" in warning
 
@@ -317,13 +309,12 @@ def test_sfts_own_machine_is_examined_where_it_trains_there(
 
 
 def test_sft_with_fewer_validation_rows_than_devices(
-    good_sft: dict[str, str], set_variables: SetVariables, tmp_path: Path
+    refused: Refused, good_sft: dict[str, str], tmp_path: Path
 ) -> None:
-    table = pq.read_table(good_sft["VAL_FILE"]).slice(0, 3)
-    pq.write_table(table, tmp_path / "three.parquet")
-    set_variables(good_sft | {"N_GPUS_PER_NODE": "4", "VAL_FILE": str(tmp_path / "three.parquet")})
-    with pytest.raises(UserError, match="VAL_FILE has 3 rows, fewer than the 4 devices"):
-        checks.check_sft(settings.compose("sft", []))
+    three = str(tmp_path / "three.parquet")
+    pq.write_table(pq.read_table(good_sft["VAL_FILE"]).slice(0, 3), three)
+    message = refused(recipe=sft, N_GPUS_PER_NODE="4", VAL_FILE=three)
+    assert message.startswith("VAL_FILE has 3 rows, fewer than the 4 devices")
 
 
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
