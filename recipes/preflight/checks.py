@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from convrec import kinds
-from convrec.checkpoints.files import read_if_whole
 from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
@@ -24,7 +23,7 @@ from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
 from recipes.planning.work import listed
 from recipes.preflight import constrained, host
-from recipes.preflight.batch import check_batch, check_heads, check_micro_batch
+from recipes.preflight.batch import check_batch, check_heads, check_micro_batch, model_settings
 from recipes.preflight.cores import rollout_devices
 
 
@@ -175,7 +174,7 @@ def _check_weight_bucket(config: DictConfig) -> None:
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if config.trainer.device != "cpu" or model.lora_rank:
         return
-    settings = read_if_whole(Path(model.path).expanduser() / "config.json")
+    settings = model_settings(model.path)
     numbers = settings.get("vocab_size", 0) * settings.get("hidden_size", 0)
     needed = -(-numbers * (4 if rollout.dtype == "float32" else 2) // 2**20)
     bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
@@ -246,7 +245,7 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
     """The model is there, has room for these lengths together and heads that divide over the GPUs of a replica; a model
     still to be downloaded is not looked into."""
     check_model_path(model_path)
-    settings = read_if_whole(Path(model_path).expanduser() / "config.json")
+    settings = model_settings(model_path)
     check_heads(settings.get("num_attention_heads", 0), tensor_parallel, model_path)
     limit = settings.get("max_position_embeddings")
     if limit and sum(lengths.values()) > limit:

@@ -100,17 +100,12 @@ def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[s
 
 
 def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
-    """Whether each group finds that many different nodes, which groups may share, and the CPU slots that may be
-    anywhere are left. slots: (GPU, CPU) of each node."""
-    left = [list(node) for node in slots]
-    for number, gpus, cpus in sorted(needed.groups, key=lambda group: -group[1]):
-        fitting = sorted((node for node in left if node[0] >= gpus and node[1] >= cpus), reverse=True)[:number]
-        if len(fitting) < number:
+    """Whether there are enough nodes for each group by itself, and enough slots for all together; how groups would
+    share nodes is not tried out. slots: (GPU, CPU) of each node."""
+    for number, gpus, cpus in needed.groups:
+        if sum(node[0] >= gpus and node[1] >= cpus for node in slots) < number:
             return False
-        for slots_of_node in fitting:
-            slots_of_node[0] -= gpus
-            slots_of_node[1] -= cpus
-    return sum(int(cpus) for _, cpus in left) >= needed.anywhere
+    return sum(node[0] for node in slots) >= needed.gpus and sum(int(node[1]) for node in slots) >= needed.cpus
 
 
 def device_findings(

@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from convrec.checkpoints.files import read_if_whole
 from convrec.constrained.catalog_trie import (
     CatalogTrie,
     catalog_trie,
@@ -23,6 +22,7 @@ from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.training import registration
 from recipes.planning.work import listed
+from recipes.preflight.batch import model_settings
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
 # of a model's config.json: its logits are not the product of hidden states and head
@@ -95,7 +95,7 @@ def _check_settings(config: DictConfig) -> None:
             f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
             "log-probs of the constrained policy"
         )
-    settings = read_if_whole(Path(model.path).expanduser() / "config.json")
+    settings = model_settings(model.path)
     if other := [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
         raise UserError(
             f"{ON}: {model.path} changes its logits behind the head ({', '.join(other)}): take another model"

@@ -358,15 +358,6 @@ def test_the_command_on_this_machine(
     assert "         -> set WANDB_API_KEY" in out
 
 
-def test_bad_data_is_a_finding_too(
-    variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAIN_FILE", "/not/there.parquet")
-    status, out = run(capsys, monkeypatch)
-    assert status == 1
-    assert "TRAIN_FILE=/not/there.parquet: no such file" in out
-
-
 def test_a_cluster_that_does_not_answer_is_a_finding(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.checkpoints import manifest
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from recipes import rank_grpo, sft
-from recipes.launch import ray_training, settings
+from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import findings, host
 
@@ -187,21 +186,6 @@ def test_a_rank_reward_of_the_users_own_is_tried_out(
     assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks: one a rank")
 
 
-def test_a_misspelt_variable_is_warned_about(
-    good: dict[str, str],
-    set_variables: SetVariables,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    set_variables(good)
-    monkeypatch.setenv("LEARNING_RATE", "1e-5")
-    monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
-    monkeypatch.setattr(ray_training, "train", lambda requirements, config: None)
-    with mock.patch.dict(os.environ):
-        assert rank_grpo.main([]) == 0
-    assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(("variable", "table"), [("TRAIN_FILE", "train"), ("VAL_FILE", "validation")])
 def test_bad_rows_are_named_with_their_file(
     refused: Refused, sample: Path, tmp_path: Path, variable: str, table: str
@@ -337,20 +321,6 @@ def test_sft_without_completions(refused: Refused, sample: Path) -> None:
 )
 def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
     assert refused(recipe=sft, **variables).startswith(said)
-
-
-def test_a_finished_run_is_left_alone(
-    good: dict[str, str], set_variables: SetVariables, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(good["SAVE_PATH"])
-    (run / "global_step_7").mkdir(parents=True)
-    (run / "global_step_7" / "model.pt").touch()
-    manifest.write(run / "global_step_7")
-    (run / "latest_checkpointed_iteration.txt").write_text("7")
-    set_variables(good | {"TOTAL_STEPS": "7"})
-    assert rank_grpo.main([]) == 0
-    assert "already has its 7 steps" in capfd.readouterr().err
-    assert sorted(path.name for path in run.iterdir()) == ["global_step_7", "latest_checkpointed_iteration.txt"]
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
