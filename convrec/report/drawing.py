@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from convrec.files import written_whole
 from convrec.report.charts import Chart, GainChart, smoothed
 
-TEXT, RULE = "#5a6675", "#e3e8ef"
+TEXT = "#5a6675"
 LINES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
 RANKS = ("#08306b", "#2060aa", "#238276", "#5f8a50", "#a86e03", "#b5461a")
 DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
@@ -27,36 +27,12 @@ FEW = 4  # lines whose single steps are drawn behind their smoothed curves
 POINTS = 400  # drawn of a line at the most: more cannot be seen
 LONGEST = 28  # characters of a row's name
 WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
-STYLE = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "convrec",  # ids are the same every time
-    "text.parse_math": False,  # a $ in a run's name is a $
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "axes.labelcolor": TEXT,
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": RULE,
-    "grid.linewidth": 0.8,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.edgecolor": RULE,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
-    "lines.scale_dashes": False,
-}
+STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
 def chart_svg(chart: Chart) -> str:
     """The chart without title and legend, which the page has."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         _draw(figure.subplots(), chart)
         return _svg(figure)
@@ -64,7 +40,7 @@ def chart_svg(chart: Chart) -> str:
 
 def gains_svg(chart: GainChart) -> str:
     """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
         axis = figure.subplots()
         axis.axvline(0, color=TEXT, linewidth=1)
@@ -86,7 +62,7 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
     columns = min(3, len(charts))
     rows = math.ceil(len(charts) / columns)
     legend_rows = math.ceil(len(names) / columns) if len(names) > 1 else 0
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.style.context(STYLE):
         engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
         figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.22 * legend_rows), layout=engine)
         axes = figure.subplots(rows, columns, squeeze=False)
