@@ -34,7 +34,7 @@ def chart_svg(chart: Chart) -> str:
     """The chart without title and legend, which the page has."""
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        _draw(figure.subplots(), chart)
+        draw_chart(figure.subplots(), chart)
         return _svg(figure)
 
 
@@ -42,17 +42,7 @@ def gains_svg(chart: GainChart) -> str:
     """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
-        axis = figure.subplots()
-        axis.axvline(0, color=TEXT, linewidth=1)
-        for row, gain in enumerate(chart.gains.values()):
-            for errors, width in ((2, 1.2), (1, 4)):
-                if math.isfinite(gain["se"]):  # not of a single conversation
-                    ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
-                    axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
-            axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
-        axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
-        axis.set_ylim(0.6 - len(chart.gains), 0.6)
-        axis.grid(axis="y", visible=False)
+        draw_gains(figure.subplots(), chart)
         return _svg(figure)
 
 
@@ -69,7 +59,7 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
         for axis in axes.flat[len(charts) :]:
             axis.axis("off")
         for chart, axis in zip(charts, axes.flat, strict=False):
-            _draw(axis, chart)
+            draw_chart(axis, chart)
             axis.set_title(chart.title)
             if chart.ordered:
                 # beside the lines, not over them
@@ -87,7 +77,7 @@ def line_key(index: int, ordered: bool) -> dict[str, str]:
     return {"stroke": colour, "stroke-dasharray": " ".join(map(str, dashes))}
 
 
-def _draw(axis: Axes, chart: Chart) -> None:
+def draw_chart(axis: Axes, chart: Chart) -> None:
     last = chart.last_step or max((step for line in chart.lines.values() for step in line), default=0) or 1
     for index, (name, line) in enumerate(chart.lines.items()):
         if not line:
@@ -115,6 +105,19 @@ def _draw(axis: Axes, chart: Chart) -> None:
     axis.grid(axis="x", visible=False)
     axis.set_xlabel(chart.x_label)
     axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
+
+
+def draw_gains(axis: Axes, chart: GainChart) -> None:
+    axis.axvline(0, color=TEXT, linewidth=1)
+    for row, gain in enumerate(chart.gains.values()):
+        for errors, width in ((2, 1.2), (1, 4)):
+            if math.isfinite(gain["se"]):  # not of a single conversation
+                ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
+                axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
+        axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
+    axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
+    axis.set_ylim(0.6 - len(chart.gains), 0.6)
+    axis.grid(axis="y", visible=False)
 
 
 def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:

@@ -11,25 +11,11 @@ import pytest
 
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.experiments.tables import evaluated, markdown, pairs, row_of
-
-NAMES = ("recall@5", "ndcg@5")
+from tests.recipes.experiments.found import NAMES, metrics_of
 
 
 def run_of(name: str, variant: str) -> MatrixRun:
     return MatrixRun(name, variant, "rank_grpo", None, {"SEED": "1"})
-
-
-def metrics_of(value: float, gain: float | None = None, **settings: Any) -> dict[str, Any]:
-    model: dict[str, Any] = {name: {"mean": value, "se": 0.01} for name in NAMES}
-    model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
-    model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
-    found: dict[str, Any] = {
-        "settings": {"protocols": ["paper"], "ks": [5]} | settings,
-        "results": {"paper": {"model": model}},
-    }
-    if gain is not None:
-        found["paired"] = {name: {"mean": gain, "se": 0.02, "p": 0.5} for name in NAMES}
-    return found
 
 
 def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
@@ -41,8 +27,8 @@ def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
     # a: mean (0.2 + 0.3) / 2, sd sqrt(2 * 0.05^2 / 1) = 0.0707, gain (0.1 + 0.2) / 2
     assert markdown(table, 5).splitlines()[2:] == [
         "| sft | 1 | 0.1000 |  | 0.1000 |  |",
-        "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) | "
-        "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) |",
+        "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0100/0.0100) | "
+        "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0100/0.0100) |",
     ]
 
 
