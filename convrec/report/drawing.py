@@ -30,20 +30,21 @@ WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
 STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
-def chart_svg(chart: Chart) -> str:
+def svg_of(chart: Chart | GainChart) -> str:
     """The chart without title and legend, which the page has."""
+    height = 0.6 + 0.26 * len(chart.gains) if isinstance(chart, GainChart) else HEIGHT
     with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        draw_chart(figure.subplots(), chart)
-        return _svg(figure)
-
-
-def gains_svg(chart: GainChart) -> str:
-    """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
-    with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
-        draw_gains(figure.subplots(), chart)
-        return _svg(figure)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        axis = figure.subplots()
+        if isinstance(chart, GainChart):
+            draw_gains(axis, chart)
+        else:
+            draw_chart(axis, chart)
+        for patch in (figure.patch, axis.patch):
+            patch.set_visible(False)  # the page's own background
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
@@ -108,6 +109,7 @@ def draw_chart(axis: Axes, chart: Chart) -> None:
 
 
 def draw_gains(axis: Axes, chart: GainChart) -> None:
+    """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
     axis.axvline(0, color=TEXT, linewidth=1)
     for row, gain in enumerate(chart.gains.values()):
         for errors, width in ((2, 1.2), (1, 4)):
@@ -148,11 +150,3 @@ def _look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:
 def _style(index: int, ordered: bool) -> dict[str, Any]:
     colour, dashes = _look(index, ordered)
     return {"color": colour, "linestyle": (0, dashes) if dashes else "-"}
-
-
-def _svg(figure: Figure) -> str:
-    for patch in (figure.patch, *(axis.patch for axis in figure.axes)):
-        patch.set_visible(False)  # the page's own background
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
