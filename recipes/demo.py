@@ -115,7 +115,7 @@ class Usage:
         self.peak_memory_bytes = max(self.peak_memory_bytes, total)
 
 
-def runs_of(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[MatrixRun, MatrixRun]:
+def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[MatrixRun, MatrixRun]:
     """SFT, and Rank-GRPO from it."""
     data = out / "data"
     sft = {"TRAIN_FILE": str(data / "sft_train.parquet"), "VAL_FILE": str(data / "sft_validation.parquet")}
@@ -134,7 +134,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     usage = Usage(out)
     data, start = out / "data", out / "model"
     settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
-    sft, rl = runs_of(out, settings)
+    sft, rl = trainings(out, settings)
     for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
         os.environ.pop(name, None)  # what the caller's shell says to other runs
     with repeating(usage.note_memory, seconds=5.0):  # it reads the page tables of every process
