@@ -61,9 +61,11 @@ def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp
     [
         ({"data": "gone.parquet"}, "evaluate: gone.parquet: "),
         ({"catalog": "gone.parquet"}, "evaluate: catalog gone.parquet: no such file"),
+        ({"train": "gone.parquet"}, "evaluate: gone.parquet: "),
         ({"ks": [20]}, "evaluate: --ks 20: must be from 1 to the 10 items of a list"),
         ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: must be from 1 to the 5 items of a list"),
         ({"slices": ["country"]}, "evaluate: --slices country: no column of"),
+        ({"matching": "fuzy"}, "evaluate: .*fuzy"),
         ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
         ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
     ],

@@ -27,8 +27,8 @@ def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
     # a: mean (0.2 + 0.3) / 2, sd sqrt(2 * 0.05^2 / 1) = 0.0707, gain (0.1 + 0.2) / 2
     assert markdown(table, 5).splitlines()[2:] == [
         "| sft | 1 | 0.1000 |  | 0.1000 |  |",
-        "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0100/0.0100) | "
-        "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0100/0.0100) |",
+        "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) | "
+        "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) |",
     ]
 
 
