@@ -66,7 +66,6 @@ def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp
         ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: must be from 1 to the 5 items of a list"),
         ({"slices": ["country"]}, "evaluate: --slices country: no column of"),
         ({"matching": "fuzy"}, "evaluate: .*fuzy"),
-        ({"replicas": 0}, "evaluate: --replicas 0: give"),
         ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
         ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
     ],
