@@ -128,7 +128,7 @@ def matching_of(matcher: Matcher, responses: list[str], truths: list) -> Callabl
 
 
 def forget_lines(matcher: Matcher) -> None:
-    for cached in (matcher.identify, matcher._read, matcher._seen, fold, parse_item):
+    for cached in (matcher.identify, matcher._seen, fold, parse_item):
         cached.cache_clear()
     matcher.warm()
 

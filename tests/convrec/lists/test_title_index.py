@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
-from convrec.lists import matching, title_index, titles
+from convrec.lists import title_index, titles
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import parse_item
 from convrec.lists.title_index import SAME_YEAR, SHORTEST_MISSPELT
 from convrec.lists.titles import fold, normalise, numbers
 
@@ -165,66 +164,3 @@ def test_rows_of_one_item_are_those_of_one_id_or_of_one_folded_title_and_year(ro
     keys = {item: index.keys[item] for item in index.items}
     with_ids = [item for item in keys if ids[item] is not None]
     assert len({keys[item] for item in with_ids}) == len(with_ids)
-
-
-def seen_one_by_one(matcher: Matcher, row: int, key: str, title: str) -> bool:
-    """Whether a seen title is the title of this catalog row's item, or outside of the catalog this title."""
-    titles, items = matcher.catalog.titles, matcher.index.items
-    item = parse_item(title)
-    for reading in [title, item.title if item else title]:  # a year is taken off if it is no title with it
-        named = [place for place, other in enumerate(titles) if normalise(other) == normalise(reading)]
-        if named:
-            return row in [items[place] for place in named] if row >= 0 else key == normalise(reading)
-    if matcher.mode == "exact":
-        return row < 0 and key == normalise(reading)
-    named = [place for place, other in enumerate(titles) if fold(other) and fold(other) == fold(reading)]
-    return row in [items[place] for place in named] if row >= 0 else fold(key) == fold(reading)
-
-
-def match_rank_by_rank(matcher: Matcher, items, ground_truth, seen) -> list[tuple]:
-    """`Matcher.match` as its docstring says it: (relevance, in catalog, duplicate, seen, row, parsed) of each rank."""
-    truth = [(matcher.identify(title, year).key, year) for title, year in ground_truth]
-    earlier, ranks = set(), []
-    for item in items:
-        if item is None:
-            ranks.append((0, False, False, False, -1, False))
-            continue
-        row, key = matcher.identify(*item)
-        identity = row if row >= 0 else (key, item.year)
-        is_seen = any(seen_one_by_one(matcher, row, key, title) for title in seen)
-        hit = int(row >= 0 and not is_seen and identity not in earlier and matcher._take_nearest(truth, key, item.year))
-        ranks.append((hit, row >= 0, identity in earlier, is_seen, row, True))
-        earlier.add(identity)
-    return ranks
-
-
-written = st.sampled_from(
-    [f"{title} ({year + shift})" for title, year in [*FILMS, ("Nope", 2000), ("$", 1971)] for shift in (-1, 0, 2)]
-    + [
-        "the matrix (1999)",
-        "Matrix (1999)",
-        "Maetrix, The (1999)",
-        "mother (2017)",
-        "Amelia (2001)",
-        "1: Heat (Uncut) (1995)",
-        "no item",
-        "** (1999)",
-        "Heat(1995)",
-    ]
-)
-named = st.sampled_from(["Heat", "heat (1995)", "matrix", "Mother", "AMÉLIE", "$", "", "Nope", "Rocky 3", "?"])
-
-
-@given(
-    st.lists(written, max_size=8),
-    st.lists(st.sampled_from([*FILMS, ("The Matrix", 2000), ("Nope", 2000)]), max_size=4),
-    st.lists(named, max_size=2),
-    st.sampled_from([*matching.MATCHERS]),
-)
-def test_looking_at_all_ranks_at_once_is_looking_at_each(lines, truth, seen, mode):
-    matcher = Matcher(Catalog.from_items(FILMS), mode)
-    items = [parse_item(line) for line in lines]
-    result = matcher.match(items, truth, seen)
-    assert matcher.match_lines(lines, truth, seen) == result
-    if mode != "reference":  # whose rule is another
-        assert list(zip(*result, strict=True)) == match_rank_by_rank(matcher, items, truth, seen)
