@@ -22,7 +22,6 @@ from benchmarks.studies.retrieval import (
     drawn_lists,
     hold_out,
     main,
-    most_mentioned,
     reduce_rows,
     title_prompts,
     write_reduced,
@@ -86,22 +85,6 @@ def test_teacher_lists_are_distinct_unseen_catalog_titles(written):
         assert not {item.title for item in items} & set(demonstration["seen_titles"])
 
 
-def test_a_cut_has_several_different_lists_around_the_best_one(written):
-    out, _ = written
-    lists = {}
-    for demonstration in read(out, "sft_train"):
-        name, _, copy = demonstration["sample_id"].rpartition(".")
-        lists.setdefault(name, []).append((copy, demonstration["completion"][0]["content"]))
-    assert all([copy for copy, _ in some] == ["0", "1", "2", "3"] for some in lists.values())
-    assert sum(len({text for _, text in some}) > 1 for some in lists.values()) > len(lists) / 2
-
-
-def test_teacher_beats_popularity_where_words_tell(written):
-    _, results = written
-    for split in ("validation", "test"):
-        assert results[split]["teacher"]["recall@4"]["mean"] > results[split]["popularity"]["recall@4"]["mean"] + 0.1
-
-
 def test_same_seed_same_rows(source, written, tmp_path):
     out, _ = written
     write_reduced(source, tmp_path / "again", **SIZES)
@@ -118,12 +101,6 @@ def test_reduced_rows_keep_catalog_truths_only():
     assert kept["groundtruth_with_release_year"] == [["Up", "2009"]]
     assert kept["prompt"][0]["content"] == prompt_text("USER: hi\n", 5)
     assert kept["sample_id"] == "a_t1"
-
-
-def test_most_mentioned_counts_rows_and_breaks_ties_by_name():
-    truths = [[("B", "1"), ("B", "1")], [("A", "1")], [("C", "1")]]
-    rows = [row(f"{i}_t1", "", [], truth) for i, truth in enumerate(truths)]
-    assert list(most_mentioned(rows, 2).items()) == [(("A", "1"), 1), (("B", "1"), 1)]
 
 
 def test_cuts_end_with_a_users_turn_and_name_what_was_seen_so_far():
@@ -172,23 +149,6 @@ def test_lists_are_drawn_around_the_best_one():
     firsts = [items[0] for items in drawn_lists(teacher, rows[:1], 4, 2000, 0.5, seed=1)]
     expected = np.exp(scores / 0.5) / np.exp(scores / 0.5).sum()
     np.testing.assert_allclose([firsts.count(pair) / 2000 for pair in catalog], expected, atol=0.04)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"num_items": 7}, "half of --titles"),
-        ({"noise": -1}, "--noise -1"),
-        ({"titles": 50}, "ask for fewer"),
-        ({"source": "none"}, "no such file"),
-    ],
-)
-def test_refusals(source, tmp_path, capsys, changes, said):
-    options = SIZES | {"source": source, "out": tmp_path / "x"} | changes
-    with pytest.raises(SystemExit, match="2"):
-        main([f"--{name.replace('_', '-')}={value}" for name, value in options.items()])
-    assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_on_real_data(shared_dir, tmp_path, capsys):
