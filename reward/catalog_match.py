@@ -24,7 +24,7 @@ _building = threading.Lock()
 
 @lru_cache(maxsize=8)
 def _build_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
-    return make_matcher(load_catalog(catalog_path), settings).warm()
+    return make_matcher(load_catalog(catalog_path), settings)
 
 
 def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
-from convrec.lists.ranks import Item, format_item, parse_item
+from convrec.lists.ranks import Item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.title_index import TitleIndex
 from convrec.lists.titles import CACHE_SIZE, fold, normalise, readings, without_number
@@ -90,16 +90,6 @@ class Matcher:
         # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
         self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
         self._seen = lru_cache(maxsize=CACHE_SIZE)(self._find_seen)
-
-    def warm(self) -> "Matcher":
-        """Parse and look up each item of the catalog as a response writes it: most lines of a response are one of them,
-        and what was met before costs a look-up. Some 5 µs an item; nothing for catalogs that the caches do not hold."""
-        if len(self.catalog) <= CACHE_SIZE // 2:
-            for title, year in zip(self.catalog.titles, self.catalog.years, strict=True):
-                if year is not None:
-                    parse_item(format_item(title, year), self.catalog.dated)
-                    self.identify(title, year)
-        return self
 
     def match(
         self,
