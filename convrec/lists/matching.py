@@ -124,7 +124,9 @@ class Matcher:
             row, key = self.identify(*item)
             identity = row if row >= 0 else (key, item.year)
             is_repeat = identity in earlier
-            is_seen = row in seen_items if row >= 0 else key in seen_keys or FOLDED + fold(key) in seen_keys
+            is_seen = row in seen_items if row >= 0 else key in seen_keys
+            if row < 0 and self.mode == "fuzzy":
+                is_seen |= FOLDED + fold(key) in seen_keys
             can_hit = row >= 0 and not is_seen and not is_repeat
             result.add(row, self._take_nearest(truth, key, item.year) if can_hit else 0, is_repeat, is_seen)
             earlier.add(identity)
