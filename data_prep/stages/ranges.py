@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from convrec.errors import UserError
@@ -40,12 +41,15 @@ class Workers(NamedTuple):
     @contextmanager
     def open(self) -> Iterator[RangeMap]:
         """Raises UserError where the cluster cannot be reached, and, from the map, where a process has ended."""
-        count = self.size or len(os.sched_getaffinity(0))
-        with _cluster(self.address, self.size) if self.address else _processes(count) as map_ranges:
+        with _cluster(self.address, self.size) if self.address else _processes(self.size or cores()) as map_ranges:
             yield map_ranges
 
 
 ALONE = Workers(1)  # this process
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 # ---- this node
@@ -62,8 +66,14 @@ def _processes(count: int) -> Iterator[RangeMap]:
                 for one in ranges:
                     yield function(*one)
             return
+        waiting = deque[Future[Any]]()
         try:
-            yield from _in_order(lambda *one: pool.submit(function, *one), ranges, 2 * count)
+            for one in ranges:
+                waiting.append(pool.submit(function, *one))
+                if len(waiting) == 2 * count:  # one that is computed and one that waits
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         except BrokenProcessPool:
             raise UserError(
                 f"one of {count} processes has ended, maybe for memory: give fewer --workers, or --address"
@@ -85,31 +95,36 @@ def _start(parent: int) -> None:
 
 @contextmanager
 def _cluster(address: str, count: int | None) -> Iterator[RangeMap]:
-    """Tasks of Ray, a core each."""
+    """Tasks of Ray Data, a core each."""
     import ray
 
     from convrec.generation.cluster import joined
 
     def map_ranges(function: Function, ranges: Sequence[Range]) -> Iterator[Any]:
-        on_core, stored = ray.remote(_on_core), ray.put(function)
-        most = count or 2 * int(ray.cluster_resources()["CPU"])
-        yield from _in_order(lambda *one: on_core.remote(stored, *one).future(), ranges, most)
+        rows = [{"start": start, "stop": stop} for start, stop in ranges]
+        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            _on_batch, fn_args=(function,), batch_size=1, compute=ray.data.TaskPoolStrategy(size=count)
+        )
+        for row in results.iter_rows():
+            yield row["result"].value
 
     with joined(address):
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
         yield map_ranges
 
 
-def _on_core(function: Function, start: int, stop: int) -> Any:
+class _Result:
+    """What Ray Data knows nothing of: it would make lists of tuples."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _on_batch(batch: dict[str, Any], function: Function) -> dict[str, Any]:
     with threadpool_limits(1):
-        return function(start, stop)
-
-
-def _in_order(submit: Callable[..., Future[Any]], ranges: Sequence[Range], most: int) -> Iterator[Any]:
-    """The results of the ranges, `most` of which are submitted and not yet taken."""
-    waiting = deque[Future[Any]]()
-    for one in ranges:
-        waiting.append(submit(*one))
-        if len(waiting) == most:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+        (start,), (stop,) = batch["start"], batch["stop"]
+        results = np.empty(1, object)
+        results[0] = _Result(function(int(start), int(stop)))
+    return {"result": results}
