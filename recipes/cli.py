@@ -34,7 +34,6 @@ COMMANDS = {  # what is typed -> (module, help)
     "data reddit-v2": ("data_prep.reddit_v2", "the released Reddit-v2 download"),
     "data own": ("data_prep.own", "conversations and a catalog of your own"),
     "data sample": ("data_prep.sample", "the sample data"),
-    "data retrieval": ("data_prep.retrieval", "a smaller task of a data set's most mentioned titles"),
     "data judge": ("data_prep.judge", "preferences and ratings for judges"),
     "data judge-sample": ("data_prep.judge_sample", "sample data for judges"),
     "data judge-demonstrations": ("data_prep.judge_demonstrations", "SFT demonstrations for judges"),

@@ -2,11 +2,11 @@
 
 python benchmarks/studies/rra_ablation.py --source REDIAL --out OUT [--titles 200] [--num-items 20] [--steps 250]
 
---source is a folder for `data_prep.retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
-language models. All variants start from one model, trained from scratch on lists for short prompts; held-out rows are
-validation and the test rows of `data_prep.retrieval`. What is in OUT is used again. OUT/tables.json has, for the
-demonstrations themselves and for the models' greedy lists, each variant's metrics with standard errors and `full` minus
-each other variant, row by row.
+--source is a folder for `benchmarks.studies.retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand
+in for language models. All variants start from one model, trained from scratch on lists for short prompts; held-out
+rows are validation and the test rows of `benchmarks.studies.retrieval`. What is in OUT is used again. OUT/tables.json
+has, for the demonstrations themselves and for the models' greedy lists, each variant's metrics with standard errors and
+`full` minus each other variant, row by row.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def main() -> None:
 def prepare(options: argparse.Namespace, data: Path) -> None:
     """Data, held-out rows in one file, and a catalog with the genres of films.csv where it has the film."""
     task = ["--titles", options.titles, "--num-items", options.num_items, "--test-rows", 1200]
-    make(data, "data_prep.retrieval", "--source", options.source, *task, "--out", data)
+    make(data, "benchmarks.studies.retrieval", "--source", options.source, *task, "--out", data)
     held = [pq.read_table(data / f"{name}.parquet") for name in ("validation", "test")]
     pq.write_table(pa.concat_tables(held), data / "heldout.parquet")
     with open(ROOT / "data_prep" / "sample_data" / "films.csv", newline="", encoding="utf-8") as file:

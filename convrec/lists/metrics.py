@@ -72,13 +72,6 @@ def evaluate_row(
     return row
 
 
-def catalog_hit_ratio(rows: Iterable[Mapping]) -> float:
-    """In-catalog items over lines, all rows together; NaN when no line was written."""
-    counts = [(row["num_in_catalog"], row["num_items"]) for row in rows]
-    lines = sum(written for _, written in counts)
-    return sum(known for known, _ in counts) / lines if lines else math.nan
-
-
 def summarise(
     rows: Sequence[Mapping],
     ks: Sequence[int],
@@ -91,19 +84,21 @@ def summarise(
     contexts[i] identifies row i's conversation (its prompt); rows of one conversation share one response and are not
     independent, so whole conversations are resampled. Rows without ground truth are counted in `without_ground_truth`
     and left out of everything else.
-    Returns {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio",
-    "distinct_items" (catalog items recommended at least once), "list_length_errors" (rows not of `num_items` lines)}.
+    Returns {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio" (items of
+    the catalog over lines; NaN when no line was written), "distinct_items" (catalog items recommended at least once),
+    "list_length_errors" (rows not of `num_items` lines)}.
     """
     kept = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
     scored, labels = [row for row, _ in kept], [label for _, label in kept]
     names = _metric_names(ks)
     values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
     means, errors = bootstrap(values, labels, seed)
+    known, lines = (sum(row[name] for row in scored) for name in ("num_in_catalog", "num_items"))
     return {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)} | {
         "n": len(scored),
         "num_contexts": len(set(labels)),
         "without_ground_truth": len(rows) - len(scored),
-        "catalog_hit_ratio": catalog_hit_ratio(scored),
+        "catalog_hit_ratio": known / lines if lines else math.nan,
         "distinct_items": len({index for row in scored for index in row["catalog_rows"]}),
         "list_length_errors": sum(row["num_items"] != num_items for row in scored),
     }
