@@ -28,7 +28,7 @@ def test_other_source_is_told_with_node_place_and_both_digests(monkeypatch: pyte
     monkeypatch.setenv(registration.DRIVERS_DIGEST, "0123456789abcdef")
     digest, source = registration.source_digest(), Path(registration.__file__).parents[1]
     what = f"convrec or {module}" if module else "convrec"
-    said = rf"10\.0\.0\.7 runs another {what} than the driver \({source}, {digest} instead of 0123456789abcdef\): install"
+    said = rf"10\.0\.0\.7 runs another {what} than the driver \({source}, {digest} instead of 0123456789abcdef\)"
     with pytest.raises(RuntimeError, match=said):
         registration.check_worker()
 
