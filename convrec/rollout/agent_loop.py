@@ -91,8 +91,8 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
 
-    def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[AgentLoopOutput]] | None:
-        """The scored answers of each prompt, or None when a prompt needs verl's way.
+    def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[tuple[str, AgentLoopOutput]] | None:
+        """The scored answers, each with its prompt's uid, or None when a prompt needs verl's way.
 
         Waits for all. RuntimeError with the first reason when one cannot be rolled out or scored.
         """

@@ -37,11 +37,8 @@ class ValidatesDirectly:
         answers = self.agent_loop_manager.validate(samples, self.global_steps)
         if answers is None:
             return None
-        rows = [
-            (sample, answer)
-            for sample, answers_of_sample in zip(samples, answers, strict=True)
-            for answer in answers_of_sample
-        ]
+        of_uid = {sample["uid"]: sample for sample in samples}
+        rows = [(of_uid[uid], answer) for uid, answer in answers]
         infos: dict[str, list[Any]] = {"reward": [answer.reward_score for _, answer in rows]}
         of_reward = [answer.extra_fields["reward_extra_info"] for _, answer in rows]
         for name in sorted({name for info in of_reward for name in info}):
