@@ -28,13 +28,14 @@ def batch_of(rows: dict[str, list[list[Any]]], **settings: Any) -> Any:
 
 def train(worker: Any, data: Any) -> dict[str, Any]:
     """What is logged of one update."""
+    from verl.utils.metric import Metric
     from verl.utils.tensordict_utils import get
 
     from convrec.training.loss import rank_grpo_loss
 
     worker.set_loss_fn(partial(rank_grpo_loss, settings=RankLossSettings(num_ranks=3, kl_coef=KL_COEF)))
     metrics: dict[str, Any] = get(worker.train_batch(data), "metrics")
-    parts = {name: value for name, value in metrics.items() if ":" in name}
+    parts = {name: Metric.aggregate_dp(of_processes) for name, of_processes in metrics.items() if ":" in name}
     return {name: metrics[name] for name in ("loss", "grad_norm")} | finish_policy_metrics(parts)
 
 
