@@ -139,7 +139,7 @@ def validate(folder: Path, demo: Path, rows: pa.Table) -> float:
     files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
     files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
     sizes: dict[str, Any] = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": CALLS, "TEST_FREQ": 1, "LR": 1e-30}
-    sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": -1}
+    sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": CALLS + 1}
     variables = {key: str(value) for key, value in (files | sizes).items()}
     child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)
     return statistics.median(

@@ -20,7 +20,7 @@ from convrec.data import schema as data
 from convrec.generation import answers
 from convrec.judges import schema as judges
 from convrec.kinds import shown, wanted
-from convrec.runs import folder, metric_names, supervisor
+from convrec.runs import folder, supervisor
 from recipes import cli
 from recipes.launch.dry_run import defaults_of
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
@@ -30,6 +30,7 @@ from recipes.serving.schema import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
+BY_HAND = {"metrics.md"}
 NOTE = "<!-- Written by `make reference` from the code. -->"
 OF_TRAININGS = (
     "`--dry-run` checks everything and says what would be trained; `--print-config` prints the composed settings.\n"
@@ -124,7 +125,6 @@ def pages() -> dict[str, str]:
         "variables.md": _variables(),
         "settings.md": _settings(),
         "commands.md": "\n".join(_commands()),
-        "metrics.md": _metrics(),
         "files.md": _files(),
     }
     found |= {f"api/{name}.md": text for name, text in _api()}
@@ -246,14 +246,6 @@ def _plain(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _metrics() -> str:
-    parts = ["# Metrics", inspect.cleandoc(metric_names.__doc__ or "")]
-    for recipe, table in metric_names.BY_RECIPE.items():
-        rows = [f"| `{name}` | {_cell(text)} |" for name, text in table.items()]
-        parts.append("\n".join([f"## {recipe}", "", "| metric | is |", "|---|---|", *rows]))
-    return "\n\n".join(parts)
-
-
 def _files() -> str:
     tables = {
         "TRAIN_FILE and VAL_FILE for RL, and the splits that are evaluated": data.RL_SCHEMA,
@@ -309,7 +301,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     wanted = pages()
-    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")}
+    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")} - BY_HAND
     other = [name for name in wanted if name not in there or (PAGES / name).read_text(encoding="utf-8") != wanted[name]]
     other += sorted(there - wanted.keys())
     if check:

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,6 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
-from convrec.runs.metric_names import meaning
 from recipes import cli
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES
@@ -189,7 +189,8 @@ def test_the_tutorials_commands_are_read() -> None:
 def test_the_reference_pages_are_what_the_code_says() -> None:
     wanted = reference.pages()
     there = {path.relative_to(reference.PAGES).as_posix(): path for path in reference.PAGES.rglob("*.md")}
-    assert {name: path.read_text(encoding="utf-8") for name, path in there.items()} == wanted, "run: make reference"
+    found = {name: path.read_text(encoding="utf-8") for name, path in there.items() if name not in reference.BY_HAND}
+    assert found == wanted, "run: make reference"
 
 
 def test_an_option_without_a_help_text_is_refused() -> None:
@@ -205,7 +206,10 @@ def test_every_metric_of_the_policy_loss_is_described() -> None:
     for bucket in ("all", "1", "stop"):
         parts |= {f"{name}/{bucket}:sum": 1.0 for name in ("units", "ratio", "clip_low", "clip_high")}
         parts |= {f"ratio_lowest/{bucket}:min": 1.0, f"ratio_highest/{bucket}:max": 1.0}
-    assert [name for name in finish_policy_metrics(parts, "actor/") if meaning(name) is None] == []
+    page = (reference.PAGES / "metrics.md").read_text(encoding="utf-8")
+    described = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+    logged = finish_policy_metrics(parts, "actor/")
+    assert [name for name in logged if not any(fnmatchcase(name, pattern) for pattern in described)] == []
 
 
 def anchors(path: Path) -> set[str]:
