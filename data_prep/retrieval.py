@@ -1,6 +1,6 @@
 """A smaller real task: the most mentioned titles of a data set as catalog, and a retrieval teacher's lists for SFT.
 
-    python -m data_prep.retrieval --source data/redial --out data/redial_small --titles 200 --num-items 10
+    convrec data retrieval --source data/redial --out data/redial_small --titles 200 --num-items 10
 
 --source holds train.parquet and validation.parquet (schema.RL_SCHEMA; a sample_id is `conversation_turn`, like
 `redial_15875_t6`). Written to --out, whole or not at all:
@@ -15,11 +15,6 @@ A model from scratch learns what goes with what from sft_titles in a minute or t
 long at the same popular list for everyone. So: SFT on sft_titles, then on sft_train.
 The teacher (data_prep/retrieval_teacher.py) has read the training conversations only, never the one it answers.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import os
@@ -241,8 +236,8 @@ def _compare(
     return results
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.retrieval", description=__doc__.split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data retrieval", description=__doc__.split("\n")[0])
     parser.add_argument("--source", required=True, help="folder with train.parquet and validation.parquet")
     parser.add_argument("--out", required=True, help="folder to write; must not be there")
     parser.add_argument("--titles", type=int, default=200, help="catalog: the most mentioned ones (%(default)s)")
@@ -252,7 +247,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="of sft_train's lists; 0: the best one (%(default)s)")
     parser.add_argument("--title-rows", type=int, default=8000, help="rows of sft_titles (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the rows held out and of what is drawn")
-    given = vars(parser.parse_args(argv))
+    given = vars(parser.parse_args(arguments))
     try:
         results = write_reduced(given.pop("source"), given["out"], **{k: v for k, v in given.items() if k != "out"})
     except UserError as error:
@@ -266,7 +261,4 @@ def main(argv: list[str] | None = None) -> None:
                 for metric in ("recall", "ndcg")
             )
             print(f"{split:>10} {name:>10}  {figures}  distinct {result['distinct_items']}  n {result['n']}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,6 +1,6 @@
 """The embedded sample data: conversations about real films with generated tastes, in the released columns.
 
-    python -m data_prep.sample --out data/sample
+    convrec data sample --out data/sample
 
 How a row comes about (data_prep/sample_data/films.py has the utility):
 - a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
@@ -9,11 +9,6 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
   has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can fix the
   first two, sampling less the third.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import os
@@ -186,8 +181,8 @@ def _first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.sample", description=__doc__.split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data sample", description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the conversations and the tastes (%(default)s)")
     for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
@@ -197,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     parser.add_argument("--check", action="store_true", help="print how popularity, teacher and oracle do")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     try:
         out = write_sample(
             given.out,
@@ -212,7 +207,4 @@ def main(argv: list[str] | None = None) -> None:
     if given.check:
         for name, (recall, ndcg) in check_sample(out).items():
             print(f"{name:>10}  recall@{given.num_items} {recall:.4f}  ndcg@{given.num_items} {ndcg:.4f}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

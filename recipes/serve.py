@@ -9,11 +9,6 @@ several --model are several models behind one service, with one --catalog for al
 SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY`. Ctrl-C stops it.
 """
 
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
-
 import argparse
 import sys
 from pathlib import Path
@@ -99,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     formatter = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(
-        prog="python -m recipes.serve", description=summary, epilog=rest, formatter_class=formatter
+        prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter
     )
     add, limits = found.add_argument, Limits()
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
@@ -118,8 +113,8 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def main() -> int:
-    options = parser().parse_args()
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
         settings = service_of(options)
@@ -140,7 +135,3 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

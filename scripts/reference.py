@@ -150,7 +150,7 @@ same.
 {_variables_table({"SFT": SFT, "RL": RANK_GRPO})}
 
 `RAY_ADDRESS` unset: Ray starts in the process. `http://HEAD:8265`: `convrec train` and the scripts submit the recipe to
-that cluster as a job, and so do the doctor and the matrix. `python -m recipes.rank_grpo`, or another recipe's module,
+that cluster as a job, and so do the doctor and the matrix. `convrec train rank-grpo`, or another recipe's module,
 runs here instead, and Ray refuses it this address. `HEAD:6379`: the recipe runs here and joins that cluster.
 `PYTHON` chooses the interpreter of the scripts.
 
@@ -209,7 +209,7 @@ def _commands() -> Iterator[str]:
     yield (
         "`convrec COMMAND --help` prints the same, of a training its variables. `python -m MODULE` does what\n"
         "`convrec COMMAND` does, but for trainings with RAY_ADDRESS=http://...: `convrec train` and the scripts\n"
-        "submit a job, `python -m recipes.rank_grpo` runs here.\n"
+        "submit a job, `convrec train rank-grpo` runs here.\n"
     )
     for typed, (module, text) in cli.COMMANDS.items():
         yield f"## convrec {typed}"
@@ -262,7 +262,7 @@ def _files() -> str:
     }
     parts = [
         "# Files and columns",
-        "Every table is parquet. `python -m data_prep.sample --out data/sample` writes an example of each.",
+        "Every table is parquet. `convrec data sample --out data/sample` writes an example of each.",
     ]
     for title, table in tables.items():
         parts += [f"## {title}", _columns(table)]

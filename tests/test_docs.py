@@ -166,7 +166,7 @@ def test_every_command_of_the_manual_parses(path: Path, monkeypatch: pytest.Monk
     [
         "convrec evaluate --modell x --data d --catalog c --out o",
         "convrec no-such-command",
-        "python -m data_prep.own --conversation x",
+        "convrec data own --conversation x",
         "LEARNING_RATE=1 bash run_sft.sh",
         "LR=fast bash run_sft.sh",
         "bash run_rank_grpo.sh convrec.num_itemz=3",

@@ -1,7 +1,7 @@
 """Conversations that state a taste in words, and the reader that gets the taste back out of the words.
 
 The reader is the proof that the sample data can be learned: nothing a conversation's ground truth depends on is hidden
-from it (`python -m data_prep.sample --check` prints how well it ranks).
+from it (`convrec data sample --check` prints how well it ranks).
 """
 
 import re
