@@ -2,9 +2,9 @@
 
     convrec data judge-demonstrations --mode pairwise --data data/j/train.parquet --out data/j/sft.parquet
 
-The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `python -m
-recipes.evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers,
-where their verdict is right; the other rows are left out (rejection sampling). With --verdicts lenient a right verdict
+The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `convrec
+evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers, where
+their verdict is right; the other rows are left out (rejection sampling). With --verdicts lenient a right verdict
 that only the lenient reading finds counts too: its thinking is kept, and the verdict written in the form.
 """
 
@@ -92,9 +92,7 @@ def build(
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="convrec data judge-demonstrations", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="convrec data judge-demonstrations", description=__doc__.splitlines()[0])
     parser.add_argument("--mode", required=True, choices=MODES, help="the kind of judge that --data is for")
     parser.add_argument("--data", required=True, help="judge rows (parquet)")
     parser.add_argument("--out", required=True, help="parquet to write; must not exist")

@@ -89,9 +89,7 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="convrec data judge-sample", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="convrec data judge-sample", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--count", type=int, default=2000, help="preferences, and as many ratings")
     parser.add_argument("--seed", type=int, default=3407, help="of the texts (%(default)s)")

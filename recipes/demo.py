@@ -145,7 +145,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     with repeating(usage.note_memory, seconds=5.0):  # it reads the page tables of every process
         if not data.exists():
             with usage.phase("data", "conversations about real films with generated tastes"):
-                subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
+                subprocess.run([sys.executable, "-m", "recipes", "data", "sample", "--out", str(data)], check=True)
         if not start.exists():
             with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
                 from transformers.utils.logging import disable_progress_bar

@@ -8,7 +8,6 @@ nothing is wrong, else 1. The recipes ask the same before anything expensive, on
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal

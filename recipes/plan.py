@@ -10,7 +10,6 @@ the ranges that it prints, with where each comes from. docs/explanation/planning
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

@@ -93,9 +93,7 @@ def tell_left_out(settings: ServiceSettings) -> None:
 def parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     formatter = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(
-        prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter
-    )
+    found = argparse.ArgumentParser(prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter)
     add, limits = found.add_argument, Limits()
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
     add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")

@@ -8,8 +8,6 @@ What travels: recipes/cluster/job_environment.py. Ctrl-C asks the job to save an
 third stops waiting for that.
 """
 
-import sys
-
 from convrec.errors import UserError
 from recipes.cluster.jobs import client_of, follow, say, stop, submit
 from recipes.launch import dry_run

@@ -136,9 +136,7 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; make it with convrec data judge or data_prep.judge_sample"
-        ) from None
+        raise UserError(f"{path}: no such file; make it with convrec data judge or convrec data judge-sample") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
     missing = [name for name in COLUMNS if name not in table.column_names]

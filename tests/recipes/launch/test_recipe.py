@@ -103,7 +103,9 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
     monkeypatch.delenv("ROLLOUT_N")
     monkeypatch.delenv("CATALOG_FILE")
-    assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == os.path.abspath("data/reddit_v2/catalog.parquet")
+    assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == os.path.abspath(
+        "data/reddit_v2/catalog.parquet"
+    )
 
     trained: list[Any] = []
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused
