@@ -59,17 +59,8 @@ def main() -> None:
             ]
             options += [f"--workers={given.workers}"] if given.workers else []
             (folder / f"{name}.json").unlink(missing_ok=True)  # of a kept folder: what was done is done again
-            command = [
-                sys.executable,
-                "-m",
-                "recipes",
-                "demonstrations",
-                name,
-                "--out",
-                str(folder),
-                "--redo",
-                *options,
-            ]
+            command = [sys.executable, "-m", "recipes", "demonstrations", name]
+            command += ["--out", str(folder), "--redo", *options]
             report[name] = measure(command, given.checkout)
             record = read_record(folder, name)
             assert record is not None

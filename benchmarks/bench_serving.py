@@ -268,17 +268,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="convrec-bench-") as folder:
         logs = Path(folder, "ours.log"), Path(folder, "plain.log")
         state = ["--state", str(Path(folder, "state"))]
-        server = [
-            sys.executable,
-            "-m",
-            "recipes",
-            "serve",
-            "--model",
-            f"demo={model}",
-            "--catalog",
-            options.catalog,
-            *state,
-        ]
+        server = [sys.executable, "-m", "recipes", "serve"]
+        server += ["--model", f"demo={model}", "--catalog", options.catalog, *state]
         vllm = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--served-model-name", "demo"]
         vllm += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32"]
         processes = [

@@ -152,7 +152,7 @@ def test_command_line(tmp_path, capsys):
     told = capsys.readouterr()
     assert "oracle" in told.out
     assert told.err == ""  # bars are for a terminal
-    command = [sys.executable, "-m", "data_prep.sample", *arguments]
+    command = [sys.executable, "-m", "recipes", "data", "sample", *arguments]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--overwrite" in refused.stderr

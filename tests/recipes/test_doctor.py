@@ -350,16 +350,15 @@ def variables(tiny: Path, good: dict[str, str], set_variables: Callable[[Mapping
     set_variables(good | {"MODEL_PATH": str(tiny), "MAX_RESPONSE_LENGTH": "64"})
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr("sys.argv", ["doctor", *arguments])
-    status = doctor.main()
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = doctor.main(list(arguments))
     return status, capsys.readouterr().out
 
 
 def test_the_command_on_this_machine(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    status, out = run(capsys, monkeypatch, "--json")
+    status, out = run(capsys, "--json")
     result = json.loads(out)
     failures = [finding for finding in result["findings"] if finding["status"] == "failure"]
     assert (status, result["ok"]) == ((0, True) if not failures else (1, False))
@@ -369,7 +368,7 @@ def test_the_command_on_this_machine(
     monkeypatch.setenv("LOGGER", "console,wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # without a saved login
-    status, out = run(capsys, monkeypatch)
+    status, out = run(capsys)
     assert status == 1
     assert "failure  keys: wandb: LOGGER has wandb, WANDB_API_KEY is not set, and no login is saved\n" in out
     assert "         -> set WANDB_API_KEY" in out
@@ -379,7 +378,7 @@ def test_bad_data_is_a_finding_too(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAIN_FILE", "/not/there.parquet")
-    status, out = run(capsys, monkeypatch)
+    status, out = run(capsys)
     assert status == 1
     assert "TRAIN_FILE=/not/there.parquet: no such file" in out
 
@@ -388,7 +387,7 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    status, out = run(capsys, monkeypatch, "--json")
+    status, out = run(capsys, "--json")
     assert status == 1
     assert "no answer" in json.loads(out)["findings"][0]["what"]
 

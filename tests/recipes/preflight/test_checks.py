@@ -17,8 +17,7 @@ import pytest
 from convrec.checkpoints import manifest
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
-from recipes import rank_grpo, sft
-from recipes.launch import ray_training, settings
+from recipes.launch import ray_training, runner, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks, findings, host
 
@@ -46,15 +45,15 @@ def refused(
     """Run a recipe with these variables and overrides; assert that it is refused, and return the message."""
     import ray
 
-    def run(*overrides: str, recipe: Any = rank_grpo, **variables: str) -> str:
-        set_variables((good if recipe is rank_grpo else good_sft) | variables)
+    def run(*overrides: str, recipe: str = "rank_grpo", **variables: str) -> str:
+        set_variables((good if recipe == "rank_grpo" else good_sft) | variables)
 
         def must_not_train(*args: Any) -> None:
             raise AssertionError("training began")
 
         for name, record in RECIPES.items():
             monkeypatch.setitem(RECIPES, name, replace(record, train=must_not_train))
-        status = recipe.main(list(overrides))
+        status = runner.run(RECIPES[recipe], list(overrides))
         out, err = capfd.readouterr()
         assert status == 2, err
         assert out == ""
@@ -200,7 +199,7 @@ def test_a_misspelt_variable_is_warned_about(
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
     monkeypatch.setattr(ray_training, "train", lambda requirements, config: None)
     with mock.patch.dict(os.environ):
-        assert rank_grpo.main([]) == 0
+        assert runner.run(RECIPES["rank_grpo"], []) == 0
     assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
 
 
@@ -326,7 +325,7 @@ def test_sfts_own_machine_is_examined_where_it_trains_there(
     set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
     monkeypatch.setenv("RAY_ADDRESS", address)
     with mock.patch.dict(os.environ):
-        assert sft.main([]) == 0
+        assert runner.run(RECIPES["sft"], []) == 0
     assert found == asked
 
 
@@ -342,7 +341,7 @@ def test_sft_with_fewer_validation_rows_than_devices(
 
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     file = sample / "train.parquet"
-    message = refused(recipe=sft, TRAIN_FILE=str(file))
+    message = refused(recipe="sft", TRAIN_FILE=str(file))
     assert message.startswith(f"{file}: no column completion; it has prompt, ")
 
 
@@ -359,7 +358,7 @@ def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     ],
 )
 def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
-    assert refused(recipe=sft, **variables).startswith(said)
+    assert refused(recipe="sft", **variables).startswith(said)
 
 
 def test_a_finished_run_is_left_alone(
@@ -371,7 +370,7 @@ def test_a_finished_run_is_left_alone(
     manifest.write(run / "global_step_7")
     (run / "latest_checkpointed_iteration.txt").write_text("7")
     set_variables(good | {"TOTAL_STEPS": "7"})
-    assert rank_grpo.main([]) == 0
+    assert runner.run(RECIPES["rank_grpo"], []) == 0
     assert "already has its 7 steps" in capfd.readouterr().err
     assert sorted(path.name for path in run.iterdir()) == ["global_step_7", "latest_checkpointed_iteration.txt"]
 
