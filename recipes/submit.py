@@ -1,4 +1,4 @@
-"""`ray job submit` of a recipe to a cluster, followed to its end. Run by run_*.sh when RAY_ADDRESS is an http address.
+"""`ray job submit` of a recipe to a cluster, followed to its end: a training where RAY_ADDRESS is an http address.
 
     RAY_ADDRESS=http://head:8265 convrec submit rank_grpo [--detach] [hydra overrides]
     RAY_ADDRESS=http://head:8265 convrec submit --follow JOB      its log and exit status; Ctrl-C leaves it

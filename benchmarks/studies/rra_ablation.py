@@ -2,9 +2,9 @@
 
 python benchmarks/studies/rra_ablation.py --source REDIAL --out OUT [--titles 200] [--num-items 20] [--steps 250]
 
---source is a folder for `data_prep.retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
+--source is a folder for `convrec data retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
 language models. All variants start from one model, trained from scratch on lists for short prompts; held-out rows are
-validation and the test rows of `data_prep.retrieval`. What is in OUT is used again. OUT/tables.json has, for the
+validation and the test rows of `convrec data retrieval`. What is in OUT is used again. OUT/tables.json has, for the
 demonstrations themselves and for the models' greedy lists, each variant's metrics with standard errors and `full` minus
 each other variant, row by row.
 """
@@ -122,7 +122,7 @@ def train(file: Path, model: Path, out: Path, steps: int, lr: float, num_items: 
 
 
 def texts(path: Path) -> dict[str, str]:
-    """sample_id -> list, of demonstrations or of `recipes.evaluate`."""
+    """sample_id -> list, of demonstrations or of `convrec evaluate`."""
     table = pq.read_table(path)
     if "completion" in table.column_names:
         return {row["sample_id"]: row["completion"][0]["content"] for row in table.to_pylist()}
