@@ -61,9 +61,15 @@ def main() -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(ROOT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, paths)])
-    if command not in UNSUPERVISED and not is_submitted(command):
+    is_supervised = command not in UNSUPERVISED and not is_submitted(command)
+    if is_supervised:
         supervisor.begin(SECONDS.get(command, supervisor.SECONDS))
-    sys.exit(function_of(command)(given[len(command.split()) :]))
+    try:
+        sys.exit(function_of(command)(given[len(command.split()) :]))
+    except KeyboardInterrupt:
+        if is_supervised:  # its supervisor says what there is to say
+            raise
+        sys.exit(supervisor.STOPPED)
 
 
 def list_commands(given: list[str]) -> int:

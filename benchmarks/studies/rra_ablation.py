@@ -2,7 +2,7 @@
 
 python benchmarks/studies/rra_ablation.py --source REDIAL --out OUT [--titles 200] [--num-items 20] [--steps 250]
 
---source is a folder for `convrec data retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
+--source is that of `convrec data retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
 language models. All variants start from one model, trained from scratch on lists for short prompts; held-out rows are
 validation and the test rows of `convrec data retrieval`. What is in OUT is used again. OUT/tables.json has, for the
 demonstrations themselves and for the models' greedy lists, each variant's metrics with standard errors and `full` minus

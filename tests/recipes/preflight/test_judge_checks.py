@@ -36,7 +36,7 @@ def test_the_settings_these_tests_break_are_good(run: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"TRAIN_FILE": "none.parquet"}, "none.parquet: no such file; name one, or make sample data: .*judge_sample"),
+        ({"TRAIN_FILE": "none.parquet"}, "no such file; name one, or make sample data: convrec data judge-sample"),
         ({"TRAIN_BATCH_SIZE": "9"}, "TRAIN_FILE has 8 rows, fewer than TRAIN_BATCH_SIZE=9"),
         ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt"),
         ({"MAX_RESPONSE_LENGTH": "600"}, "more tokens than the 1024 positions"),
