@@ -6,7 +6,7 @@ python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--r
 CPU, one after the other in each round; the ratios are medians over the rounds:
 
 plain       vLLM's offline engine, nothing else: one call of `generate`, the engine's start left out
-evaluation  what `recipes.evaluate` calls, convrec.generation.generate, less what it takes for a single prompt
+evaluation  what `convrec evaluate` calls, convrec.generation.generate, less what it takes for a single prompt
 training    a validation of run_rank_grpo.sh: prompts to metrics, reward included (timing_s/testing)
 """
 
@@ -102,7 +102,7 @@ def main() -> None:
             plain, tokens = plain_vllm(Path(name), model, prompts)
             evaluation, same = evaluate(model, prompts)
             if same != tokens:
-                raise SystemExit(f"plain vLLM made {tokens} tokens, recipes.evaluate {same}: not the same work")
+                raise SystemExit(f"plain vLLM made {tokens} tokens, convrec evaluate {same}: not the same work")
             seconds = {"plain": plain, "evaluation": evaluation, "training": validate(Path(name), demo, rows)}
         rounds.append({kind: round(value, 2) for kind, value in seconds.items()})
     report: dict[str, Any] = {"contexts": len(prompts), "tokens": tokens, "seconds of each round": rounds}

@@ -1,6 +1,6 @@
 """The embedded sample data: conversations about real films with generated tastes, in the released columns.
 
-    python -m data_prep.sample --out data/sample
+    convrec data sample --out data/sample
 
 How a row comes about (data_prep/sample_data/films.py has the utility):
 - a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
@@ -9,11 +9,6 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
   has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can fix the
   first two, sampling less the third.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import os
@@ -151,8 +146,8 @@ def first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[i
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.sample", description=__doc__.split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data sample", description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the conversations and the tastes (%(default)s)")
     for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
@@ -161,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
         "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     try:
         out = write_sample(
             given.out,
@@ -173,7 +168,4 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,6 +1,6 @@
 """The whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluation before and after, a report.
 
-    make demo            (or: python -m recipes.demo [--out outputs/demo])
+    make demo            (or: convrec demo [--out outputs/demo])
 
 Every part is the real one: the scripts run_sft.sh and run_rank_grpo.sh, which drive verl, Ray, FSDP2 and vLLM. An
 interrupted demo continues where it was; a finished one is left alone.
@@ -15,11 +15,6 @@ OUT/summary.json:
     settings           what was trained
     report             path of the HTML report
 """
-
-if __name__ == "__main__":  # before imports that take seconds; what it starts ends in the same way
-    from convrec.runs import supervisor
-
-    supervisor.begin(2 * supervisor.SECONDS + supervisor.GUARD_SECONDS)
 
 import argparse
 import os
@@ -140,7 +135,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     with repeating(usage.note_memory, seconds=5.0):  # it reads the page tables of every process
         if not data.exists():
             with usage.phase("data", "conversations about real films with generated tastes"):
-                subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
+                subprocess.run([sys.executable, "-m", "recipes", "data", "sample", "--out", str(data)], check=True)
         if not start.exists():
             with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
                 from transformers.utils.logging import disable_progress_bar
@@ -195,12 +190,12 @@ def how_to_talk(out: Path) -> str:
     return f"talk to the model in a browser: {'make serve' if out == OUT else serve}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec demo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write (%(default)s)")
     parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="steps of SFT (%(default)s)")
     parser.add_argument("--rl-steps", type=int, default=RL_STEPS, help="steps of Rank-GRPO (%(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     out: Path = options.out
     summary = out / "summary.json"
     if summary.exists():
@@ -222,7 +217,3 @@ def main() -> int:
         say("interrupted; the same command resumes")
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

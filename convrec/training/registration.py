@@ -20,7 +20,7 @@ USER_MODULE = "CONVREC_USER_MODULE"  # in the environment of the driver and its 
 def _needs_the_trainer(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError(
         f"`{NAME}` needs the ranks of the response, which verl's registries do not carry: "
-        f"set trainer.v1.trainer_mode={NAME} (recipes.rank_grpo does)"
+        f"set trainer.v1.trainer_mode={NAME} (convrec train rank-grpo does)"
     )
 
 

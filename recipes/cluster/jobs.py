@@ -35,7 +35,7 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
         return 130
     say(f"submitted {job} to {address}; checkpoints, metrics and log: {runtime_env['env_vars']['SAVE_PATH']}")
     if detach:
-        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes.submit"
+        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes submit"
         say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
         return 0
     return follow(client, job, [ask_to_end, stop_now])
@@ -55,7 +55,7 @@ def submit_training(
     variables = {**runtime_env["env_vars"], **more, SUBMISSION_VARIABLE: job}
     submit_job(
         client,
-        entrypoint=shlex.join(["python", "-m", *recipe.command, *arguments]),
+        entrypoint=shlex.join(["python", "-m", "recipes", *recipe.command.split(), *arguments]),
         runtime_env={**runtime_env, "env_vars": variables},
         submission_id=job,
         metadata={"recipe": recipe.name, "save_path": variables["SAVE_PATH"]},
@@ -71,10 +71,10 @@ def _withdraw(client: Any, job: str) -> bool:
 
 
 def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
-    """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status. Ctrl-C stops it."""
+    """Run the doctor as a job of the cluster, print what it prints, and return its exit status. Ctrl-C stops it."""
     runtime_env = checked_environment(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
-    command = ["python", "-m", "recipes.doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
+    command = ["python", "-m", "recipes", "doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
     try:
         submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)

@@ -15,7 +15,7 @@ def metrics_of(folder: Path, given_as: str = "") -> dict[str, Any]:
     given_as: the option that names the folder."""
     file = folder / "metrics.json"
     if not file.exists():
-        raise UserError(f"{given_as}{folder}: no metrics.json; give the --out folder of recipes.evaluate")
+        raise UserError(f"{given_as}{folder}: no metrics.json; give the --out folder of convrec evaluate")
     try:
         return json.loads(file.read_text(encoding="utf-8"), object_hook=_with_nan)
     except ValueError:

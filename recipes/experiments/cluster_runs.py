@@ -154,7 +154,7 @@ class MatrixJobs:
             arguments = json.dumps(evaluation_of(task.run, self.out, self.evaluate), default=str)
             submit_job(
                 self.client,
-                entrypoint=shlex.join(["python", "-m", "recipes.experiments.evaluation_job", arguments]),
+                entrypoint=shlex.join(["python", "-m", "recipes", "evaluation-job", arguments]),
                 runtime_env=runtime_env,
                 submission_id=job,
                 entrypoint_num_gpus=task.gpus,

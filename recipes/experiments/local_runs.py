@@ -26,6 +26,7 @@ from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
+OURS = {"python": [sys.executable], "convrec": [sys.executable, "-m", "recipes"]}  # of a preparation, not those on PATH
 
 
 def prepare(steps: Sequence[Preparation]) -> None:
@@ -33,7 +34,8 @@ def prepare(steps: Sequence[Preparation]) -> None:
     for step in steps:
         if Path(step.creates).exists():
             continue
-        command = [sys.executable if word == "python" else word for word in shlex.split(step.run)]
+        program, *arguments = shlex.split(step.run)
+        command = [*OURS.get(program, [program]), *arguments]
         print(f"preparing {step.creates}", file=sys.stderr)
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"prepare: `{step.run}` failed")

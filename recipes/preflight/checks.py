@@ -127,7 +127,7 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
 def check_judge(config: DictConfig, mode: str) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     _check_rl(config)
-    require_files(config, "data_prep.judge_sample")
+    require_files(config, "data judge-sample")
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
     return warnings
@@ -282,8 +282,8 @@ def missing_files(config: DictConfig) -> list[str]:
     return [f"{name}={path}" for name, files in named.items() for path in listed(files) if not Path(path).is_file()]
 
 
-def require_files(config: DictConfig, maker: str = "data_prep.sample") -> None:
+def require_files(config: DictConfig, maker: str = "data sample") -> None:
     """Raise UserError with all files that are missing, not the first alone."""
     if missing := missing_files(config):
         each = "; ".join(f"{name}: no such file" for name in missing)
-        raise UserError(f"{each}; name one, or make sample data: python -m {maker}")
+        raise UserError(f"{each}; name one, or make sample data: convrec {maker}")

@@ -154,7 +154,7 @@ def test_command_line(tmp_path, capsys):
     arguments = ["--out", str(out), "--train", "3", "--validation", "3", "--test", "1"]
     main(arguments)
     assert capsys.readouterr().err == ""  # bars are for a terminal
-    command = [sys.executable, "-m", "data_prep.sample", *arguments]
+    command = [sys.executable, "-m", "recipes", "data", "sample", *arguments]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--overwrite" in refused.stderr

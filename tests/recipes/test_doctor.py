@@ -333,16 +333,15 @@ def variables(good: dict[str, str], set_variables: Callable[[Mapping[str, str]],
     set_variables(good)
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr("sys.argv", ["doctor", *arguments])
-    status = doctor.main()
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = doctor.main(list(arguments))
     return status, capsys.readouterr().out
 
 
 def test_the_command_on_this_machine(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    status, out = run(capsys, monkeypatch, "--json")
+    status, out = run(capsys, "--json")
     result = json.loads(out)
     failures = [finding for finding in result["findings"] if finding["status"] == "failure"]
     assert (status, result["ok"]) == ((0, True) if not failures else (1, False))
@@ -352,7 +351,7 @@ def test_the_command_on_this_machine(
     monkeypatch.setenv("LOGGER", "console,wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # without a saved login
-    status, out = run(capsys, monkeypatch)
+    status, out = run(capsys)
     assert status == 1
     assert "failure  keys: wandb: LOGGER has wandb, WANDB_API_KEY is not set, and no login is saved\n" in out
     assert "         -> set WANDB_API_KEY" in out
@@ -362,7 +361,7 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    status, out = run(capsys, monkeypatch, "--json")
+    status, out = run(capsys, "--json")
     assert status == 1
     assert "no answer" in json.loads(out)["findings"][0]["what"]
 

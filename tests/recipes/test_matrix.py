@@ -24,7 +24,7 @@ evaluate: {data: d, catalog: c, ks: [5]}
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """`recipes.matrix` of a file with this text on this machine, with these arguments; OUT is tmp_path/out."""
+    """`convrec matrix` of a file with this text on this machine, with these arguments; OUT is tmp_path/out."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def run(*arguments: str, text: str = SMALL) -> int:

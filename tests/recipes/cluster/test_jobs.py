@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -129,12 +128,11 @@ class Jobs:
 
 
 @pytest.fixture
-def call(monkeypatch: Patch) -> Call:
-    """`recipes.submit`, or another command, with these arguments."""
+def call() -> Call:
+    """`convrec submit`, or another command, with these arguments."""
 
     def run(*arguments: str, command: ModuleType = submit) -> int:
-        monkeypatch.setattr(sys, "argv", ["command", *arguments])
-        return command.main()
+        return command.main(list(arguments))
 
     return run
 

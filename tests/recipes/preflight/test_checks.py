@@ -16,8 +16,7 @@ import pytest
 
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
-from recipes import rank_grpo, sft
-from recipes.launch import settings
+from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import findings, host
 
@@ -45,15 +44,15 @@ def refused(
     """Run a recipe with these variables and overrides; assert that it is refused, and return the message."""
     import ray
 
-    def run(*overrides: str, recipe: Any = rank_grpo, **variables: str) -> str:
-        set_variables((good if recipe is rank_grpo else good_sft) | variables)
+    def run(*overrides: str, recipe: str = "rank_grpo", **variables: str) -> str:
+        set_variables((good if recipe == "rank_grpo" else good_sft) | variables)
 
         def must_not_train(*args: Any) -> None:
             raise AssertionError("training began")
 
         for name, record in RECIPES.items():
             monkeypatch.setitem(RECIPES, name, replace(record, train=must_not_train))
-        status = recipe.main(list(overrides))
+        status = runner.run(RECIPES[recipe], list(overrides))
         out, err = capfd.readouterr()
         assert status == 2, err
         assert out == ""
@@ -288,7 +287,7 @@ def test_sfts_own_machine_is_examined_where_it_trains_there(
     set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
     monkeypatch.setenv("RAY_ADDRESS", address)
     with mock.patch.dict(os.environ):
-        assert sft.main([]) == 0
+        assert runner.run(RECIPES["sft"], []) == 0
     assert found == asked
 
 
@@ -297,13 +296,13 @@ def test_sft_with_fewer_validation_rows_than_devices(
 ) -> None:
     three = str(tmp_path / "three.parquet")
     pq.write_table(pq.read_table(good_sft["VAL_FILE"]).slice(0, 3), three)
-    message = refused(recipe=sft, N_GPUS_PER_NODE="4", VAL_FILE=three)
+    message = refused(recipe="sft", N_GPUS_PER_NODE="4", VAL_FILE=three)
     assert message.startswith("VAL_FILE has 3 rows, fewer than the 4 devices")
 
 
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     file = sample / "train.parquet"
-    message = refused(recipe=sft, TRAIN_FILE=str(file))
+    message = refused(recipe="sft", TRAIN_FILE=str(file))
     assert message.startswith(f"{file}: no column completion; it has prompt, ")
 
 
@@ -320,7 +319,7 @@ def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     ],
 )
 def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
-    assert refused(recipe=sft, **variables).startswith(said)
+    assert refused(recipe="sft", **variables).startswith(said)
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
