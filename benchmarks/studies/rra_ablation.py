@@ -63,7 +63,7 @@ def main() -> None:
         folder = options.out / name.replace(" ", "_")
         inputs = ["--train", data / "train.parquet", "--validation", data / "heldout.parquet"]
         inputs += ["--catalog", data / "genres.parquet", "--share", 1, "--num-items", num_items]
-        make(folder / "sft_validation.parquet", "recipes demonstrations", "all", *inputs, "--teacher", "retrieval", *choice,
+        make(folder / "sft_validation.parquet", "recipes demonstrations all", *inputs, "--teacher", "retrieval", *choice,
              "--out", folder)  # fmt: skip
         demonstrations[name] = folder / "sft_validation.parquet"
         if name in TRAINED:
