@@ -14,11 +14,11 @@ setup: ## make or renew .venv (at once when nothing changed)
 	@scripts/setup_env.sh
 
 demo: setup ## sample data, SFT, Rank-GRPO, evaluation and a report, on a CPU
-	@$(PY) -m recipes.demo
+	@$(PY) -m recipes demo
 
 serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/ (trains it first where it is not there)
-	@test -f outputs/demo/summary.json || $(PY) -m recipes.demo
-	@$(PY) -m recipes.serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
+	@test -f outputs/demo/summary.json || $(PY) -m recipes demo
+	@$(PY) -m recipes serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
 test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, signals, faults and serving end to end
 

@@ -6,7 +6,4 @@ set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-$(for bin in "${VIRTUAL_ENV:-none}/bin" "$HERE/.venv/bin"; do [ -x "$bin/convrec" ] && echo "$bin/python" && exit; done; echo python)}
 export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"
-case "${RAY_ADDRESS:-}" in
-  http://* | https://*) exec "$PYTHON" -m recipes.submit rank_grpo "$@" ;;
-  *) exec "$PYTHON" -m recipes.rank_grpo "$@" ;;
-esac
+exec "$PYTHON" -m recipes train rank-grpo "$@"

@@ -1,4 +1,4 @@
-"""Rows per second and peak memory of `data_prep.reddit_v2` on a generated tree. Prints one JSON object.
+"""Rows per second and peak memory of `convrec data reddit-v2` on a generated tree. Prints one JSON object.
 
 python benchmarks/bench_conversion.py [--rows 400000] [--folder FOLDER]
 

@@ -91,7 +91,7 @@ def measure(mode: str, catalog: Catalog, foreign: list, options: argparse.Namesp
             if name.endswith("cold"):
                 forget_lines(matcher)
             times[name].append(milliseconds(call))
-    result: dict[str, Any] = {"build": timed(lambda: Matcher(catalog, mode).warm(), 3, forget_all)}
+    result: dict[str, Any] = {"build": timed(lambda: Matcher(catalog, mode), 3, forget_all)}
     result |= {name: spread(found) for name, found in times.items()}
     if peer:
         turns = zip(times["text to returns cold"], times[peer], strict=True)
@@ -128,9 +128,8 @@ def matching_of(matcher: Matcher, responses: list[str], truths: list) -> Callabl
 
 
 def forget_lines(matcher: Matcher) -> None:
-    for cached in (matcher.identify, matcher._read, matcher._seen, fold, parse_item):
+    for cached in (matcher.identify, matcher._seen, fold, parse_item):
         cached.cache_clear()
-    matcher.warm()
 
 
 def quality(catalog: Catalog, foreign: list, rng: random.Random) -> dict:

@@ -2,7 +2,7 @@
 
 python benchmarks/bench_remap_adjust.py [--items 7404] [--conversations 10000] [--dimensions 256] [--workers 2]
 
-Each stage is the command that a user runs, `python -m data_prep.build STAGE`, on what the stages before it would have
+Each stage is the command that a user runs, `convrec demonstrations STAGE`, on what the stages before it would have
 left: lists of 20 and 100 candidates. Wall and CPU seconds of all its processes, start included; the peak of their
 memory together, shared pages counted once (PSS, asked twice a second). --checkout runs the commands of another checkout
 of this program, as a comparison; --epochs are the passes of its fit.
@@ -59,7 +59,8 @@ def main() -> None:
             ]
             options += [f"--workers={given.workers}"] if given.workers else []
             (folder / f"{name}.json").unlink(missing_ok=True)  # of a kept folder: what was done is done again
-            command = [sys.executable, "-m", "data_prep.build", name, "--out", str(folder), "--redo", *options]
+            command = [sys.executable, "-m", "recipes", "demonstrations", name]
+            command += ["--out", str(folder), "--redo", *options]
             report[name] = measure(command, given.checkout)
             record = read_record(folder, name)
             assert record is not None

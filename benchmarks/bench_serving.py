@@ -267,9 +267,9 @@ def main() -> None:
     ours_at, plain_at = (f"http://127.0.0.1:{port}" for port in ports)
     with tempfile.TemporaryDirectory(prefix="convrec-bench-") as folder:
         logs = Path(folder, "ours.log"), Path(folder, "plain.log")
-        python = [sys.executable, "-m"]
         state = ["--state", str(Path(folder, "state"))]
-        server = [*python, "recipes.serve", "--model", f"demo={model}", "--catalog", options.catalog, *state]
+        server = [sys.executable, "-m", "recipes", "serve"]
+        server += ["--model", f"demo={model}", "--catalog", options.catalog, *state]
         vllm = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--served-model-name", "demo"]
         vllm += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32"]
         processes = [

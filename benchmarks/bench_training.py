@@ -138,7 +138,7 @@ def estimate_of(run: Path) -> int:
     """Bytes of host memory that the doctor estimates for a run on a CPU."""
     config = OmegaConf.load(run / "config.yaml")
     assert isinstance(config, DictConfig)
-    return estimate.needs(config, models.model_size(config.actor_rollout_ref.model.path)).host
+    return estimate.host_bytes(estimate.run_of(config, models.model_size(config.actor_rollout_ref.model.path)))
 
 
 def main() -> None:

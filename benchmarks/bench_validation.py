@@ -6,7 +6,7 @@ python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--r
 CPU, one after the other in each round; the ratios are medians over the rounds:
 
 plain       vLLM's offline engine, nothing else: one call of `generate`, the engine's start left out
-evaluation  what `recipes.evaluate` calls, convrec.generation.generate, less what it takes for a single prompt
+evaluation  what `convrec evaluate` calls, convrec.generation.generate, less what it takes for a single prompt
 training    a validation of run_rank_grpo.sh: prompts to metrics, reward included (timing_s/testing)
 """
 
@@ -102,7 +102,7 @@ def main() -> None:
             plain, tokens = plain_vllm(Path(name), model, prompts)
             evaluation, same = evaluate(model, prompts)
             if same != tokens:
-                raise SystemExit(f"plain vLLM made {tokens} tokens, recipes.evaluate {same}: not the same work")
+                raise SystemExit(f"plain vLLM made {tokens} tokens, convrec evaluate {same}: not the same work")
             seconds = {"plain": plain, "evaluation": evaluation, "training": validate(Path(name), demo, rows)}
         rounds.append({kind: round(value, 2) for kind, value in seconds.items()})
     report: dict[str, Any] = {"contexts": len(prompts), "tokens": tokens, "seconds of each round": rounds}
@@ -139,7 +139,7 @@ def validate(folder: Path, demo: Path, rows: pa.Table) -> float:
     files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
     files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
     sizes: dict[str, Any] = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": CALLS, "TEST_FREQ": 1, "LR": 1e-30}
-    sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": -1}
+    sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": CALLS + 1}
     variables = {key: str(value) for key, value in (files | sizes).items()}
     child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)
     return statistics.median(

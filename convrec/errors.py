@@ -1,7 +1,6 @@
 """Exceptions that say what a user can do: fix the input, or resume; and what other errors are called on the screen."""
 
 import re
-import signal
 import sys
 from importlib.util import find_spec
 
@@ -30,15 +29,6 @@ def need_packages(*names: str) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
-
-
-def end_with_the_reader_of_help() -> None:
-    """Let `COMMAND --help | head` end the command without a word, where Python would print a BrokenPipeError.
-
-    Only where all that is done is to print: with the kernel's SIGPIPE a lost connection would end the process, too.
-    """
-    if {"--help", "-h", "--print-config"} & set(sys.argv[1:]):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def is_of_lost_process(error: BaseException) -> bool:

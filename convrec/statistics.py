@@ -1,7 +1,7 @@
 """Errors and p-values over rows that come in groups: bootstrap and sign flips of means, jackknife of other figures."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -111,10 +111,3 @@ def _numbered(contexts: Sequence[Hashable]) -> np.ndarray:
     """(R,) each row's context as a number, by first appearance."""
     number_of: dict[Hashable, int] = {}
     return np.array([number_of.setdefault(context, len(number_of)) for context in contexts], int)
-
-
-def _labels(rows: Sequence[Mapping], contexts: Sequence[Hashable] | None) -> Sequence[Hashable]:
-    labels = range(len(rows)) if contexts is None else contexts
-    if len(labels) != len(rows):
-        raise ValueError(f"{len(labels)} contexts for {len(rows)} rows")
-    return labels

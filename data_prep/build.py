@@ -1,6 +1,6 @@
 """Remap-Reflect-Adjust: SFT demonstrations for a catalog, stage by stage.
 
-    python -m data_prep.build all --train data/reddit_v2/train.parquet --validation data/reddit_v2/validation.parquet \\
+    convrec demonstrations all --train data/reddit_v2/train.parquet --validation data/reddit_v2/validation.parquet \\
         --catalog data/reddit_v2/catalog.parquet --out data/demonstrations
 
 Stages, each with its parquet in --out and a record STAGE.json of settings and summary:
@@ -18,11 +18,6 @@ are refused, or made anew with --redo, which also asks questions again that got 
 Models are asked at OpenAI-compatible addresses: TEACHER_BASE_URL, TEACHER_MODEL, TEACHER_API_KEY and JUDGE_... or, for
 both, LLM_... (convrec/llm); answers are kept in --cache, so that nothing is paid for twice.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import json
@@ -208,7 +203,7 @@ def _shown(summary: dict[str, Any]) -> dict[str, Any]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m data_prep.build",
+        prog="convrec demonstrations",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -279,13 +274,10 @@ def _check_numbers(given: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} {value}: give {wanted(kind)}")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(arguments: list[str]) -> int:
     try:
-        build(parse(argv))
+        build(parse(arguments))
     except UserError as error:
-        print(f"python -m data_prep.build: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()
+        print(f"convrec demonstrations: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,6 +1,6 @@
 """Preferences and ratings -> the judges' parquet (convrec.judges.schema).
 
-    python -m data_prep.judge --mode pairwise --input preferences.jsonl --out data/judge
+    convrec data judge --mode pairwise --input preferences.jsonl --out data/judge
 
 Input: JSONL, a JSON list, CSV (these also .gz) or parquet, in any of the forms of data_prep/judge_data/formats.py:
 RewardBench, RewardBench-2, JudgeBench, LLMBar, UltraFeedback, HelpSteer, and for one's own data
@@ -21,11 +21,6 @@ With --model, so are rows whose prompt has more than --max-prompt-length tokens 
 train.parquet, validation.parquet, test.parquet (queries that differ in case, space or only after a long beginning stay
 together), the criteria, left_out.jsonl that names everything left out, and summary.json with the counts.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import json
@@ -192,8 +187,8 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
     return {str(value): count for value, count in sorted(Counter(values).items())}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.judge", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data judge", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--mode", required=True, choices=MODES, help="what the judge is to give: a score, or the better one"
     )
@@ -210,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens")
     parser.add_argument("--seed", type=int, default=3407, help="of the order of sides and of the splits (%(default)s)")
     try:
-        summary = convert(**vars(parser.parse_args(argv)))
+        summary = convert(**vars(parser.parse_args(arguments)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -218,7 +213,3 @@ def main(argv: list[str] | None = None) -> int:
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

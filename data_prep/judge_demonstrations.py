@@ -1,17 +1,12 @@
 """Judge rows -> demonstrations for SFT: the judge's prompt and an answer with the right verdict.
 
-    python -m data_prep.judge_demonstrations --mode pairwise --data data/j/train.parquet --out data/j/sft.parquet
+    convrec data judge-demonstrations --mode pairwise --data data/j/train.parquet --out data/j/sft.parquet
 
-The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `python -m
-recipes.evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers,
-where their verdict is right; the other rows are left out (rejection sampling). With --verdicts lenient a right verdict
+The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `convrec
+evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers, where
+their verdict is right; the other rows are left out (rejection sampling). With --verdicts lenient a right verdict
 that only the lenient reading finds counts too: its thinking is kept, and the verdict written in the form.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import sys
@@ -96,23 +91,17 @@ def build(
     return len(demonstrated), len(rows)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.judge_demonstrations", description=__doc__.splitlines()[0]
-    )
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data judge-demonstrations", description=__doc__.splitlines()[0])
     parser.add_argument("--mode", required=True, choices=MODES, help="the kind of judge that --data is for")
     parser.add_argument("--data", required=True, help="judge rows (parquet)")
     parser.add_argument("--out", required=True, help="parquet to write; must not exist")
     parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")
     parser.add_argument("--verdicts", choices=READINGS, default="strict", help="of --answers (%(default)s)")
     try:
-        written, rows = build(**vars(parser.parse_args(argv)))
+        written, rows = build(**vars(parser.parse_args(arguments)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{written} demonstrations of {rows} rows")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Judge data with a rule that can be learned: does a recommended film have the genre that the user asks for?
 
-    python -m data_prep.judge_sample --out data/judge_sample
+    convrec data judge-sample --out data/judge_sample
 
 Writes OUT/pairwise and OUT/pointwise through the converter of data_prep.judge (train, validation, test), from generated
 preferences and ratings. The films are real; the label follows from the text alone:
@@ -10,11 +10,6 @@ pointwise  4: the genre asked for; 3: it and another; 2: no genre at all; 1: two
 
 `reason` is a short thought for demonstrations: the genre that was asked for.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import os
@@ -93,21 +88,15 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
     return folder
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.judge_sample", description=(__doc__ or "").splitlines()[0]
-    )
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data judge-sample", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--count", type=int, default=2000, help="preferences, and as many ratings")
     parser.add_argument("--seed", type=int, default=3407, help="of the texts (%(default)s)")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     try:
         print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

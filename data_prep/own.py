@@ -1,6 +1,6 @@
 """A data set of one's own -> the parquet that the recipes read. The form of the files: docs/how-to/data.md.
 
-    python -m data_prep.own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
+    convrec data own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
         --validation-from 2024-05-01 --test-from 2024-06-01
 
 Every line is checked before anything is written; what is wrong is told with file, line and fix, up to 20 at once.
@@ -12,11 +12,6 @@ Splits, by whole conversations: the lines' own `split`; or by time from --valida
 --validation-share and --test-share of the rows by time (where no line has a time: by a hash of the conversation). With
 none of these all is train.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 from collections import Counter
@@ -244,8 +239,8 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     return "\n".join([*lines, f"wrote {out}: {counts['read']:,} rows read"])
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.own", description=(__doc__ or "").split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
     parser.add_argument("--catalog", required=True, metavar="FILE", help=READABLE)
     parser.add_argument("--out", required=True, help="folder to write")
@@ -262,14 +257,11 @@ def main(argv: list[str] | None = None) -> None:
         "--longest-line", type=float, default=LONGEST_LINE, metavar="MIB", help="longer ones are damage (%(default)s)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-    given = vars(parser.parse_args(argv))
+    given = vars(parser.parse_args(arguments))
     rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))
     try:
         summary = convert_own(**given, rule=rule, progress=True)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(format_summary(summary, given["out"]))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,6 +1,6 @@
 """The released Reddit-v2 download -> the parquet that the recipes read.
 
-    python -m data_prep.reddit_v2 --source processed_datasets --out data/reddit_v2
+    convrec data reddit-v2 --source processed_datasets --out data/reddit_v2
 
     train.parquet            RL: grpo/grpo_dataset/train, the rows with ground truth
     sft_train.parquet        SFT: sft_dataset/train, the rows with a completion
@@ -21,11 +21,6 @@ Rows stream through; memory holds one batch, one row group and 64 bits a row. Ea
 name and carries what it was made from, so that the same command continues after an interruption, and refuses files that
 something else made.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import json
@@ -237,20 +232,17 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.reddit_v2", description=(__doc__ or "").split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data reddit-v2", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--source", default="processed_datasets", help="the unpacked download (%(default)s)")
     parser.add_argument("--out", default="data/reddit_v2", help="folder to write (%(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="write every file anew")
     add_skip_damaged(parser, "set rows that cannot be read aside too, damaged ones in all")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     try:
         summary = convert(**vars(given), progress=True)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(format_summary(summary))
     print(f"wrote {given.out}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

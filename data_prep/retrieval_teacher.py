@@ -14,7 +14,7 @@ from convrec.data.schema import Pair, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.progress import Progress
-from data_prep.tables import group_of, message
+from data_prep.tables import group_of
 
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows
@@ -30,7 +30,7 @@ class Cooccurrence:
     def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
         names = list(dict.fromkeys(group_of(row) for row in rows))
         self.conversations = {name: c for c, name in enumerate(names)}
-        conversation_R = [self.conversations[group_of(row)] for row in rows]
+        self.conversation_R = conversation_R = np.array([self.conversations[group_of(row)] for row in rows])
         named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
         self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
         entries = [
@@ -96,10 +96,6 @@ class RetrievalTeacher:
 
         self.catalog = list(catalog)
         self.stop_words = ENGLISH_STOP_WORDS
-        names = list(dict.fromkeys(group_of(row) for row in rows))
-        self.conversations = {name: c for c, name in enumerate(names)}
-        self.conversation_R = np.array([self.conversations[group_of(row)] for row in rows])
-
         self.vectorizer = TfidfVectorizer(analyzer=self._features, min_df=2, sublinear_tf=True)
         try:
             self.features_FR = self.vectorizer.fit_transform(rows).T.tocsr()
@@ -135,31 +131,23 @@ class RetrievalTeacher:
     def _neighbours(self, rows: list[dict]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """For each row, the NEIGHBOURS most similar rows of other conversations, best first, ties in the rows' order,
         and their cosines; fewer where not so many have anything in common with it."""
-        size = max(1, BLOCK_BYTES // (12 * len(self.conversation_R)))  # a cosine and its index, at most one a row
+        conversations, conversation_R = self.cooccurrence.conversations, self.cooccurrence.conversation_R
+        size = max(1, BLOCK_BYTES // (12 * len(conversation_R)))  # a cosine and its index, at most one a row
         for start in range(0, len(rows), size):
             block = rows[start : start + size]
             similar_BR = self.vectorizer.transform(block) @ self.features_FR
             for row, (low, high) in zip(block, pairwise(similar_BR.indptr), strict=True):
                 indices, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
-                conversation = self.conversations.get(group_of(row), -1)
-                other = self.conversation_R[indices] != conversation
+                other = conversation_R[indices] != conversations.get(group_of(row), -1)
                 yield _highest(indices[other], similar[other], NEIGHBOURS)
 
-    def lists(
-        self, rows: list[dict], num_items: int, label: str, copies: int = 1, noise: float = 0.0, seed: int = 0
-    ) -> list[list[Pair]]:
-        """`copies` lists for each row, one after the other: unseen catalog items, best first; ties in catalog order.
-
-        With noise, a list is drawn: item after item from softmax(score / noise) of what is left (Gumbel's trick).
-        """
-        rng = np.random.default_rng(seed)
+    def lists(self, rows: list[dict], num_items: int, label: str) -> list[list[Pair]]:
+        """A list for each row: unseen catalog items, best first; ties in catalog order."""
         result = []
         with Progress(total=len(rows), desc=label, unit="row") as bar:
             for start in range(0, len(rows), 256):
                 batch = rows[start : start + 256]
-                scores_BM = np.repeat(self.scores(batch), copies, axis=0)
-                scores_BM += noise * rng.gumbel(size=scores_BM.shape)
-                for order in np.argsort(-scores_BM, axis=1, kind="stable"):
+                for order in np.argsort(-self.scores(batch), axis=1, kind="stable"):
                     result.append([self.catalog[m] for m in order[:num_items]])
                 bar.update(len(batch))
         return result
@@ -185,13 +173,6 @@ def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.
     indices = sorted(set(entries))
     rows, columns = [row for row, _ in indices], [column for _, column in indices]
     return sparse.csr_matrix((np.ones(len(indices)), (rows, columns)), shape=shape)
-
-
-def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
-    """Rows of the SFT table."""
-    return [
-        row | {"completion": message("assistant", list_text(items))} for row, items in zip(rows, lists, strict=True)
-    ]
 
 
 def list_text(items: Iterable[Pair]) -> str:

@@ -1,6 +1,6 @@
 """The embedded sample data: conversations about real films with generated tastes, in the released columns.
 
-    python -m data_prep.sample --out data/sample
+    convrec data sample --out data/sample
 
 How a row comes about (data_prep/sample_data/films.py has the utility):
 - a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
@@ -9,11 +9,6 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
   has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can fix the
   first two, sampling less the third.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import os
@@ -24,14 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_text, prompt_text, truth_of
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text, truth_of
 from convrec.errors import UserError
 from convrec.files import folder_written_whole
-from convrec.lists.metrics import ndcg_at_k, recall_at_k
-from convrec.lists.ranks import format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
-from data_prep.sample_data.conversations import read_taste, write_conversation
+from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.tables import check_out, message
 
@@ -64,7 +57,7 @@ def draw_films(
 ) -> list[int]:
     """`count` rows of the table from softmax(utility / temperature), no two namesakes, none of `named`."""
     order = np.argsort(-(utility_F / GROUND_TRUTH_TEMPERATURE + rng.gumbel(size=len(utility_F))))
-    return _first_unseen(table, order, count, named)
+    return first_unseen(table, order, count, named)
 
 
 def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
@@ -75,14 +68,8 @@ def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.
     opinion_F = np.random.default_rng(TEACHER_SEED).normal(0, TEACHER_OPINION, len(table.films))
     noise_F = rng.normal(0, TEACHER_NOISE, len(table.films))
     score_F = TEACHER_TASTE * table.affinity(taste) + table.log_popularity_F + opinion_F
-    chosen = _first_unseen(table, np.argsort(-(score_F + noise_F)), num_items, taste.named)
+    chosen = first_unseen(table, np.argsort(-(score_F + noise_F)), num_items, taste.named)
     return sorted(chosen, key=lambda row: -score_F[row])
-
-
-def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int]:
-    """The ranking by the true utility of the taste that the conversation's words state."""
-    taste = read_taste(table, conversation)
-    return _first_unseen(table, np.argsort(-table.utility(taste)), num_items, taste.named)
 
 
 def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int) -> list[dict]:
@@ -146,34 +133,7 @@ def write_sample(
     return out
 
 
-def check_sample(folder: str | os.PathLike) -> dict[str, tuple[float, float]]:
-    """(Recall@20, NDCG@20) on the validation split of popularity, the teacher and the oracle that reads the text."""
-    table = load_films()
-    rows = pq.read_table(Path(folder) / "sft_validation.parquet").to_pylist()
-    catalog = pq.read_table(Path(folder) / "catalog.parquet").sort_by([("mentions", "descending")]).to_pylist()
-    popular = [format_item(film["title"], film["year"]) for film in catalog[:60]]
-    lists: dict[str, list[list[str]]] = {"popularity": [], "teacher": [], "oracle": []}
-    for row in rows:
-        teacher = row["completion"][0]["content"].split("\n")
-        conversation = conversation_text(row)
-        lists["teacher"].append(teacher)
-        lists["popularity"].append([name for name in popular if name not in conversation][: len(teacher)])
-        lists["oracle"].append([table.films[i].name for i in oracle_list(table, conversation, len(teacher))])
-    truths = [{format_item(title, int(year)) for title, year in truth_of(row)} for row in rows]
-    return {name: _recall_and_ndcg(ranked, truths) for name, ranked in lists.items()}
-
-
-def _recall_and_ndcg(lists: list[list[str]], truths: list[set[str]]) -> tuple[float, float]:
-    """Means over rows, by exact names: every title here comes from one table, so nothing needs matching."""
-    recalls, ndcgs = [], []
-    for names, truth in zip(lists, truths, strict=True):
-        relevance = [float(name in truth) for name in names]
-        recalls.append(recall_at_k(relevance, len(truth), len(names)))
-        ndcgs.append(ndcg_at_k(relevance, len(truth), len(names)))
-    return float(np.mean(recalls)), float(np.mean(ndcgs))
-
-
-def _first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
+def first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
     """The first `count` rows of `order` without the films named, without namesakes of them or of each other."""
     taken = {row for film in named for row in table.rows_titled_like(film)}
     rows: list[int] = []
@@ -186,8 +146,8 @@ def _first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.sample", description=__doc__.split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data sample", description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the conversations and the tastes (%(default)s)")
     for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
@@ -196,8 +156,7 @@ def main(argv: list[str] | None = None) -> None:
         "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-    parser.add_argument("--check", action="store_true", help="print how popularity, teacher and oracle do")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     try:
         out = write_sample(
             given.out,
@@ -209,10 +168,4 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
-    if given.check:
-        for name, (recall, ndcg) in check_sample(out).items():
-            print(f"{name:>10}  recall@{given.num_items} {recall:.4f}  ndcg@{given.num_items} {ndcg:.4f}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -48,9 +48,8 @@ class SampleIds:
     """`<conversation>_t<reply>`, from a row's content alone, so that order, sharding and other rows do not change it.
 
     conversation: its name, where it has one, else 16 hexadecimal digits of the hash of its `beginning`;
-    `data_prep.retrieval` and `data_prep.stages.rows` read it off an id. reply: twelve digits of the hash of prompt,
-    ground truth and seen titles, then which occurrence this is: only rows alike in all three are told apart by their
-    order.
+    `conversation_of` reads it off an id. reply: twelve digits of the hash of prompt, ground truth and seen titles, then
+    which occurrence this is: only rows alike in all three are told apart by their order.
     """
 
     def __init__(self) -> None:

@@ -1,102 +1,159 @@
-"""`convrec`: every command of the project under one name. Nothing but names is imported before a command runs.
+"""`convrec`: every command of the project, and the one way to start each. `convrec COMMAND --help` is its own help.
 
-convrec COMMAND --help is the command's own help. `python -m recipes.X` and the shell recipes do the same.
+`python -m recipes COMMAND` is the same in a checkout that is not installed: run_*.sh and Ray jobs call that. Next to
+nothing is imported before the command's process is under its supervisor.
 """
 
 import os
-import runpy
+import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from convrec.errors import need_packages
+from convrec.runs import supervisor
 
 ROOT = Path(__file__).resolve().parents[1]  # of the packages and conf/
-COMMANDS = {  # what is typed -> (module, help)
-    "demo": ("recipes.demo", "the whole method, small, on a CPU"),
-    "doctor": ("recipes.doctor", "is a run possible here, or on that cluster?"),
-    "plan": ("recipes.plan", "steps, hours, memory and network of a run on any cluster, computed"),
-    "gpu-check": ("recipes.gpu_check", "does all that a run needs of GPUs work on this machine?"),
-    "recommend": ("recipes.recommend", "lists for the conversations of a file"),
-    "evaluate": ("recipes.evaluate", "metrics of a model, or of every checkpoint"),
-    "serve": ("recipes.serve", "a model over HTTP, with a chat page"),
-    "plot": ("recipes.plot", "curves of one run or several"),
-    "report": ("recipes.report", "one HTML file about a run, or several side by side"),
-    "matrix": ("recipes.matrix", "many trainings, evaluated alike"),
-    "submit": ("recipes.submit", "follow or stop a job of a cluster"),
-    "tiny-model": ("recipes.tiny_model", "a model of a million parameters with its own tokenizer"),
-    "demonstrations": ("data_prep.build", "SFT demonstrations for a catalog: Remap, Reflect, Adjust"),
-    "train sft": ("recipes.sft", "SFT warm start"),
-    "train rank-grpo": ("recipes.rank_grpo", "Rank-GRPO, GRPO or GSPO"),
-    "train judge": ("recipes.judge.train", "a judge: pointwise or pairwise"),
-    "data reddit-v2": ("data_prep.reddit_v2", "the released Reddit-v2 download"),
-    "data own": ("data_prep.own", "conversations and a catalog of your own"),
-    "data sample": ("data_prep.sample", "the sample data"),
-    "data retrieval": ("data_prep.retrieval", "a smaller task of a data set's most mentioned titles"),
-    "data judge": ("data_prep.judge", "preferences and ratings for judges"),
-    "data judge-sample": ("data_prep.judge_sample", "sample data for judges"),
-    "data judge-demonstrations": ("data_prep.judge_demonstrations", "SFT demonstrations for judges"),
+COMMANDS = {  # what is typed -> help; without a help it is not listed
+    "demo": "the whole method, small, on a CPU",
+    "doctor": "is a run possible here, or on that cluster?",
+    "plan": "steps, hours, memory and network of a run on any cluster, computed",
+    "gpu-check": "does all that a run needs of GPUs work on this machine?",
+    "recommend": "lists for the conversations of a file",
+    "evaluate": "metrics of a model, or of every checkpoint",
+    "serve": "a model over HTTP, with a chat page",
+    "plot": "curves of one run or several",
+    "report": "one HTML file about a run, or several side by side",
+    "matrix": "many trainings, evaluated alike",
+    "submit": "follow or stop a job of a cluster",
+    "tiny-model": "a model of a million parameters with its own tokenizer",
+    "demonstrations": "SFT demonstrations for a catalog: Remap, Reflect, Adjust",
+    "train sft": "SFT warm start",
+    "train rank-grpo": "Rank-GRPO, GRPO or GSPO",
+    "train judge pointwise": "a judge that scores a response",
+    "train judge pairwise": "a judge that says which of two responses is better",
+    "data reddit-v2": "the released Reddit-v2 download",
+    "data own": "conversations and a catalog of your own",
+    "data sample": "the sample data",
+    "data judge": "preferences and ratings for judges",
+    "data judge-sample": "sample data for judges",
+    "data judge-demonstrations": "SFT demonstrations for judges",
+    "evaluation-job": "",
 }
-GROUPS = {
-    "train": "train on this machine, or on the cluster of RAY_ADDRESS",
-    "data": "make the files that recipes read",
-}
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-app = typer.Typer(help="Rank-GRPO for conversational recommenders.", no_args_is_help=True, rich_markup_mode=None)
-
-
-def run_module(module: str, arguments: list[str]) -> None:
-    """As `python -m module`; trainings go to the cluster of an http RAY_ADDRESS as the shell recipes do."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    if os.environ.get("RAY_ADDRESS", "").startswith("http"):
-        from recipes.launch.recipe import RECIPES
-
-        for recipe in RECIPES.values():
-            if recipe.command == (module, *arguments)[: len(recipe.command)]:
-                module, arguments = "recipes.submit", [recipe.name, *arguments[len(recipe.command) - 1 :]]
-                break
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(version("convrec"))
-        raise typer.Exit
-
-
-@app.callback()
-def _top(
-    shown: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")] = False,
-) -> None: ...
-
-
-def _add_commands() -> None:
-    groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in GROUPS.items()}
-    for name, group in groups.items():
-        app.add_typer(group, name=name)
-    for typed, (module, text) in COMMANDS.items():
-        *group_name, name = typed.split()
-        parent = groups[group_name[0]] if group_name else app
-        parent.command(name, help=text, context_settings=PASSED_ON)(_runner_of(module))
-
-
-def _runner_of(module: str) -> Callable[[typer.Context], None]:
-    def command(context: typer.Context) -> None:
-        run_module(module, context.args)
-
-    return command
-
-
-_add_commands()
+# Quick ones, and those that answer Ctrl-C in their own way
+UNSUPERVISED = {"doctor", "plan", "gpu-check", "plot", "report", "matrix", "submit", "tiny-model"}
+SECONDS = {"demo": 2 * supervisor.SECONDS + supervisor.GUARD_SECONDS}  # what it starts ends in the same way
+HELP = {"--help", "-h"}
 
 
 def main() -> None:
-    app(prog_name="convrec")
+    need_packages("omegaconf", "pyarrow", "torch", "verl", "ray")
+    given = sys.argv[1:]
+    command = next((name for name in COMMANDS if given[: len(name.split())] == name.split()), "")
+    if command in ("", "plan") or {*HELP, "--print-config"} & set(given):
+        # all that is done is to print: `| head` ends it without a word, where Python would print a BrokenPipeError
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if not command:
+        sys.exit(list_commands(given))
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(ROOT) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, paths)])
+    is_supervised = command not in UNSUPERVISED and not is_submitted(command)
+    if is_supervised:
+        supervisor.begin(SECONDS.get(command, supervisor.SECONDS))
+    try:
+        sys.exit(function_of(command)(given[len(command.split()) :]))
+    except KeyboardInterrupt:
+        if is_supervised:  # its supervisor says what there is to say
+            raise
+        sys.exit(supervisor.STOPPED)
 
 
-if __name__ == "__main__":
-    main()
+def list_commands(given: list[str]) -> int:
+    """For --help, of a group of commands too, --version, and what is no command. Exit status."""
+    if given == ["--version"]:
+        from importlib.metadata import version
+
+        print(version("convrec"))
+        return 0
+    words = list(takewhile(lambda word: not word.startswith("-"), given))
+    helps = {name: text for name, text in COMMANDS.items() if text}
+    listed = [name for name in helps if name.split()[: len(words)] == words]
+    if not listed:
+        from convrec.kinds import did_you_mean
+
+        typed = " ".join(words)
+        print(f"error: convrec {typed}: no such command; {did_you_mean(typed, helps)}", file=sys.stderr)
+        return 2
+    print("Rank-GRPO for conversational recommenders\n\nusage: convrec COMMAND [--help] ... | --version\n")
+    for name in listed:
+        print(f"  {name:{max(map(len, listed))}}  {helps[name]}")
+    return 0 if HELP & set(given) else 2
+
+
+def is_submitted(command: str) -> bool:
+    """Whether this is a training for the cluster of RAY_ADDRESS. There, in the job, the address is no http one."""
+    return command.startswith("train ") and os.environ.get("RAY_ADDRESS", "").startswith("http")
+
+
+def function_of(command: str) -> Callable[[list[str]], int]:
+    """What runs the command: given its arguments, it returns the exit status."""
+    match command:
+        case "demo":
+            from recipes.demo import main
+        case "doctor":
+            from recipes.doctor import main
+        case "plan":
+            from recipes.plan import main
+        case "gpu-check":
+            from recipes.gpu_check import main
+        case "recommend":
+            from recipes.recommend import main
+        case "evaluate":
+            from recipes.evaluate import main
+        case "serve":
+            from recipes.serve import main
+        case "plot":
+            from recipes.plot import main
+        case "report":
+            from recipes.report import main
+        case "matrix":
+            from recipes.matrix import main
+        case "submit":
+            from recipes.submit import main
+        case "tiny-model":
+            from recipes.tiny_model import main
+        case "demonstrations":
+            from data_prep.build import main
+        case "data reddit-v2":
+            from data_prep.reddit_v2 import main
+        case "data own":
+            from data_prep.own import main
+        case "data sample":
+            from data_prep.sample import main
+        case "data judge":
+            from data_prep.judge import main
+        case "data judge-sample":
+            from data_prep.judge_sample import main
+        case "data judge-demonstrations":
+            from data_prep.judge_demonstrations import main
+        case "evaluation-job":
+            from recipes.experiments.evaluation_job import main
+        case _:
+            return _training(command)
+    return main
+
+
+def _training(command: str) -> Callable[[list[str]], int]:
+    from recipes.launch.recipe import RECIPES
+
+    recipe = next(recipe for recipe in RECIPES.values() if recipe.command == command)
+    if is_submitted(command):
+        from recipes import submit
+
+        return lambda arguments: submit.main([recipe.name, *arguments])
+    from recipes.launch.runner import run
+
+    return partial(run, recipe)

@@ -1,6 +1,6 @@
 """The whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluation before and after, a report.
 
-    make demo            (or: python -m recipes.demo [--out outputs/demo])
+    make demo            (or: convrec demo [--out outputs/demo])
 
 Every part is the real one: the scripts run_sft.sh and run_rank_grpo.sh, which drive verl, Ray, FSDP2 and vLLM. An
 interrupted demo continues where it was; a finished one is left alone.
@@ -16,25 +16,17 @@ OUT/summary.json:
     report             path of the HTML report
 """
 
-if __name__ == "__main__":  # before imports that take seconds; what it starts ends in the same way
-    from convrec.runs import supervisor
-
-    supervisor.begin(2 * supervisor.SECONDS + supervisor.GUARD_SECONDS)
-
 import argparse
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -42,15 +34,16 @@ from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import latest_step
-from convrec.runs.supervisor import die_with
+from recipes.cluster.jobs import say
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
+from recipes.experiments.local_runs import evaluation_of, train
+from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.console import repeating
-from recipes.launch.recipe import RECIPES
+from recipes.launch.variables import VARIABLES
 from recipes.report import report as write_report
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
-ROOT = Path(__file__).resolve().parent.parent
 OUT = Path("outputs/demo")  # `make serve` serves what is there
 KS = (5, 10, 20)
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
@@ -74,6 +67,8 @@ RANK_GRPO = {
     "MAX_PROMPT_LENGTH": "256",
     "MAX_RESPONSE_LENGTH": "100",
 }
+SPLIT = {"data": "test", "catalog": "catalog", "train": "train"}  # of an evaluation -> a file of the sample data
+EVALUATION = {"ks": KS, "max_prompt_length": 256, "max_response_length": 100}
 
 
 def schedule(steps: int, validations: int) -> dict[str, str]:
@@ -115,70 +110,52 @@ class Usage:
         self.peak_memory_bytes = max(self.peak_memory_bytes, total)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def run_script(recipe: str, variables: dict[str, str], *overrides: str) -> None:
-    """The recipe's script with these variables and none of ours from the caller's shell but LOGGER."""
-    from recipes.launch.variables import VARIABLES
-
-    others = {variable.name for variable in VARIABLES} - {"LOGGER"}
-    environment = {key: value for key, value in os.environ.items() if key not in others}
-    environment.pop("RAY_ADDRESS", None)
-    environment |= variables | {"PYTHON": sys.executable}
-    name = RECIPES[recipe].script
-    with subprocess.Popen(
-        ["bash", str(ROOT / name), *overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
-    ) as script:
-        try:
-            status = script.wait()
-        except KeyboardInterrupt:
-            script.send_signal(signal.SIGINT)
-            script.wait()  # it ends within a bounded time (convrec.runs.supervisor)
-            raise
-    if status:
-        raise UserError(f"{name} ended with status {status}; its last lines are above. The same command resumes.")
+def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[MatrixRun, MatrixRun]:
+    """SFT, and Rank-GRPO from it."""
+    data = out / "data"
+    sft = {"TRAIN_FILE": str(data / "sft_train.parquet"), "VAL_FILE": str(data / "sft_validation.parquet")}
+    sft |= {"MODEL_PATH": str(out / "model"), **settings["sft"]}
+    files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
+    rl = {name: str(data / f"{file}.parquet") for name, file in files.items()} | settings["rank_grpo"]
+    return (
+        MatrixRun("sft", "sft", "sft", None, sft),
+        MatrixRun("rank_grpo", "rank_grpo", "rank_grpo", "sft", rl, ["data.val_max_samples=128"]),
+    )
 
 
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
     """Run what is missing of the demo and return the path of summary.json."""
     out.mkdir(parents=True, exist_ok=True)
     usage = Usage(out)
-    data, start, sft, rl = out / "data", out / "model", out / "sft", out / "rank_grpo"
+    data, start = out / "data", out / "model"
     settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
+    sft, rl = trainings(out, settings)
+    for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
+        os.environ.pop(name, None)  # what the caller's shell says to other runs
     with repeating(usage.note_memory, seconds=5.0):  # it reads the page tables of every process
         if not data.exists():
             with usage.phase("data", "conversations about real films with generated tastes"):
-                subprocess.run([sys.executable, "-m", "data_prep.sample", "--out", str(data)], check=True)
+                subprocess.run([sys.executable, "-m", "recipes", "data", "sample", "--out", str(data)], check=True)
         if not start.exists():
             with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
                 from transformers.utils.logging import disable_progress_bar
 
                 disable_progress_bar()  # of a file that is written at once
                 make_tiny_model(start, read_texts([data]), read_titles([data]))
-        if latest_step(sft) < sft_steps:
+        if latest_step(out / sft.name) < sft_steps:
             with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
-                files = {
-                    "TRAIN_FILE": str(data / "sft_train.parquet"),
-                    "VAL_FILE": str(data / "sft_validation.parquet"),
-                }
-                run_script("sft", settings["sft"] | files | {"MODEL_PATH": str(start), "SAVE_PATH": str(sft)})
-        if latest_step(rl) < rl_steps:
+                train(sft, out)
+        if latest_step(out / rl.name) < rl_steps:
             with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-                files = {
-                    "TRAIN_FILE": str(data / "train.parquet"),
-                    "VAL_FILE": str(data / "validation.parquet"),
-                    "CATALOG_FILE": str(data / "catalog.parquet"),
-                }
-                variables = settings["rank_grpo"] | files | {"MODEL_PATH": str(sft), "SAVE_PATH": str(rl)}
-                run_script("rank_grpo", variables, "data.val_max_samples=128")
+                train(rl, out)
         with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-            of_sft = _evaluate(out, "sft")
-            of_rl = _evaluate(out, "rank_grpo", against="sft")
+            split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
+            of_sft, of_rl = (
+                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
+            )
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
-        report = write_report([sft, rl], out / "report.html", evaluations)
+        report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
     of_first = of_sft["results"]["paper"]
     results = {
         "popularity": of_first["popularity"],
@@ -207,34 +184,18 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     return out / "summary.json"
 
 
-def _evaluate(out: Path, name: str, against: str | None = None) -> dict[str, Any]:
-    return evaluate(
-        EvaluationOptions(
-            model=str(out / name),
-            data=str(out / "data" / "test.parquet"),
-            catalog=str(out / "data" / "catalog.parquet"),
-            train=str(out / "data" / "train.parquet"),
-            out=str(out / "evaluation" / name),
-            ks=KS,
-            max_prompt_length=int(RANK_GRPO["MAX_PROMPT_LENGTH"]),
-            max_response_length=int(RANK_GRPO["MAX_RESPONSE_LENGTH"]),
-            against=against and str(out / "evaluation" / against),
-        )
-    )
-
-
 def how_to_talk(out: Path) -> str:
     """The demo's last words, on stderr."""
     serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
     return f"talk to the model in a browser: {'make serve' if out == OUT else serve}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec demo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write (%(default)s)")
     parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="steps of SFT (%(default)s)")
     parser.add_argument("--rl-steps", type=int, default=RL_STEPS, help="steps of Rank-GRPO (%(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     out: Path = options.out
     summary = out / "summary.json"
     if summary.exists():
@@ -256,7 +217,3 @@ def main() -> int:
         say("interrupted; the same command resumes")
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

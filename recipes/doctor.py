@@ -1,6 +1,6 @@
 """Is a run possible here, or on that cluster? Versions, devices, data seen from every node, disk, memory, keys.
 
-    python -m recipes.doctor [sft|rank_grpo|judge_pointwise|judge_pairwise] [--json] [hydra overrides]
+    convrec doctor [sft|rank_grpo|judge_pointwise|judge_pairwise] [--json] [hydra overrides]
 
 Reads the variables of the recipes. With RAY_ADDRESS=http://head:8265 it runs there, as a job. Exit status 0 when
 nothing is wrong, else 1. The recipes ask the same before anything expensive, on every node of the run.
@@ -8,7 +8,6 @@ nothing is wrong, else 1. The recipes ask the same before anything expensive, on
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
@@ -44,7 +43,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     findings = findings or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect()
-        return findings + examine(recipe.requirements, config, on_cluster, registrations=True)
+        return findings + examine(recipe.requirements, config, on_cluster)
     except UserError as error:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 
@@ -70,9 +69,9 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
     return 0 if is_well else 1
 
 
-def main() -> int:
-    arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
-    as_json = "--json" in sys.argv
+def main(arguments: list[str]) -> int:
+    as_json = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--json"]
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
@@ -89,7 +88,3 @@ def main() -> int:
         except KeyboardInterrupt:
             return 130
     return report(diagnose(recipe, arguments), as_json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

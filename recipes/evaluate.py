@@ -1,6 +1,6 @@
 """Metrics of a model on a split: greedy lists from vLLM, once for each distinct prompt, scored once for each row.
 
-    python -m recipes.evaluate --model MODEL --data data/sample/test.parquet --catalog data/sample/catalog.parquet \\
+    convrec evaluate --model MODEL --data data/sample/test.parquet --catalog data/sample/catalog.parquet \\
         --train data/sample/train.parquet --out outputs/evaluation
 
 MODEL is a Hugging Face folder or id, a run folder (its newest checkpoint; RUN/global_step_N names one), a LoRA adapter,
@@ -14,11 +14,6 @@ scored. `--probe` scores beside the model its list for no conversation at all, a
 conversation. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
 the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import sys
@@ -91,7 +86,7 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m recipes.evaluate", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="convrec evaluate", description=(__doc__ or "").splitlines()[0])
     add_options(parser, optional=["out"])
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
     parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
@@ -109,8 +104,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+def main(arguments: list[str]) -> int:
     if any(argument.split("=")[0] == "--judge" for argument in arguments):
         from recipes.judge.evaluation import main as evaluate_a_judge
 
@@ -139,7 +133,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if paper:
         print("\n" + paper_table(metrics))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Does everything that a run needs of GPUs work on this machine? A table, and JSON to attach to an issue.
 
-    python -m recipes.gpu_check [--json gpu_check.json] [--only PHASE ...]
+    convrec gpu-check [--json gpu_check.json] [--only PHASE ...]
 
 Under ten minutes and without a download: tiny models and one of Qwen2.5-0.5B's shape, with random weights. Every phase
 has a time limit. Without a GPU the parts run that a CPU can run, and the table says what was left out. Exit status 0
@@ -24,12 +24,12 @@ from recipes.selftest.report import check
 SECONDS = 600.0  # of all phases together
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.gpu_check", description=__doc__.splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec gpu-check", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="the file to write")
     names = [phase.name for phase in PHASES]
     parser.add_argument("--only", nargs="+", metavar="PHASE", choices=names, help="these phases alone (all)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the phases' processes are ended too
     set_thread_policy()
     keep_to_loopback()
@@ -39,7 +39,3 @@ def main() -> int:
         os.environ.update(process_environment(gpus > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # who is killed leaves it tqdm's lock
         return check(phases, Machine(Path(folder), gpus), SECONDS, options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

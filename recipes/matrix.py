@@ -1,6 +1,6 @@
 """A matrix of trainings, evaluated alike: one command that reruns an experiment.
 
-    REDIAL=path/to/redial python -m recipes.matrix benchmarks/studies/redial_matrix.yaml
+    REDIAL=path/to/redial convrec matrix benchmarks/studies/redial_matrix.yaml
 
 The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
 to evaluate; benchmarks/studies/redial_matrix.yaml is an annotated one. A variable that is a list (`LR: [1e-6, 3e-6]`)
@@ -112,8 +112,8 @@ def finish(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
     print(f"written to {out}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.matrix", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
     parallel_help = "jobs of the cluster at once, at most (as many as it has slots for)"
@@ -131,7 +131,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted; the same command goes on")
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """A run on a cluster that is not here: steps, hours, memory, checkpoints, network, and where a step's time goes.
 
-    N_NODES=4 TRAIN_BATCH_SIZE=256 python -m recipes.plan --model 8B --rows 400000
-    TRAIN_FILE=data/sft_train.parquet python -m recipes.plan --recipe sft --gpu A100 data.max_length=2048
+    N_NODES=4 TRAIN_BATCH_SIZE=256 convrec plan --model 8B --rows 400000
+    TRAIN_FILE=data/sft_train.parquet convrec plan --recipe sft --gpu A100 data.max_length=2048
 
 Reads the variables of the recipe, and Hydra overrides at the end. Nothing is measured here: a model of the time from
 the ranges that it prints, with where each comes from. docs/explanation/planning.md says what it leaves out.
@@ -10,7 +10,6 @@ the ranges that it prints, with where each comes from. docs/explanation/planning
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -91,8 +90,8 @@ def answer(options: argparse.Namespace) -> str:
     return "\n".join([f"{title}: a model of the time, not a measurement", *plan_lines(plan)])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.plan", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=RECIPE_NAMES, default="rank_grpo", help="what is trained")
     parser.add_argument("--model", help=f"{', '.join(KNOWN)}, a Hugging Face id or a folder (MODEL_PATH)")
     parser.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="the kind of GPU")
@@ -104,7 +103,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help=f"{', '.join(KNOWN)} on 1 to {NODES[-1]} nodes")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     parser.add_argument("overrides", nargs="*", default=[], help="Hydra overrides, after the options")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     try:
@@ -113,8 +112,3 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word: all that is done is to print
-    sys.exit(main())

@@ -1,9 +1,9 @@
 """Curves of one run or several, comparable: the paper's figures 2-6 as one command.
 
-    python -m recipes.plot RUN [RUN ...] --out outputs/plots
+    convrec plot RUN [RUN ...] --out outputs/plots
 
 OUT gets sft.png and rank_grpo.png, for the recipes among the runs, and curves.csv (run, metric, step, value). The
-recommendations of checkpoints are drawn once `python -m recipes.evaluate --model RUN --sweep ...` has evaluated them.
+recommendations of checkpoints are drawn once `convrec evaluate --model RUN --sweep ...` has evaluated them.
 """
 
 import argparse
@@ -83,8 +83,8 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
     return [*written, out / "curves.csv"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.plot", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec plot", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
     parser.add_argument("--out", type=Path, default=Path("outputs/plots"), help="folder to write (%(default)s)")
     parser.add_argument("--split", help="whose sweep to show, where a run has several")
@@ -96,7 +96,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,11 +8,6 @@ Conversations are .jsonl, .csv or .parquet with `conversation` (or `messages`) a
 on where it was.
 """
 
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
-
 import argparse
 import sys
 from collections.abc import Iterator
@@ -99,8 +94,8 @@ def recommend(
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.recommend", description=(__doc__ or "").split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec recommend", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--model", required=True, help="run folder (its best checkpoint), RUN/global_step_N, Hugging Face folder or id")
     add("--catalog", required=True, help=".parquet or .pkl")
@@ -124,7 +119,3 @@ def main(arguments: list[str] | None = None) -> int:
             f"{done['rows']} lists, {done['short']} of them short; {done['rows'] - done['written']} were there before"
         )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,8 @@
 """One HTML file about a run, or several side by side: gain, test metrics, curves, lists with their hits, settings.
 
-    python -m recipes.report RUN [RUN ...] --out outputs/report.html
+    convrec report RUN [RUN ...] --out outputs/report.html
 
-Test metrics and lists come from the sweeps (`python -m recipes.evaluate --model RUN --sweep ...`): of one run its start
+Test metrics and lists come from the sweeps (`convrec evaluate --model RUN --sweep ...`): of one run its start
 and its newest checkpoint, of several their newest checkpoints. `--evaluations NAME=FOLDER ...` names other evaluations
 (OUT of recipes.evaluate) instead; a judge has no others. The file needs no network and no other file.
 """
@@ -58,7 +58,7 @@ def report(
     else:
         has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
         hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
-        notes.insert(0, f"No evaluation yet: python -m recipes.evaluate --model RUN {hint} adds it.")
+        notes.insert(0, f"No evaluation yet: convrec evaluate --model RUN {hint} adds it.")
     parts = {
         "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
         "summary": {labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
@@ -182,8 +182,8 @@ def _of_judges(metrics: Evaluations) -> dict[str, Any]:
     return {"table": table, "about_table": [about, TABLE]}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.report", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
     parser.add_argument("--out", type=Path, default=Path("outputs/report.html"), help="file to write (%(default)s)")
     parser.add_argument("--evaluations", nargs="+", metavar="NAME=FOLDER", help="in place of the runs' sweeps")
@@ -199,7 +199,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

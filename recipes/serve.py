@@ -9,11 +9,6 @@ several --model are several models behind one service, with one --catalog for al
 SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY`. Ctrl-C stops it.
 """
 
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
-
 import argparse
 import sys
 from pathlib import Path
@@ -98,9 +93,7 @@ def tell_left_out(settings: ServiceSettings) -> None:
 def parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     formatter = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(
-        prog="python -m recipes.serve", description=summary, epilog=rest, formatter_class=formatter
-    )
+    found = argparse.ArgumentParser(prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter)
     add, limits = found.add_argument, Limits()
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
     add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
@@ -118,8 +111,8 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def main() -> int:
-    options = parser().parse_args()
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
         settings = service_of(options)
@@ -140,7 +133,3 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """A Qwen2 of about a million parameters with its own tokenizer, for the demo and the tests: no download.
 
-    python -m recipes.tiny_model --data data/sample --out data/tiny_model
+    convrec tiny-model --data data/sample --out data/tiny_model
 
 The tokenizer is a `Qwen2Tokenizer`: byte-level BPE trained on the spot behind Qwen2's own pre-tokenizer and NFC, which
 are what loading a `qwen2` folder rebuilds. That pre-tokenizer cuts at every space and digit, so the catalog's titles
@@ -208,14 +208,14 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
     for path in map(Path, paths):
         files += sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if missing := [str(file) for file in files if not file.is_file()]:
-        raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `python -m data_prep.sample`")
+        raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `convrec data sample`")
     if others := [str(file) for file in files if file.suffix != ".parquet"]:
         raise UserError(f"{others[0]}: no parquet file; make one with `convrec data own`")
     return files
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.tiny_model", description=__doc__.split("\n")[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec tiny-model", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--data",
         nargs="+",
@@ -233,16 +233,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--num-kv-heads", type=int, default=2, help="heads of keys and values (%(default)s)")
     parser.add_argument("--intermediate-size", type=int, default=384, help="width of the feed-forward (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the weights (%(default)s)")
-    given = vars(parser.parse_args(argv))
+    given = vars(parser.parse_args(arguments))
     data, out = given.pop("data"), given.pop("out")
     parts = judge_prompt.phrases() if given.pop("judge") else []
     try:
         make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)
     except UserError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        return 2
     print(f"wrote {out}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

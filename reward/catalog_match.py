@@ -14,7 +14,7 @@ from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.rank_rewards import DEFAULT_REWARD, dcg, ideal_dcg, rank_returns
-from convrec.lists.ranks import Item, parse_item, parse_items, split_lines
+from convrec.lists.ranks import parse_item, split_lines
 from convrec.lists.reference import parse_items_reference
 from convrec.lists.reward_parts import RELEVANCE, RewardParts, combined, needs_training_mentions
 from convrec.lists.settings import ListSettings
@@ -24,7 +24,7 @@ _building = threading.Lock()
 
 @lru_cache(maxsize=8)
 def _build_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
-    return make_matcher(load_catalog(catalog_path), settings).warm()
+    return make_matcher(load_catalog(catalog_path), settings)
 
 
 def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
@@ -95,14 +95,12 @@ def compute_score(
     matcher = get_matcher(catalog_path, lists)
     lines = split_lines(solution_str, lists.delimiter)
     asked = lines[:num_items]
+    items = [parse_item(line, matcher.catalog.dated) for line in asked]
+    unparsable = items.count(None)
     if lists.matching == "reference":
         # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
-        matched = matcher.match(parse_items_reference(solution_str)[:num_items], truth, seen)
-        unparsable = [parse_item(line) for line in asked].count(None)
-    else:
-        matched = matcher.match_lines(asked, truth, seen)
-        unparsable = matched.parsed.count(False)
-
+        items = [*parse_items_reference(solution_str)[:num_items]]
+    matched = matcher.match(items, truth, seen)
     relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
     gain = dcg(relevance, num_items)
     hits = sum(relevance)
@@ -121,8 +119,7 @@ def compute_score(
     }
     if not (extra_info and extra_info.get("validate")):
         if user_rewards.is_user_reward(reward):
-            items = _items(solution_str, lists, matcher.catalog.dated)
-            returns = user_rewards.load(reward)(relevance, items)
+            returns = user_rewards.load(reward)(relevance, items + [None] * (num_items - len(items)))
         else:
             returns = rank_returns(relevance, num_items, reward, **settings)
         if rewards:
@@ -134,15 +131,6 @@ def compute_score(
         scored["rank_returns"] = returns
         scored["relevance"] = relevance
     return scored
-
-
-def _items(text: str, lists: ListSettings, dated: bool) -> list[Item | None]:
-    """The items of the N ranks, as they are matched; None for a rank without one."""
-    if lists.matching == "reference":
-        items: list[Item | None] = [*parse_items_reference(text)]
-    else:
-        items = parse_items(text, lists.delimiter, dated)
-    return items[: lists.num_items] + [None] * (lists.num_items - len(items))
 
 
 def _read_ground_truth(ground_truth: Mapping | str) -> tuple[list[tuple[str, object]], list[str]]:

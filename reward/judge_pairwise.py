@@ -48,6 +48,6 @@ def true_preference(ground_truth: object) -> str:
     if value not in ("A", "B", TIE):
         raise UserError(
             f'ground truth {ground_truth!r} of a pairwise judge: expected {{"preference": "A" or "B"}}; '
-            "python -m data_prep.judge writes it"
+            "convrec data judge writes it"
         )
     return str(value)

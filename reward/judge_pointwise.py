@@ -63,6 +63,6 @@ def true_score(ground_truth: object, scores: Scores = SCORES) -> int:
     if isinstance(value, bool) or not isinstance(value, Real) or value not in range(low, high + 1):
         raise UserError(
             f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": {low}-{high}}}, a whole '
-            "number; python -m data_prep.judge writes it"
+            "number; convrec data judge writes it"
         )
     return int(float(value))

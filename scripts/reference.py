@@ -20,28 +20,24 @@ from convrec.data import schema as data
 from convrec.generation import answers
 from convrec.judges import schema as judges
 from convrec.kinds import shown, wanted
-from convrec.runs import folder, metric_names, supervisor
+from convrec.runs import folder, supervisor
 from recipes import cli
 from recipes.launch.dry_run import defaults_of
-from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
+from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES
 from recipes.serving.schema import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
+BY_HAND = {"metrics.md"}
 NOTE = "<!-- Written by `make reference` from the code. -->"
 OF_TRAININGS = (
     "`--dry-run` checks everything and says what would be trained; `--print-config` prints the composed settings.\n"
     "Further arguments are Hydra overrides. The variables: [variables.md](variables.md).\n"
 )
-WITHOUT_PARSER = {  # their arguments are Hydra overrides: module -> the recipe that checks them
-    "recipes.sft": "sft",
-    "recipes.rank_grpo": "rank_grpo",
-    "recipes.judge.train": "judge_pointwise",
-    "recipes.doctor": "rank_grpo",
-    "recipes.submit": "rank_grpo",
-}
+TRAININGS = {recipe.command: recipe for recipe in RECIPES.values()}
+WITHOUT_PARSER = ("doctor", "submit")  # nor have trainings: the arguments are Hydra overrides
 SETTINGS = {  # title -> the recipe whose settings are listed there
     "Of SFT": SFT,
     "Of every RL recipe that writes lists": RANK_GRPO,
@@ -97,25 +93,23 @@ class _Parsed(BaseException):
         self.parser = parser
 
 
-def parser_of(module: str, arguments: list[str] | None = None) -> argparse.ArgumentParser:
-    """The argparse parser of a command; with arguments, once it has taken them (else SystemExit).
-
-    The command ends where it would begin its work.
+def parser_of(command: str, arguments: list[str], *, parses: bool = True) -> argparse.ArgumentParser:
+    """The argparse parser of a command, once it has taken these arguments (else SystemExit), or, for some that are not
+    complete, before. The command ends where it would begin its work.
     """
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_leave(parser: argparse.ArgumentParser, *given: object, **keywords: object) -> None:
-        if arguments is not None:
+        if parses:
             parse(parser, arguments)
         raise _Parsed(parser)
 
-    argv = [module, *(arguments or [])]
-    with patch.object(argparse.ArgumentParser, "parse_args", parse_and_leave), patch.object(sys, "argv", argv):
+    with patch.object(argparse.ArgumentParser, "parse_args", parse_and_leave):
         try:
-            import_module(module).main()
+            cli.function_of(command)(arguments)
         except _Parsed as parsed:
             return parsed.parser
-    raise ValueError(f"{module} parses no arguments")
+    raise ValueError(f"{command} parses no arguments")
 
 
 def pages() -> dict[str, str]:
@@ -124,7 +118,6 @@ def pages() -> dict[str, str]:
         "variables.md": _variables(),
         "settings.md": _settings(),
         "commands.md": "\n".join(_commands()),
-        "metrics.md": _metrics(),
         "files.md": _files(),
     }
     found |= {f"api/{name}.md": text for name, text in _api()}
@@ -150,8 +143,7 @@ same.
 {_variables_table({"SFT": SFT, "RL": RANK_GRPO})}
 
 `RAY_ADDRESS` unset: Ray starts in the process. `http://HEAD:8265`: `convrec train` and the scripts submit the recipe to
-that cluster as a job, and so do the doctor and the matrix. `python -m recipes.rank_grpo`, or another recipe's module,
-runs here instead, and Ray refuses it this address. `HEAD:6379`: the recipe runs here and joins that cluster.
+that cluster as a job, and so do the doctor and the matrix. `HEAD:6379`: the recipe runs here and joins that cluster.
 `PYTHON` chooses the interpreter of the scripts.
 
 ## Of judges
@@ -207,22 +199,25 @@ def _settings() -> str:
 def _commands() -> Iterator[str]:
     yield "# Commands"
     yield (
-        "`convrec COMMAND --help` prints the same, of a training its variables. `python -m MODULE` does what\n"
-        "`convrec COMMAND` does, but for trainings with RAY_ADDRESS=http://...: `convrec train` and the scripts\n"
-        "submit a job, `python -m recipes.rank_grpo` runs here.\n"
+        "`convrec COMMAND --help` prints the same, of a training its variables. In a checkout that is not installed\n"
+        "`python -m recipes COMMAND` is `convrec COMMAND`.\n"
     )
-    for typed, (module, text) in cli.COMMANDS.items():
-        yield f"## convrec {typed}"
-        yield f"Module `{module}`: {text}\n"
-        if module in WITHOUT_PARSER:
-            yield _code(inspect.getdoc(import_module(module)) or "") + "\n"
-            if typed.startswith("train "):
-                yield OF_TRAININGS
-            continue
-        yield from _options(parser_of(module))
-        if module == "recipes.evaluate":
-            yield "### With --judge"
-            yield from _options(parser_of("recipes.judge.evaluation"))
+    for command, text in cli.COMMANDS.items():
+        if command in TRAININGS:
+            yield f"## convrec {command}\n{text}. `bash {TRAININGS[command].script}` is the same.\n"
+            if TRAININGS[command] is SFT:
+                yield "One device of this machine trains in the process, several and the nodes of RAY_ADDRESS on Ray.\n"
+            yield OF_TRAININGS
+        elif text:
+            module = cli.function_of(command).__module__
+            yield f"## convrec {command}\nModule `{module}`: {text}\n"
+            if command in WITHOUT_PARSER:
+                yield _code(inspect.getdoc(import_module(module)) or "") + "\n"
+                continue
+            yield from _options(parser_of(command, [], parses=False))
+            if command == "evaluate":
+                yield "### With --judge"
+                yield from _options(parser_of(command, ["--judge"], parses=False))
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -246,14 +241,6 @@ def _plain(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _metrics() -> str:
-    parts = ["# Metrics", inspect.cleandoc(metric_names.__doc__ or "")]
-    for recipe, table in metric_names.BY_RECIPE.items():
-        rows = [f"| `{name}` | {_cell(text)} |" for name, text in table.items()]
-        parts.append("\n".join([f"## {recipe}", "", "| metric | is |", "|---|---|", *rows]))
-    return "\n\n".join(parts)
-
-
 def _files() -> str:
     tables = {
         "TRAIN_FILE and VAL_FILE for RL, and the splits that are evaluated": data.RL_SCHEMA,
@@ -262,7 +249,7 @@ def _files() -> str:
     }
     parts = [
         "# Files and columns",
-        "Every table is parquet. `python -m data_prep.sample --out data/sample` writes an example of each.",
+        "Every table is parquet. `convrec data sample --out data/sample` writes an example of each.",
     ]
     for title, table in tables.items():
         parts += [f"## {title}", _columns(table)]
@@ -309,7 +296,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     wanted = pages()
-    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")}
+    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")} - BY_HAND
     other = [name for name in wanted if name not in there or (PAGES / name).read_text(encoding="utf-8") != wanted[name]]
     other += sorted(there - wanted.keys())
     if check:

@@ -3,7 +3,7 @@
     python benchmarks/studies/cold_items.py --out outputs/cold_items/data --test 5000
 
 The catalog has every film. No training or validation row names, wants or demonstrates a hidden one. A test row is one
-of data_prep.sample that wants at least one, and its ground truth is those alone: what is measured is cold items.
+of convrec data sample that wants at least one, and its ground truth is those alone: what is measured is cold items.
 """
 
 import argparse

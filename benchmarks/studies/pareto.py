@@ -2,7 +2,7 @@
 
     python benchmarks/studies/pareto.py
 
-Runs pareto.yaml beside it (recipes.matrix; stopped, it resumes) and draws of its table NDCG@20 against coverage and
+Runs pareto.yaml beside it (convrec matrix; stopped, it resumes) and draws of its table NDCG@20 against coverage and
 against popularity lift: a small dot a seed, a large one with bars of one standard deviation between seeds a variant,
 and the start.
 """

@@ -2,11 +2,11 @@
 
 python benchmarks/studies/rra_ablation.py --source REDIAL --out OUT [--titles 200] [--num-items 20] [--steps 250]
 
---source is a folder for `data_prep.retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand in for
-language models. All variants start from one model, trained from scratch on lists for short prompts; held-out rows are
-validation and the test rows of `data_prep.retrieval`. What is in OUT is used again. OUT/tables.json has, for the
-demonstrations themselves and for the models' greedy lists, each variant's metrics with standard errors and `full` minus
-each other variant, row by row.
+--source is a folder for `benchmarks.studies.retrieval`. The retrieval teacher and the rule `--judge cooccurrence` stand
+in for language models. All variants start from one model, trained from scratch on lists for short prompts; held-out
+rows are validation and the test rows of `benchmarks.studies.retrieval`. What is in OUT is used again. OUT/tables.json
+has, for the demonstrations themselves and for the models' greedy lists, each variant's metrics with standard errors and
+`full` minus each other variant, row by row.
 """
 
 import argparse
@@ -56,20 +56,20 @@ def main() -> None:
     start = options.out / "start"
     texts_of = ["--data", data / "sft_train.parquet", data / "catalog.parquet"]
     sizes = ["--hidden-size", 128, "--num-layers", 3, "--vocab-size", 3072]
-    make(options.out / "model", "recipes.tiny_model", *texts_of, *sizes, "--out", options.out / "model")
+    make(options.out / "model", "recipes tiny-model", *texts_of, *sizes, "--out", options.out / "model")
     train(data / "sft_titles.parquet", options.out / "model", start, options.start_steps, 4e-3, options.num_items)
     demonstrations, models = {}, {}
     for name, choice in VARIANTS.items():
         folder = options.out / name.replace(" ", "_")
         inputs = ["--train", data / "train.parquet", "--validation", data / "heldout.parquet"]
-        inputs += ["--catalog", data / "genres.parquet", "--share", 1, "--num-items", num_items]
-        make(folder / "sft_validation.parquet", "data_prep.build", "all", *inputs, "--teacher", "retrieval", *choice,
-             "--out", folder)  # fmt: skip
+        inputs += ["--catalog", data / "genres.parquet", "--share", 1, "--num-items", num_items, "--out", folder]
+        inputs += ["--teacher", "retrieval", *choice]
+        make(folder / "sft_validation.parquet", "recipes demonstrations all", *inputs)
         demonstrations[name] = folder / "sft_validation.parquet"
         if name in TRAINED:
             train(folder / "sft_train.parquet", start, folder / "model", options.steps, 3e-3, options.num_items)
             lengths = ["--max-prompt-length", PROMPT, "--max-response-length", 3 * options.num_items]
-            make(folder / "lists" / "rows.parquet", "recipes.evaluate", "--model", folder / "model",
+            make(folder / "lists" / "rows.parquet", "recipes evaluate", "--model", folder / "model",
                  "--data", data / "heldout.parquet", "--catalog", data / "catalog.parquet", "--num-items", num_items,
                  *lengths, "--baselines", "--out", folder / "lists")  # fmt: skip
             models[name] = folder / "lists" / "rows.parquet"
@@ -89,7 +89,7 @@ def main() -> None:
 def prepare(options: argparse.Namespace, data: Path) -> None:
     """Data, held-out rows in one file, and a catalog with the genres of films.csv where it has the film."""
     task = ["--titles", options.titles, "--num-items", options.num_items, "--test-rows", 1200]
-    make(data, "data_prep.retrieval", "--source", options.source, *task, "--out", data)
+    make(data, "benchmarks.studies.retrieval", "--source", options.source, *task, "--out", data)
     held = [pq.read_table(data / f"{name}.parquet") for name in ("validation", "test")]
     pq.write_table(pa.concat_tables(held), data / "heldout.parquet")
     with open(ROOT / "data_prep" / "sample_data" / "films.csv", newline="", encoding="utf-8") as file:
@@ -102,7 +102,8 @@ def prepare(options: argparse.Namespace, data: Path) -> None:
 def make(result: Path, module: str, *arguments: Any) -> None:
     if not result.exists():
         print(f"{module}: {result}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=True, stdout=sys.stderr)
+        words = [sys.executable, "-m", *module.split(), *map(str, arguments)]
+        subprocess.run(words, cwd=ROOT, check=True, stdout=sys.stderr)
 
 
 def train(file: Path, model: Path, out: Path, steps: int, lr: float, num_items: int) -> None:
@@ -121,7 +122,7 @@ def train(file: Path, model: Path, out: Path, steps: int, lr: float, num_items: 
 
 
 def texts(path: Path) -> dict[str, str]:
-    """sample_id -> list, of demonstrations or of `recipes.evaluate`."""
+    """sample_id -> list, of demonstrations or of `convrec evaluate`."""
     table = pq.read_table(path)
     if "completion" in table.column_names:
         return {row["sample_id"]: row["completion"][0]["content"] for row in table.to_pylist()}

@@ -4,7 +4,7 @@ RUN/global_step_N/complete.json          sizes and checksums of its files, writt
 RUN/global_step_N/damaged.json           what complete.json was, where the checksums of a resume found other content
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
 RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
-RUN/stop, RUN/stop.<job>                 made by hand, or by `recipes.submit` on Ctrl-C: save, then stop
+RUN/stop, RUN/stop.<job>                 made by hand, or by `convrec submit` on Ctrl-C: save, then stop
 
 A RUN/global_step_N that is a link is read, and when its turn comes the link is removed: nothing outside of RUN is.
 """
@@ -48,7 +48,7 @@ def take_stops(run_folder: Path) -> bool:
 def forget_stops(run_folder: Path) -> None:
     """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
-    for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `recipes.submit` and `recipes.matrix`
+    for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `convrec submit` and `convrec matrix`
         if file.name != _stop_of_this_job():
             file.unlink(missing_ok=True)
 

@@ -133,15 +133,16 @@ def _check_columns(path: Path, schema: pa.Schema) -> int:
             present, rows = file.schema_arrow, file.metadata.num_rows
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such file; make it with `python -m data_prep.sample` (embedded data), `data_prep.reddit_v2` "
-            "(the released download) or `data_prep.own` (data of your own), or set TRAIN_FILE, VAL_FILE, CATALOG_FILE"
+            f"{path}: no such file; make it with `convrec data sample` (embedded data), `convrec data "
+            "reddit-v2` (the released download) or `convrec data own` (data of your own), or set TRAIN_FILE, VAL_FILE, "
+            "CATALOG_FILE"
         ) from None
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
     missing = [name for name in schema.names if name not in present.names]
     if missing:
         hint = (
-            "make a stable id with `python -m data_prep.reddit_v2`"
+            "make a stable id with `convrec data reddit-v2`"
             if missing == ["sample_id"]
             else "rename or add them (docs/reference/files.md)"
         )

@@ -1,6 +1,6 @@
 """What a judge judges by: the task, numbered principles and, pointwise, the lowest and the highest score.
 
-A YAML file gives other criteria than the defaults (`python -m data_prep.judge --criteria FILE`):
+A YAML file gives other criteria than the defaults (`convrec data judge --criteria FILE`):
 
     task: Rate how well the response keeps to the contract, from 1 (not at all) to 5 (in every point).
     principles:

@@ -33,7 +33,7 @@ def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, in
     if alone := [index for indices in waiting.values() for index in indices]:
         raise UserError(
             f"{name}: {named_rows(alone, 'row')} are there in one order alone, and convrec.orders needs both: make the "
-            f"data with python -m data_prep.judge --both-orders, or set convrec.orders={SEPARATE}"
+            f"data with convrec data judge --both-orders, or set convrec.orders={SEPARATE}"
         )
     return sorted(pairs)
 

@@ -121,7 +121,7 @@ def _score_problem(label: Mapping[str, Any], scores: Scores) -> str | None:
 def _preference_problem(labels: Sequence[Mapping[str, Any]], ties: bool) -> str | None:
     preferences = [label.get("preference") for label in labels]
     if TIE in preferences and not ties:
-        return "the preference is a tie; python -m data_prep.judge keeps ties in test.parquet alone: train on others"
+        return "the preference is a tie; convrec data judge keeps ties in test.parquet alone: train on others"
     if preferences[0] not in SWAPPED or preferences[0] != preferences[1]:
         return 'the labels are not {preference: "A" or "B"}, the same on both answers; fix or drop these rows'
     return None
@@ -136,16 +136,14 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; make it with python -m data_prep.judge or data_prep.judge_sample"
-        ) from None
+        raise UserError(f"{path}: no such file; make it with convrec data judge or convrec data judge-sample") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}; "
-            "python -m data_prep.judge writes them"
+            "convrec data judge writes them"
         )
     rows = table.select([name for name in (*COLUMNS, "reason") if name in table.column_names]).to_pylist()
     if not rows:

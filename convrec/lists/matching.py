@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
-from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
+from convrec.lists.ranks import Item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.title_index import TitleIndex
 from convrec.lists.titles import CACHE_SIZE, fold, normalise, readings, without_number
@@ -40,8 +40,8 @@ class MatchResult(NamedTuple):
     """One entry a rank in every list.
 
     relevance: 1 where the rank is a hit. catalog_index: row of the catalog as in Identity, -1 for none. in_catalog,
-    duplicate (the item stands at an earlier rank), seen (the conversation named its title), parsed. All false where the
-    line did not parse.
+    duplicate (the item stands at an earlier rank), seen (the conversation named its title). All false where the line
+    did not parse.
     """
 
     relevance: list[int]
@@ -49,7 +49,14 @@ class MatchResult(NamedTuple):
     duplicate: list[bool]
     seen: list[bool]
     catalog_index: list[int]
-    parsed: list[bool]
+
+    def add(self, row: int, hit: int = 0, is_duplicate: bool = False, is_seen: bool = False) -> None:
+        """The next rank."""
+        self.relevance.append(hit)
+        self.in_catalog.append(row >= 0)
+        self.duplicate.append(is_duplicate)
+        self.seen.append(is_seen)
+        self.catalog_index.append(row)
 
 
 class Identity(NamedTuple):
@@ -58,10 +65,6 @@ class Identity(NamedTuple):
 
     index: int  # type: ignore[assignment]  # tuple.index is not needed here
     key: str
-
-
-_Found = tuple[int, str, int]  # what a line stands for: its identity's catalog row and key, and its year
-_NOT_AN_ITEM: _Found = (-1, "\n", NO_YEAR)  # no title's key has a line break
 
 
 class Matcher:
@@ -86,18 +89,7 @@ class Matcher:
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
         # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
         self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
-        self._read = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
         self._seen = lru_cache(maxsize=CACHE_SIZE)(self._find_seen)
-
-    def warm(self) -> "Matcher":
-        """Parse and look up each item of the catalog as a response writes it: most lines of a response are one of them,
-        and what was met before costs a look-up. Some 5 µs an item; nothing for catalogs that the caches do not hold."""
-        if len(self.catalog) <= CACHE_SIZE // 2:
-            for title, year in zip(self.catalog.titles, self.catalog.years, strict=True):
-                if year is not None:
-                    self._read(format_item(title, year))
-                    self.identify(title, year)
-        return self
 
     def match(
         self,
@@ -112,20 +104,6 @@ class Matcher:
         """
         if self.mode == "reference":
             return self._match_reference(items, ground_truth, seen)
-        found = [_NOT_AN_ITEM if item is None else (*self.identify(*item), item.year) for item in items]
-        return self._match(found, ground_truth, seen)
-
-    def match_lines(
-        self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
-    ) -> MatchResult:
-        """`match` of the parsed lines, in half the time: a line that was met before is one look-up."""
-        if self.mode == "reference":
-            return self._match_reference([parse_item(line) for line in lines], ground_truth, seen)
-        return self._match(list(map(self._read, lines)), ground_truth, seen)
-
-    def _match(
-        self, found: list[_Found], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
-    ) -> MatchResult:
         truth = [
             (self.identify(title, year).key, year)
             for title, raw_year in ground_truth
@@ -134,28 +112,31 @@ class Matcher:
         seen_items: set[int] = set()
         seen_keys: set[str] = set()
         for title in seen if seen is not None else ():
-            items, key = self._seen(title)
-            seen_items.update(items)
+            rows, key = self._seen(title)
+            seen_items.update(rows)
             seen_keys.add(key)
-        fold_seen = any(key[:1] == FOLDED for key in seen_keys)
-        # Python looks at single ranks only where sets, which look at all at once, say that there is something to see.
-        rows, keys = [row for row, _, _ in found], [key for _, key, _ in found]
-        parsed = [one is not _NOT_AN_ITEM for one in found]
-        duplicate, was_seen, relevance = [False] * len(found), [False] * len(found), [0] * len(found)
-        if len(set(keys)) < len(keys):
-            duplicate = _repeats(found)
-        if fold_seen or not seen_items.isdisjoint(rows) or not seen_keys.isdisjoint(keys):
-            was_seen = [
-                row in seen_items
-                or (is_item and row < 0 and (key in seen_keys or (fold_seen and FOLDED + fold(key) in seen_keys)))
-                for is_item, row, key in zip(parsed, rows, keys, strict=True)
-            ]
-        truth_keys = {key for key, _ in truth}
-        if not truth_keys.isdisjoint(keys):
-            for index, (row, key, year) in enumerate(found):
-                if row >= 0 and key in truth_keys and not was_seen[index] and not duplicate[index]:
-                    relevance[index] = self._take_nearest(truth, key, year)
-        return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows, parsed)
+        result = MatchResult([], [], [], [], [])
+        earlier: set[object] = set()  # rows of the catalog; outside of it titles with their years
+        for item in items:
+            if item is None:
+                result.add(-1)
+                continue
+            row, key = self.identify(*item)
+            identity = row if row >= 0 else (key, item.year)
+            is_repeat = identity in earlier
+            is_seen = row in seen_items if row >= 0 else key in seen_keys
+            if row < 0 and self.mode == "fuzzy":
+                is_seen |= FOLDED + fold(key) in seen_keys
+            can_hit = row >= 0 and not is_seen and not is_repeat
+            result.add(row, self._take_nearest(truth, key, item.year) if can_hit else 0, is_repeat, is_seen)
+            earlier.add(identity)
+        return result
+
+    def match_lines(
+        self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
+    ) -> MatchResult:
+        """`match` of the parsed lines."""
+        return self.match([parse_item(line, self.catalog.dated) for line in lines], ground_truth, seen)
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
         """The catalog rows that `match` calls seen when these titles are."""
@@ -173,10 +154,6 @@ class Matcher:
             return 0
         del truth[min(distances)[1]]
         return 1
-
-    def _read_line(self, line: str) -> _Found:
-        item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache for a line is enough
-        return (*self._identify(*item), item.year) if item else _NOT_AN_ITEM
 
     def _identify(self, title: str, year: int) -> Identity:
         """The catalog row and the key of a title with its year."""
@@ -247,26 +224,21 @@ class Matcher:
             if year is not None:
                 left.setdefault(" ".join(title.casefold().split()), []).append(year)
         years_apart = [0] + [sign * d for d in range(1, self.year_tolerance + 1) for sign in (1, -1)]
-        result = MatchResult([], [], [], [], [], [])
+        result = MatchResult([], [], [], [], [])
         earlier: set[Item] = set()
         for item in items:
-            row = self.identify(*item).index if item else -1
-            is_seen = item is not None and item.title in seen_titles
-            hit = 0
-            if item and row >= 0 and not is_seen:
+            if item is None:
+                result.add(-1)
+                continue
+            row, is_seen, hit = self.identify(*item).index, item.title in seen_titles, 0
+            if row >= 0 and not is_seen:
                 years = left.get(" ".join(item.title.casefold().split()), [])
                 year = next((item.year + d for d in years_apart if item.year + d in years), None)
                 if year is not None:
                     years.remove(year)
                     hit = 1
-            result.relevance.append(hit)
-            result.in_catalog.append(row >= 0)
-            result.duplicate.append(item in earlier)
-            result.seen.append(is_seen)
-            result.catalog_index.append(row)
-            result.parsed.append(item is not None)
-            if item:
-                earlier.add(item)
+            result.add(row, hit, item in earlier, is_seen)
+            earlier.add(item)
         return result
 
 
@@ -302,17 +274,6 @@ def _without_year(title: str) -> str | None:
     """The title in front of a year that was written where items have none; None for a title alone."""
     year = _YEAR_BEHIND.search(title)
     return title[: year.start()].rstrip() if year else None
-
-
-def _repeats(found: Sequence[_Found]) -> list[bool]:
-    """Whether an item stands at an earlier rank: the same row of the catalog, outside of it the same title and year."""
-    earlier: set[object] = set()
-    repeats = []
-    for one in found:
-        identity = one[0] if one[0] >= 0 else one
-        repeats.append(one is not _NOT_AN_ITEM and identity in earlier)
-        earlier.add(identity)
-    return repeats
 
 
 def _integer(value: object) -> int | None:

@@ -19,7 +19,7 @@ from convrec.lists.matching import Matcher, MatchResult
 from convrec.lists.rank_rewards import dcg, ideal_dcg
 from convrec.lists.ranks import Item
 from convrec.lists.settings import ListSettings
-from convrec.statistics import _labels, bootstrap, sign_flip
+from convrec.statistics import bootstrap, sign_flip
 
 PROTOCOLS = ("paper", "strict", "reference")
 KS = (5, 10, 15, 20)
@@ -72,39 +72,33 @@ def evaluate_row(
     return row
 
 
-def catalog_hit_ratio(rows: Iterable[Mapping]) -> float:
-    """In-catalog items over lines, all rows together; NaN when no line was written."""
-    counts = [(row["num_in_catalog"], row["num_items"]) for row in rows]
-    lines = sum(written for _, written in counts)
-    return sum(known for known, _ in counts) / lines if lines else math.nan
-
-
 def summarise(
     rows: Sequence[Mapping],
-    ks: Sequence[int] = KS,
-    contexts: Sequence[Hashable] | None = None,
+    ks: Sequence[int],
+    contexts: Sequence[Hashable],
     seed: int = 3407,
     num_items: int = ListSettings.num_items,
 ) -> dict:
     """Means over rows with bootstrap standard errors over contexts.
 
     contexts[i] identifies row i's conversation (its prompt); rows of one conversation share one response and are not
-    independent, so whole conversations are resampled. None: every row is its own. Rows without ground truth are counted
-    in `without_ground_truth` and left out of everything else.
-    Returns {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio",
-    "distinct_items" (catalog items recommended at least once), "list_length_errors" (rows not of `num_items` lines)}.
+    independent, so whole conversations are resampled. Rows without ground truth are counted in `without_ground_truth`
+    and left out of everything else.
+    Returns {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio" (items of
+    the catalog over lines; NaN when no line was written), "distinct_items" (catalog items recommended at least once),
+    "list_length_errors" (rows not of `num_items` lines)}.
     """
-    labels = _labels(rows, contexts)
-    kept = [(row, label) for row, label in zip(rows, labels, strict=True) if row["num_truth"]]
+    kept = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
     scored, labels = [row for row, _ in kept], [label for _, label in kept]
     names = _metric_names(ks)
     values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
     means, errors = bootstrap(values, labels, seed)
+    known, lines = (sum(row[name] for row in scored) for name in ("num_in_catalog", "num_items"))
     return {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)} | {
         "n": len(scored),
         "num_contexts": len(set(labels)),
         "without_ground_truth": len(rows) - len(scored),
-        "catalog_hit_ratio": catalog_hit_ratio(scored),
+        "catalog_hit_ratio": known / lines if lines else math.nan,
         "distinct_items": len({index for row in scored for index in row["catalog_rows"]}),
         "list_length_errors": sum(row["num_items"] != num_items for row in scored),
     }
@@ -113,33 +107,24 @@ def summarise(
 def paired(
     rows_a: Sequence[Mapping],
     rows_b: Sequence[Mapping],
-    ks: Sequence[int] = KS,
-    contexts: Sequence[Hashable] | None = None,
+    ks: Sequence[int],
+    contexts: Sequence[Hashable],
     seed: int = 3407,
 ) -> dict:
-    """b minus a on the same rows: {"recall@5": {"mean", "se", "p", "per_row"}, ...}; per_row is NaN without truth.
+    """b minus a on the same rows, of those with ground truth: {"recall@5": {"mean", "se", "p"}, ...}.
 
     The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means. p is
     two-sided: how often the mean would be this far from 0 if in every context either model were the better by chance.
     """
-    if len(rows_a) != len(rows_b):
-        raise ValueError(f"paired needs the same rows on both sides, got {len(rows_a)} and {len(rows_b)}")
-    labels, names = _labels(rows_a, contexts), _metric_names(ks)
+    names = _metric_names(ks)
     difference = np.array([[b[name] - a[name] for name in names] for a, b in zip(rows_a, rows_b, strict=True)], float)
     difference = difference.reshape(len(rows_a), len(names))
     keep = ~np.isnan(difference).any(axis=1)
-    kept = [label for label, ok in zip(labels, keep, strict=True) if ok]
+    kept = [context for context, ok in zip(contexts, keep, strict=True) if ok]
     means, errors = bootstrap(difference[keep], kept, seed)
     chances = sign_flip(difference[keep], kept, seed)
-    return {
-        name: {
-            "mean": float(means[j]),
-            "se": float(errors[j]),
-            "p": float(chances[j]),
-            "per_row": difference[:, j].tolist(),
-        }
-        for j, name in enumerate(names)
-    }
+    found = zip(names, means, errors, chances, strict=True)
+    return {name: {"mean": float(mean), "se": float(error), "p": float(p)} for name, mean, error, p in found}
 
 
 def popularity_baseline(

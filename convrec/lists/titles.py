@@ -46,15 +46,11 @@ def normalise(title: str) -> str:
 def fold(title: str) -> str:
     """Fuzzy mode's form: letters, digits and single spaces only; empty for a title of symbols such as `$`."""
     text = normalise(title)
-    if "," in text and (inverted := _INVERTED_ARTICLE.fullmatch(text)):  # "Matrix, The"
+    if inverted := _INVERTED_ARTICLE.fullmatch(text):  # "Matrix, The"
         text = inverted[1]
-    if not text.isascii():
-        text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
-        text = text.translate(_LETTERS)
-    if not text.replace(" ", "").isalnum():  # what follows is half of the time of a fold
-        text = _THOUSANDS.sub("", _APOSTROPHE.sub("", text.replace("&", " and ")))
-        text = _NOT_WORD.sub(" ", text)
-    words = text.split()
+    text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
+    text = text.translate(_LETTERS).replace("&", " and ")
+    words = _NOT_WORD.sub(" ", _THOUSANDS.sub("", _APOSTROPHE.sub("", text))).split()
     if len(words) > 1 and words[0] in _ARTICLES:
         del words[0]
     # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; anywhere else it is a number: `Rocky V`.

@@ -85,11 +85,7 @@ def _gpt2_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _gpt2_alphabet()
-
-
 _BYTE_TRANSLATION = {ord(char): byte for char, byte in _BYTE_OF.items()}
-
-
 _ALPHABET = frozenset(_BYTE_OF)
 
 

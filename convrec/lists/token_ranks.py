@@ -247,9 +247,6 @@ def _delimiter_byte(delimiter: str) -> bytes:
     return delimiter.encode("ascii")
 
 
-# --- what bytes a token stands for ---
-
-
 # --- the self-check ---
 
 _CHECK_LISTS = (

@@ -12,7 +12,7 @@ The `openai` library sends and retries (lost connections, 408, 409, 429, 5xx). W
 flight, a pause of all of them when one is told to wait, equal requests asked once, the cache, lines of progress where
 there is no terminal, and that a reply with status 200 that is no completion counts as a 502.
 The cache is keyed by what determines an answer (model, messages, sampling parameters; not the address), so give a model
-that you trained again another name. A refusal is the server's, so its address is in the key too.
+that you trained again another name. A refusal is not kept: it costs nothing, and the server may have changed.
 """
 
 from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage

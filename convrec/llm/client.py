@@ -86,15 +86,15 @@ class LLM:
         self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's path
         self._questions = 0  # of all calls
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
-        self._unanswered: list[tuple[dict[str, Any], Answer]] = []  # since the last answer; refusals are not kept yet
+        self._unanswered = 0  # refusals and failures since the last answer
 
     def ask_all(self, prompts: Sequence[str | Messages], *, label: str = "asking", **sampling: Any) -> list[Answer]:
         """One answer a prompt, in order; `sampling` are the endpoint's own parameters (temperature, max_tokens, ...).
 
-        A request that the server calls malformed or too long gives an empty answer with `error`, which is cached once
-        the server has answered something else; one that gets no answer in spite of the retries a NoAnswer. Raises
-        UserError when the server cannot be reached, refuses the key, the model or everything, or when more than
-        `most_failed` of the questions get no answer; answers got so far are kept and not asked again.
+        A request that the server calls malformed or too long gives an empty answer with `error`, one without an answer
+        in spite of the retries a NoAnswer; neither is kept. Raises UserError when the server cannot be reached, refuses
+        the key, the model or everything, or when more than `most_failed` of the questions get no answer; answers got so
+        far are kept and not asked again.
         """
         try:
             return asyncio.run(self._ask_all(prompts, label, sampling))
@@ -110,16 +110,14 @@ class LLM:
     async def _ask_all(self, prompts: Sequence[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        self._unanswered = []
+        self._unanswered = 0
         self._questions += len(prompts)
         requests = [request_of(self.endpoint.model, prompt, sampling) for prompt in prompts]
         paths, answers, missing = self.cache.look_up(requests)
         of_path = dict(zip(paths, prompts, strict=True))
-        for path, request in list(missing.items()):
-            _, failed = self.failures.get(path, (None, None))
-            if known := self.cache.get(self._refusal(request)) or failed:
-                answers[path] = known
-                del missing[path]
+        for path in self.failures.keys() & missing.keys():
+            _, answers[path] = self.failures[path]
+            del missing[path]
         self.usage.cached += len(paths) - len(missing)
         queue = iter(missing.items())
 
@@ -162,16 +160,12 @@ class LLM:
             answer = self._fail(path, prompt, given_up)
         if not answer.error:
             self.cache.put(request, answer)
-            self._keep_refusals()
+            self._unanswered = 0
         else:
-            self._unanswered.append((self._refusal(request), answer))
-            if len(self._unanswered) % UNANSWERED_IN_A_ROW == 0:
+            self._unanswered += 1
+            if self._unanswered % UNANSWERED_IN_A_ROW == 0:
                 await self._check_server(client, request["sampling"])
         return answer
-
-    def _refusal(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a refusal is kept under: another server may answer."""
-        return request | {"refused_by": self.endpoint.base_url}
 
     def _fail(self, path: Path, prompt: str | Messages, given_up: _GivenUp) -> NoAnswer:
         """What stands in the answer's place; raises UserError when too many have failed."""
@@ -191,18 +185,11 @@ class LLM:
 
     async def _check_server(self, client: Any, sampling: dict[str, Any]) -> None:
         """Are refusals and failures about their conversations or about everything (a setting, an account, a server that
-        is gone)? A plain question with the same settings tells: answered, refusals are kept; raises UserError when it
-        gets none."""
+        is gone)? A plain question with the same settings tells; raises UserError when it gets no answer."""
         answer = await self._ask(client, PLAIN_QUESTION, sampling)
         if answer.error:
-            raise UserError(f"{answer.error} ({len(self._unanswered)} requests in a row, and a plain question)")
-        self._keep_refusals()
-
-    def _keep_refusals(self) -> None:
-        while self._unanswered:
-            refusal, answer = self._unanswered.pop()
-            if not isinstance(answer, NoAnswer):
-                self.cache.put(refusal, answer)
+            raise UserError(f"{answer.error} ({self._unanswered} requests in a row, and a plain question)")
+        self._unanswered = 0
 
     async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
         import openai

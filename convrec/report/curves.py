@@ -158,7 +158,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
     curves = RunCurves(name or run.name, recipe, method or recipe, logged)
     sweeps = {file.parent.name: file for file in sorted(run.glob(f"evaluation/*/{SWEEP}"))}
     if split and split not in sweeps:
-        raise UserError(f"{run}/evaluation/{split}: no {SWEEP}; make it with recipes.evaluate --sweep")
+        raise UserError(f"{run}/evaluation/{split}: no {SWEEP}; make it with convrec evaluate --sweep")
     if len(sweeps) > 1 and not split:
         raise UserError(f"{run}/evaluation has sweeps of {', '.join(sweeps)}: choose one with --split")
     return _with_sweep(curves, sweeps[split or next(iter(sweeps))], run) if sweeps else curves
@@ -168,7 +168,7 @@ def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
     rows, settings = read_csv(file), file.with_name(SWEEP_SETTINGS)
     if not rows or not settings.exists():
         lacking = f"no {SWEEP_SETTINGS} beside it" if rows else "no rows"
-        raise UserError(f"{file}: {lacking}; make it again with recipes.evaluate --sweep")
+        raise UserError(f"{file}: {lacking}; make it again with convrec evaluate --sweep")
     largest = max(int(key.removeprefix("ndcg@")) for key in rows[0] if key.startswith("ndcg@") and " " not in key)
     columns = {metric: f"{metric}@{largest}" for metric in ("ndcg", "recall")}
     columns |= {name: name for name in ("coverage", "popularity_lift")}

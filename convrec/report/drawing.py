@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from convrec.files import written_whole
 from convrec.report.charts import Chart, GainChart, smoothed
 
-TEXT, RULE = "#5a6675", "#e3e8ef"
+TEXT = "#5a6675"
 LINES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
 RANKS = ("#08306b", "#2060aa", "#238276", "#5f8a50", "#a86e03", "#b5461a")
 DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
@@ -27,57 +27,24 @@ FEW = 4  # lines whose single steps are drawn behind their smoothed curves
 POINTS = 400  # drawn of a line at the most: more cannot be seen
 LONGEST = 28  # characters of a row's name
 WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
-STYLE = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "convrec",  # ids are the same every time
-    "text.parse_math": False,  # a $ in a run's name is a $
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "axes.labelcolor": TEXT,
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": RULE,
-    "grid.linewidth": 0.8,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.edgecolor": RULE,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
-    "lines.scale_dashes": False,
-}
+STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
-def chart_svg(chart: Chart) -> str:
+def svg_of(chart: Chart | GainChart) -> str:
     """The chart without title and legend, which the page has."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        _draw(figure.subplots(), chart)
-        return _svg(figure)
-
-
-def gains_svg(chart: GainChart) -> str:
-    """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.6 + 0.26 * len(chart.gains)), layout="constrained")
+    height = 0.6 + 0.26 * len(chart.gains) if isinstance(chart, GainChart) else HEIGHT
+    with matplotlib.style.context(STYLE):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axis = figure.subplots()
-        axis.axvline(0, color=TEXT, linewidth=1)
-        for row, gain in enumerate(chart.gains.values()):
-            for errors, width in ((2, 1.2), (1, 4)):
-                if math.isfinite(gain["se"]):  # not of a single conversation
-                    ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
-                    axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
-            axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
-        axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
-        axis.set_ylim(0.6 - len(chart.gains), 0.6)
-        axis.grid(axis="y", visible=False)
-        return _svg(figure)
+        if isinstance(chart, GainChart):
+            draw_gains(axis, chart)
+        else:
+            draw_chart(axis, chart)
+        for patch in (figure.patch, axis.patch):
+            patch.set_visible(False)  # the page's own background
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
@@ -86,14 +53,14 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
     columns = min(3, len(charts))
     rows = math.ceil(len(charts) / columns)
     legend_rows = math.ceil(len(names) / columns) if len(names) > 1 else 0
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.style.context(STYLE):
         engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
         figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.22 * legend_rows), layout=engine)
         axes = figure.subplots(rows, columns, squeeze=False)
         for axis in axes.flat[len(charts) :]:
             axis.axis("off")
         for chart, axis in zip(charts, axes.flat, strict=False):
-            _draw(axis, chart)
+            draw_chart(axis, chart)
             axis.set_title(chart.title)
             if chart.ordered:
                 # beside the lines, not over them
@@ -111,7 +78,7 @@ def line_key(index: int, ordered: bool) -> dict[str, str]:
     return {"stroke": colour, "stroke-dasharray": " ".join(map(str, dashes))}
 
 
-def _draw(axis: Axes, chart: Chart) -> None:
+def draw_chart(axis: Axes, chart: Chart) -> None:
     last = chart.last_step or max((step for line in chart.lines.values() for step in line), default=0) or 1
     for index, (name, line) in enumerate(chart.lines.items()):
         if not line:
@@ -139,6 +106,20 @@ def _draw(axis: Axes, chart: Chart) -> None:
     axis.grid(axis="x", visible=False)
     axis.set_xlabel(chart.x_label)
     axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
+
+
+def draw_gains(axis: Axes, chart: GainChart) -> None:
+    """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
+    axis.axvline(0, color=TEXT, linewidth=1)
+    for row, gain in enumerate(chart.gains.values()):
+        for errors, width in ((2, 1.2), (1, 4)):
+            if math.isfinite(gain["se"]):  # not of a single conversation
+                ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
+                axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
+        axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
+    axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
+    axis.set_ylim(0.6 - len(chart.gains), 0.6)
+    axis.grid(axis="y", visible=False)
 
 
 def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
@@ -169,11 +150,3 @@ def _look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:
 def _style(index: int, ordered: bool) -> dict[str, Any]:
     colour, dashes = _look(index, ordered)
     return {"color": colour, "linestyle": (0, dashes) if dashes else "-"}
-
-
-def _svg(figure: Figure) -> str:
-    for patch in (figure.patch, *(axis.patch for axis in figure.axes)):
-        patch.set_visible(False)  # the page's own background
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()

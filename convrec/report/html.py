@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from convrec.files import write_text
-from convrec.report.charts import Chart
-from convrec.report.drawing import chart_svg, gains_svg, line_key
+from convrec.report.charts import Chart, GainChart
+from convrec.report.drawing import line_key, svg_of
 from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 
 MANY = 5  # models or runs that fit beside each other
@@ -49,8 +49,7 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
         "breakable": _breakable,
         "metrics_grid": _metrics_grid,
         "differing": _differing,
-        "chart_picture": lambda chart: _picture(chart_svg(chart)),
-        "gains_picture": lambda chart: _picture(gains_svg(chart)),
+        "picture": _picture,
         "keys": _keys,
     }
     marks = {mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS}
@@ -127,9 +126,9 @@ def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
     ]
 
 
-def _picture(svg: str) -> str:
+def _picture(chart: Chart | GainChart) -> str:
     """The address of a picture that is in it."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(chart).encode()).decode()}"
 
 
 def _breakable(name: str) -> Markup:

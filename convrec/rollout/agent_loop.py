@@ -14,12 +14,12 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from ray.exceptions import RayTaskError
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from convrec.errors import one_line
 from convrec.rollout.groups import GroupedRollouts
-from convrec.rollout.responses import ScoredAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
 
-    def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[ScoredAnswer]] | None:
-        """The scored answers of each prompt, or None when a prompt needs verl's way.
+    def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[tuple[str, AgentLoopOutput]] | None:
+        """The scored answers, each with its prompt's uid, or None when a prompt needs verl's way.
 
         Waits for all. RuntimeError with the first reason when one cannot be rolled out or scored.
         """

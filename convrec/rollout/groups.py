@@ -8,7 +8,6 @@ a validation's answers, which no worker trains on, go straight back to the drive
 
 import asyncio
 import gc
-import itertools
 import logging
 import random
 import time
@@ -36,7 +35,7 @@ from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
 from convrec.rollout.queue import keep_to_this_run
-from convrec.rollout.responses import Prompt, SampledResponse, ScoredAnswer
+from convrec.rollout.responses import Prompt, SampledResponse
 from convrec.rollout.reward_manager import GroupRewardManager
 
 logger = logging.getLogger(__name__)
@@ -109,8 +108,10 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         taken, self.waiting = self.waiting, []
         await asyncio.gather(*(self._run_group(group) for group in groups_of(taken)))
 
-    async def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[list[ScoredAnswer]] | None:
-        """The scored answers of each prompt, returned at once: none goes through TransferQueue.
+    async def validate(
+        self, samples: list[dict[str, Any]], global_steps: int
+    ) -> list[tuple[str, AgentLoopOutput]] | None:
+        """The scored answers, each with its prompt's uid, returned at once: none goes through TransferQueue.
 
         None when a prompt needs verl's way. RuntimeError when one cannot be rolled out or scored.
         """
@@ -125,19 +126,17 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             Prompt(sample, params, trajectory, int(sample.get("__rollout_n__", n)))
             for sample, trajectory in zip(samples, trajectories, strict=True)
         ]
-        groups = [list(group) for group in groups_of(prompts)]
         try:
-            scored = await asyncio.gather(*(self._validate_group(group) for group in groups))
+            scored = await asyncio.gather(*(self._validate_group(group) for group in groups_of(prompts)))
         except Exception as error:
             self.first_failure = self.first_failure or one_line(error)
             raise
-        answers = iter(answer for group in scored for answer in group)
-        return [list(itertools.islice(answers, prompt.n)) for prompt in prompts]
+        return [answer for group in scored for answer in group]
 
-    async def _validate_group(self, prompts: list[Prompt]) -> list[ScoredAnswer]:
+    async def _validate_group(self, prompts: list[Prompt]) -> list[tuple[str, AgentLoopOutput]]:
         rollouts = await self._generate(prompts)
         await self._score(rollouts)
-        return [rollout.answer() for rollout in rollouts]
+        return [(rollout.sample["uid"], rollout.output) for rollout in rollouts]
 
     async def _run_group(self, prompts: list[Prompt]) -> None:
         partition = "val" if prompts[0].trajectory["validate"] else "train"
@@ -252,7 +251,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         worker = random.choice(self.reward_loop_worker_handles)
         try:
             results = await asyncio.wait_for(
-                worker.compute_score.remote([rollout.response() for rollout in rollouts]),
+                worker.compute_score.remote([rollout.for_reward() for rollout in rollouts]),
                 self.config.convrec.reward_timeout,
             )
         except Exception as error:

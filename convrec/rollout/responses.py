@@ -1,12 +1,10 @@
-"""A prompt, and a response to it, in the forms that verl, the reward and a validation have of them."""
+"""A prompt, and a response to it, in the forms that verl and the reward have of them."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-
-from convrec.rollout.reward_manager import Response
 
 
 @dataclass
@@ -17,17 +15,6 @@ class Prompt:
     sampling_params: dict[str, Any]
     trajectory: dict[str, Any]
     n: int  # responses asked for
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """What a validation needs of a response."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    score: float
-    num_turns: int
-    reward_extra_info: dict[str, Any]
 
 
 @dataclass
@@ -54,26 +41,19 @@ class SampledResponse:
             "max_global_steps": extra.get("max_global_steps"),
         }
 
-    def answer(self) -> ScoredAnswer:
-        """Once it is scored."""
-        output = self.output
-        return ScoredAnswer(
-            output.prompt_ids,
-            output.response_ids,
-            output.reward_score,
-            output.num_turns,
-            output.extra_fields["reward_extra_info"],
-        )
-
-    def response(self) -> Response:
-        """For the reward."""
+    def for_reward(self) -> dict[str, Any]:
+        """Arguments of `GroupRewardManager.score`."""
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
         extra |= {
             "num_turns": self.output.num_turns,
             "rollout_reward_scores": self.sample.get("reward_scores", {}),
         }
-        truth = self.sample["reward_model"]["ground_truth"]
-        return Response(self.output.response_ids, self.sample["data_source"], truth, extra)
+        return {
+            "response_ids": self.output.response_ids,
+            "data_source": self.sample["data_source"],
+            "ground_truth": self.sample["reward_model"]["ground_truth"],
+            "extra_info": extra,
+        }
 
     def fields(self) -> dict[str, Any]:
         fields = self.output.as_dict()

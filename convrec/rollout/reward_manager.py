@@ -1,21 +1,10 @@
 """Where responses become text and the reward function is called: verl's manager, and a form that takes many at once."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.protocol import DataProto
-
-
-@dataclass(frozen=True)
-class Response:
-    """What verl's manager takes of a response's `DataProto`."""
-
-    token_ids: list[int]
-    data_source: str
-    ground_truth: Any
-    extra_info: dict[str, Any]
 
 
 class GroupRewardManager(NaiveRewardManager):
@@ -24,19 +13,14 @@ class GroupRewardManager(NaiveRewardManager):
     A tensor batch cut into rows, two threads a response and their pickles cost five times what a list's reward does.
     """
 
-    async def run_single(self, data: DataProto | list[Response]) -> Any:
+    async def run_single(self, data: DataProto | list[dict[str, Any]]) -> Any:
         if isinstance(data, list):
-            return await asyncio.gather(*map(self._score, data))
+            return await asyncio.gather(*(self.score(**response) for response in data))
         return await super().run_single(data)
 
-    async def _score(self, response: Response) -> dict[str, Any]:
-        text = self.tokenizer.decode(response.token_ids, skip_special_tokens=True)
-        arguments = {
-            "data_source": response.data_source,
-            "solution_str": text,
-            "ground_truth": response.ground_truth,
-            "extra_info": response.extra_info,
-        }
+    async def score(self, response_ids: list[int], **arguments: Any) -> dict[str, Any]:
+        """arguments: the reward function's, but for the text."""
+        arguments["solution_str"] = self.tokenizer.decode(response_ids, skip_special_tokens=True)
         if self.reward_router_address is not None:
             arguments["reward_router_address"] = self.reward_router_address
             arguments["reward_model_tokenizer"] = self.reward_model_tokenizer

@@ -1,7 +1,7 @@
 """A run's folder: where checkpoints, metrics and the log are.
 
 RUN/global_step_N/      checkpoints (verl's layout), the newest complete one named in latest_checkpointed_iteration.txt
-RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line
+RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line; a step may have several
 RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
 RUN/config.yaml         the composed settings; `run` in it names the recipe and the algorithm
 RUN/starts.jsonl        a line for each start: time, versions, commit (convrec.runs.starts)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from convrec.runs import guard_process
@@ -23,21 +22,6 @@ THREADS = 4
 STACKS = "stacks"
 STACKS_SIGNAL = signal.SIGRTMIN + 3  # nothing else of a run uses it
 STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a disk or a network file system"}
-
-
-@dataclass(frozen=True)
-class ProcessStack:
-    """One process: its id and name, why it cannot run ("" where it can), and the stacks of its threads."""
-
-    pid: int
-    name: str
-    trouble: str
-    text: str
-
-    def described(self, node: str) -> str:
-        """For the log."""
-        trouble = f": {self.trouble}" if self.trouble else ""
-        return f"--- process {self.pid} on {node}, {self.name}{trouble}\n{self.text.strip()}"
 
 
 def write_on_signal(folder: Path) -> None:
@@ -52,15 +36,17 @@ def state_of(pid: int) -> str:
     return text[text.rindex(")") + 2]
 
 
-def of_this_node(folder: Path) -> list[ProcessStack]:
-    """Of all processes in Python that belong to the run with this temporary folder, and of others (Ray's raylet) that
-    are stopped."""
+def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
+    """(the stacks of all processes in Python that belong to the run with this temporary folder, and of others, Ray's
+    raylet, that are stopped; those that cannot run and why)."""
+    pids = sorted(guard_process.processes_of(Path(folder)))
     with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(lambda pid: _of_process(pid, folder), sorted(guard_process.processes_of(folder)))
-        return [stack for stack in found if stack is not None]
+        found = [stack for stack in threads.map(lambda pid: _of_process(pid, Path(folder), node), pids) if stack]
+    return "\n".join(text for text, _ in found), [blamed for _, blamed in found if blamed]
 
 
-def _of_process(pid: int, folder: Path) -> ProcessStack | None:
+def _of_process(pid: int, folder: Path, node: str) -> tuple[str, str] | None:
+    """(its stacks for the log, what is said of it where it cannot run or ""); None for one of no interest."""
     try:
         program = Path(os.readlink(f"/proc/{pid}/exe")).name
         name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
@@ -70,7 +56,9 @@ def _of_process(pid: int, folder: Path) -> ProcessStack | None:
     if not program.startswith("python") and state not in "Tt":
         return None
     text = _by_py_spy(pid) or _by_itself(pid, folder) or "its stacks cannot be read"
-    return ProcessStack(pid, name, STATES.get(state, ""), text)
+    trouble = STATES.get(state)
+    described = f"--- process {pid} on {node}, {name}{f': {trouble}' if trouble else ''}\n{text.strip()}"
+    return described, f"process {pid} on {node} ({name}) {trouble}" if trouble else ""
 
 
 def _by_py_spy(pid: int) -> str:

@@ -180,7 +180,8 @@ class Recommender:
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """`recommend` for asynchronous code; cancelled, the engine stops writing."""
-        return await self.engine.arun(self._write(self._prepare(conversation, k, **filters)))
+        prepared = self._prepare(conversation, k, **filters)
+        return await self.engine.arun(self._write(prepared))
 
     def recommend_batch(
         self,

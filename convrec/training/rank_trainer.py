@@ -8,7 +8,7 @@ Neither verl registry sees ranks, so the trainer reads responses and rank return
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -94,7 +94,9 @@ class RankGRPOMixin(ConvRecMixin):
         infos = [extra["reward_extra_info"] for extra in data["extra_fields"]]
         uid = list(data["uid"])
         returns_BK = torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32)
-        metrics.update(self._rollout_metrics(returns_BK, uid, infos, is_padding))
+        real = np.flatnonzero(~is_padding)
+        uid_of_real, scalars = [uid[i] for i in real], scalar_infos([infos[i] for i in real])
+        metrics.update(rank_metrics(returns_BK[real], uid_of_real, self.settings.num_items, scalars))
         if not self.is_rank_level:
             return super()._compute_advantage(batch, metrics)
 
@@ -110,9 +112,7 @@ class RankGRPOMixin(ConvRecMixin):
             weights: Mapping[str, float] = self.settings.rewards
             returns_PBK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32).transpose(0, 1)
             advantages_PBK = part_advantages(returns_PBK, list(weights.values()), uid, norm_by_std)
-            real = np.flatnonzero(~is_padding)
-            of_real = returns_PBK[:, real], advantages_PBK[:, real], [uid[i] for i in real]
-            metrics.update(part_metrics(list(weights), *of_real))
+            metrics.update(part_metrics(list(weights), returns_PBK[:, real], advantages_PBK[:, real], uid_of_real))
             if self.settings.reward_combination == "normalised":
                 advantages_BK = advantages_PBK.sum(dim=0)
         units_BT, advantages_BT = assign_units(
@@ -175,13 +175,6 @@ class RankGRPOMixin(ConvRecMixin):
         proto, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=padded), correction)
         metrics.update(correction_metrics)
         return {"rollout_is_weights": proto.batch["rollout_is_weights"]}
-
-    def _rollout_metrics(
-        self, returns_BK: torch.Tensor, uid: Sequence[Any], infos: Sequence[dict[str, Any]], is_padding: np.ndarray
-    ) -> dict[str, float]:
-        real = np.flatnonzero(~is_padding)
-        scalars = scalar_infos([infos[i] for i in real])
-        return rank_metrics(returns_BK[real], [uid[i] for i in real], self.settings.num_items, scalars)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)

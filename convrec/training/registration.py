@@ -1,4 +1,4 @@
-"""Our names in verl's registries, and the check that every process of a run has the same ones.
+"""Our names in verl's registries, and the check that every process of a run has the same source.
 
 verl's registries see neither ranks nor rank returns: a registered estimator gets token rewards, a registered loss gets
 log-probs and advantages. The rank-level method therefore runs in `convrec.training.rank_trainer.RankGRPOTrainer`, and
@@ -20,7 +20,7 @@ USER_MODULE = "CONVREC_USER_MODULE"  # in the environment of the driver and its 
 def _needs_the_trainer(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError(
         f"`{NAME}` needs the ranks of the response, which verl's registries do not carry: "
-        f"set trainer.v1.trainer_mode={NAME} (recipes.rank_grpo does)"
+        f"set trainer.v1.trainer_mode={NAME} (convrec train rank-grpo does)"
     )
 
 
@@ -52,45 +52,18 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def report() -> dict[str, Any]:
-    """What this process has: `node`, `source` (path of convrec), `digest`, and the names registered in verl."""
-    import ray
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-
-    return {
-        "node": ray.util.get_node_ip_address(),
-        "source": str(Path(__file__).parents[1]),
-        "digest": source_digest(),
-        "adv_estimator": NAME in ADV_ESTIMATOR_REGISTRY,
-        "policy_loss": NAME in POLICY_LOSS_REGISTRY,
-    }
-
-
 def check_worker() -> None:
-    """For a run's worker, before it builds a model: `check` of this process against the driver that started it."""
-    if drivers := os.environ.get(DRIVERS_DIGEST):
-        check(report(), drivers)
+    """For a run's worker, before it builds a model. Raises RuntimeError when it runs other source than the driver."""
+    drivers, digest = os.environ.get(DRIVERS_DIGEST), source_digest()
+    if drivers in (None, digest):
+        return
+    import ray
 
-
-def check(worker: dict[str, Any], drivers: str) -> None:
-    """Raise RuntimeError when a worker lacks a registration or runs other source than the driver.
-
-    Args:
-        worker: its `report()`.
-        drivers: the driver's `source_digest()`.
-    """
-    if missing := [key for key in ("adv_estimator", "policy_loss") if not worker[key]]:
-        raise RuntimeError(
-            f"a worker on {worker['node']} lacks the {' and '.join(missing)} `{NAME}` "
-            f"(it imports convrec from {worker['source']}): install this version of convrec on that node"
-        )
-    if worker["digest"] != drivers:
-        what = " or ".join(["convrec", *filter(None, [os.environ.get(USER_MODULE)])])
-        raise RuntimeError(
-            f"a worker on {worker['node']} runs another {what} than the driver "
-            f"({worker['source']}, {worker['digest']} instead of {drivers}): "
-            "install the same version on every node"
-        )
+    what = " or ".join(["convrec", *filter(None, [os.environ.get(USER_MODULE)])])
+    raise RuntimeError(
+        f"a worker on {ray.util.get_node_ip_address()} runs another {what} than the driver "
+        f"({Path(__file__).parents[1]}, {digest} instead of {drivers}): install the same version on every node"
+    )
 
 
 def register_rollout() -> None:

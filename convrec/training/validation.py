@@ -7,22 +7,20 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from convrec.checkpoints import saving
-from convrec.rollout.responses import ScoredAnswer
 from convrec.statistics import error_of_mean
 
 
 class ValidatesDirectly:
     """Over any of verl's v1 trainers: part of `convrec.training.trainer_base.ConvRecMixin`."""
 
-    validates_directly = True  # until a prompt needs verl's way
     validation_samples: list[dict[str, Any]] | None = None
 
     def _validate(self) -> dict[str, float]:
-        metrics = self._validate_directly() if self.validates_directly else None
-        if metrics is None:  # and so the next time: nothing is sent about in vain
-            self.validates_directly, self.validation_samples = False, None
+        metrics = self._validate_directly()
+        if metrics is None:
             metrics = super()._validate()
         saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
         return metrics
@@ -39,15 +37,12 @@ class ValidatesDirectly:
         answers = self.agent_loop_manager.validate(samples, self.global_steps)
         if answers is None:
             return None
-        rows = [
-            (sample, answer)
-            for sample, answers_of_sample in zip(samples, answers, strict=True)
-            for answer in answers_of_sample
-        ]
-        scores = [answer.score for _, answer in rows]
-        infos: dict[str, list[Any]] = {"reward": scores}
-        for name in sorted({name for _, answer in rows for name in answer.reward_extra_info}):
-            infos[name] = [answer.reward_extra_info.get(name) for _, answer in rows]
+        of_uid = {sample["uid"]: sample for sample in samples}
+        rows = [(of_uid[uid], answer) for uid, answer in answers]
+        infos: dict[str, list[Any]] = {"reward": [answer.reward_score for _, answer in rows]}
+        of_reward = [answer.extra_fields["reward_extra_info"] for _, answer in rows]
+        for name in sorted({name for info in of_reward for name in info}):
+            infos[name] = [info.get(name) for info in of_reward]
         uids = [sample["uid"] for sample, _ in rows]
         sources = [str(sample.get("data_source", "unknown")) for sample, _ in rows]
         self._keep_generations(rows, infos)
@@ -59,7 +54,9 @@ class ValidatesDirectly:
             expected_acc_counts=Counter(zip(sources, uids, strict=True)),
         )
 
-    def _keep_generations(self, rows: list[tuple[dict[str, Any], ScoredAnswer]], infos: dict[str, list[Any]]) -> None:
+    def _keep_generations(
+        self, rows: list[tuple[dict[str, Any], AgentLoopOutput]], infos: dict[str, list[Any]]
+    ) -> None:
         """To the trackers and to trainer.validation_data_dir, as verl does."""
 
         def texts(ids: list[list[int]]) -> list[str]:

@@ -1,10 +1,6 @@
-"""Conversations that state a taste in words, and the reader that gets the taste back out of the words.
+"""Conversations that state a taste in words: nothing that their ground truth depends on is hidden from a reader, which
+benchmarks/studies/sample_ceiling.py proves."""
 
-The reader is the proof that the sample data can be learned: nothing a conversation's ground truth depends on is hidden
-from it (`python -m data_prep.sample --check` prints how well it ranks).
-"""
-
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -148,21 +144,3 @@ def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator)
         lines.append(f"USER: {pick(SUGGESTION_REPLIES)}")
     lines[-1] = f"{lines[-1]} {pick(CLOSERS)}".rstrip()
     return "\n".join(lines) + "\n"
-
-
-def read_taste(table: FilmTable, conversation: str) -> Taste:
-    """The taste that `conversation` states: the films it names, and genre and era words outside of their titles."""
-    named = []
-    for row, film in sorted(enumerate(table.films), key=lambda entry: -len(entry[1].name)):
-        if film.name in conversation:  # longest first: "Psycho (1960)" is also the end of "American Psycho (1960)"
-            named.append(row)
-            conversation = conversation.replace(film.name, "")
-    return Taste(
-        genres=tuple(genre for genre, spellings in GENRE_WORDS.items() if _says(conversation, spellings)),
-        era=next((era for era, spellings in ERA_WORDS.items() if _says(conversation, spellings)), ""),
-        named=tuple(named),
-    )
-
-
-def _says(text: str, spellings: Sequence[str]) -> bool:
-    return any(re.search(rf"\b{re.escape(spelling)}\b", text) for spelling in spellings)

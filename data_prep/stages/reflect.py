@@ -108,10 +108,6 @@ def comparisons(count: int) -> list[tuple[int, int]]:
     return [(index, (index + distance) % count) for distance in distances for index in range(count)]
 
 
-def add_ratings(scores: Sequence[float], ratings: Sequence[float], gamma: float) -> list[float]:
-    return [score + gamma * rating for score, rating in zip(scores, ratings, strict=True)]
-
-
 # ---- the judges: blocks of rows with their candidates -> ratings of each row, aligned with the candidates
 
 Block = list[tuple[dict, list[int]]]
@@ -247,7 +243,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             rated = iter(judge([(row, candidates) for row, candidates in block if candidates]))
             ratings = [next(rated) if candidates else [] for _, candidates in block]
             scores = [
-                add_ratings(entry["scores"], given, settings["gamma"])
+                [score + settings["gamma"] * rating for score, rating in zip(entry["scores"], given, strict=True)]
                 for entry, given in zip(kept, ratings, strict=True)
             ]
             columns = [row["sample_id"] for row in rows], ratings, scores

@@ -71,7 +71,7 @@ def persist(ask: Callable[[], Answer], job: str) -> Answer:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"no answer from the cluster for {NETWORK_SECONDS / 60:.0f} minutes ({one_line(error)}): {job} "
-                    f"goes on without us. To follow it again: python -m recipes.submit --follow {job}"
+                    f"goes on without us. To follow it again: convrec submit --follow {job}"
                 ) from error
             time.sleep(POLL_SECONDS)
 

@@ -1,7 +1,5 @@
 """Ray jobs of a cluster: submit, follow, stop."""
 
-import asyncio
-import contextlib
 import os
 import shlex
 import sys
@@ -13,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
-from convrec.errors import UserError
+from convrec.errors import UserError, one_line
 from recipes.cluster.client import AGENT_SECONDS, POLL_SECONDS, connect, persist, submit_job, wait_for
 from recipes.cluster.job_environment import HERE, runtime_environment, withheld
 from recipes.launch.misspelt import misspelt_variables
@@ -21,7 +19,6 @@ from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_files
 
 STOP_SECONDS = 60.0
-QUIET_SECONDS = 60.0  # without a word of the log before its connection is made anew
 ASKED = "asked the job to save a checkpoint and end, at the end of its step"
 
 
@@ -38,7 +35,7 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
         return 130
     say(f"submitted {job} to {address}; checkpoints, metrics and log: {runtime_env['env_vars']['SAVE_PATH']}")
     if detach:
-        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes.submit"
+        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes submit"
         say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
         return 0
     return follow(client, job, [ask_to_end, stop_now])
@@ -58,7 +55,7 @@ def submit_training(
     variables = {**runtime_env["env_vars"], **more, SUBMISSION_VARIABLE: job}
     submit_job(
         client,
-        entrypoint=shlex.join(["python", "-m", *recipe.command, *arguments]),
+        entrypoint=shlex.join(["python", "-m", "recipes", *recipe.command.split(), *arguments]),
         runtime_env={**runtime_env, "env_vars": variables},
         submission_id=job,
         metadata={"recipe": recipe.name, "save_path": variables["SAVE_PATH"]},
@@ -74,10 +71,10 @@ def _withdraw(client: Any, job: str) -> bool:
 
 
 def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
-    """Run recipes.doctor as a job of the cluster, print what it prints, and return its exit status. Ctrl-C stops it."""
+    """Run the doctor as a job of the cluster, print what it prints, and return its exit status. Ctrl-C stops it."""
     runtime_env = checked_environment(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
-    command = ["python", "-m", "recipes.doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
+    command = ["python", "-m", "recipes", "doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
     try:
         submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
@@ -92,67 +89,45 @@ def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
 
 
 def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], None]] = ()) -> int:
-    """Print the job's log until it has ended. Returns its exit status; 130 when it was interrupted from here.
+    """Print the job's log as it comes until it has ended. Returns its exit status; 130 when it was interrupted here.
 
     on_interrupt: what the first Ctrl-C does, the second, ...; the one after them ends the following alone.
     """
-    log, left = JobLog(client, job), list(on_interrupt)
-    act: Callable[[Any, str], None] | None = None
+    left, act, printed = list(on_interrupt), None, 0
     while True:
         try:  # all that takes time is in here, so that Ctrl-C is an answer to it, whatever it is
             if act:
                 act(client, job)
-            info = log.follow()
-            break
+                act = None
+            info = persist(lambda: client.get_job_info(job), job)
+            has_ended, start = info.status.is_terminal(), time.monotonic()
+            log = _log_of(client, job, has_ended)
+            print(log[printed:], end="", flush=True)
+            printed = max(printed, len(log))
+            if has_ended:
+                break
+            time.sleep(max(POLL_SECONDS, 9 * (time.monotonic() - start)))  # a long log takes a tenth of the time
         except KeyboardInterrupt:
             if not left:
                 say(f"{job} goes on, unless it was told to end: ray job status {job}")
                 return 130
             act = left.pop(0)
     say(f"{job}: {info.status}")
-    if act:
+    if len(left) < len(on_interrupt):
         return 130
     if info.status.name == "SUCCEEDED":
         return 0
     return info.driver_exit_code if (info.driver_exit_code or 0) > 0 else 1
 
 
-class JobLog:
-    """A job's log, printed as it comes. A connection that breaks is made again; what has been printed is skipped."""
-
-    def __init__(self, client: Any, job: str) -> None:
-        self.client, self.job = client, job
-        self.printed = 0  # characters
-
-    def follow(self) -> Any:
-        """Until the job has ended. Returns its info."""
-        while True:
-            with contextlib.suppress(Exception):  # of the connection: the job's status decides
-                asyncio.run(self._tail())
-            info = persist(lambda: self.client.get_job_info(self.job), self.job)
-            if info.status.is_terminal():
-                break
-            time.sleep(POLL_SECONDS)
-        try:
-            self._print(persist(lambda: self.client.get_job_logs(self.job), self.job), 0)
-        except UserError as error:
-            say(f"the end of the log is missing: {error}")
-        return info
-
-    async def _tail(self) -> None:
-        """While the connection holds; one that says nothing may have broken without a word, too."""
-        start = 0
-        async with asyncio.timeout(QUIET_SECONDS) as quiet:
-            async for text in self.client.tail_job_logs(self.job):
-                quiet.reschedule(asyncio.get_running_loop().time() + QUIET_SECONDS)
-                self._print(text, start)
-                start += len(text)
-
-    def _print(self, text: str, start: int) -> None:
-        """What is new of a piece of the log that begins at this character."""
-        new = text[max(0, self.printed - start) :]
-        print(new, end="", flush=True)
-        self.printed += len(new)
+def _log_of(client: Any, job: str, has_ended: bool) -> str:
+    """The whole log; "" where it cannot be had now, which is waited out, and said, when the job has ended."""
+    try:
+        return persist(lambda: client.get_job_logs(job), job) if has_ended else client.get_job_logs(job)
+    except Exception as error:  # while it runs, its status decides
+        if has_ended:
+            say(f"the end of the log is missing: {one_line(error)}")
+        return ""
 
 
 def ask_to_end(client: Any, job: str) -> None:

@@ -1,1 +1,1 @@
-"""The parts of `python -m recipes.evaluate`: the split, its scoring, baselines, sweeps over a run's checkpoints."""
+"""The parts of `convrec evaluate`: the split, its scoring, baselines, sweeps over a run's checkpoints."""

@@ -15,7 +15,7 @@ def metrics_of(folder: Path, given_as: str = "") -> dict[str, Any]:
     given_as: the option that names the folder."""
     file = folder / "metrics.json"
     if not file.exists():
-        raise UserError(f"{given_as}{folder}: no metrics.json; give the --out folder of recipes.evaluate")
+        raise UserError(f"{given_as}{folder}: no metrics.json; give the --out folder of convrec evaluate")
     try:
         return json.loads(file.read_text(encoding="utf-8"), object_hook=_with_nan)
     except ValueError:
@@ -26,9 +26,9 @@ def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
     return {key: math.nan if one is None and key in ("mean", "se", "p") else one for key, one in value.items()}
 
 
-def rows_of(folder: Path, given_as: str = "") -> dict[str, dict[str, Any]]:
-    """sample_id -> row of rows.parquet. Raises UserError when it is gone."""
+def rows_of(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
+    """What a row has at `key` -> row of rows.parquet. Raises UserError when it is gone."""
     path = folder / "rows.parquet"
     if not path.exists():
         raise UserError(f"{given_as}{path}: gone since it was evaluated, or of baselines alone; evaluate again")
-    return {row["sample_id"]: row for row in pq.read_table(path).to_pylist()}
+    return {row[key]: row for row in pq.read_table(path).to_pylist()}

@@ -129,10 +129,10 @@ def paired_differences(
     """After minus before on the rows that both have and that have ground truth: {metric: {"mean", "se", "p"}, "n"}, and
     of the measures beyond accuracy that both have {"mean", "se", "n"}."""
     rows_before, rows_after, contexts = _of_both(before, after, split)
-    figures = paired(rows_before, rows_after, settings["ks"], contexts, settings["seed"])
-    result: dict[str, Any] = {"n": len(contexts)}
-    result |= {name: {key: of[key] for key in ("mean", "se", "p")} for name, of in figures.items()}
-    return result | figures_of([rows_after], contexts, settings["catalog_items"], settings["seed"], minus=[rows_before])
+    seed = settings["seed"]
+    figures = paired(rows_before, rows_after, settings["ks"], contexts, seed)
+    beyond = figures_of([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
+    return {"n": len(contexts), **figures, **beyond}
 
 
 def minus(before: Scored, after: Scored, split: Split, metrics: Sequence[str], settings: Settings) -> dict[str, Any]:

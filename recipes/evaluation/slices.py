@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import TRUTH, TURN, conversation_text
 from convrec.errors import UserError
-from convrec.statistics import error_of_mean
-from recipes.evaluation.beyond_accuracy import Context
+from recipes.evaluation.beyond_accuracy import Context, means
 from recipes.evaluation.gains import title_of
 from recipes.evaluation.split import Split
 
@@ -92,6 +91,12 @@ def slice_results(
     rows: of an evaluation; those without ground truth are left out. before: the same rows of an earlier evaluation
     (None: not there), of which the gain is. Standard errors are over conversations.
     """
+    columns = [*metrics, *(f"{metric} gain" for metric in metrics)]
+    values_RM = np.full((len(rows), len(columns)), math.nan)
+    for index, row in enumerate(rows):
+        values_RM[index, : len(metrics)] = [row[metric] for metric in metrics]
+        if earlier := before[index] if before else None:
+            values_RM[index, len(metrics) :] = [row[metric] - earlier[metric] for metric in metrics]
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for name, label_R in labels.items():
         indices: dict[str, list[int]] = {}
@@ -100,22 +105,10 @@ def slice_results(
                 indices.setdefault(label, []).append(index)
         results[name] = {}
         for label in sorted(indices, key=_order):
-            of_part = indices[label]
-            part: dict[str, Any] = {"n": len(of_part)}
-            for metric in metrics:
-                part[metric] = _mean({index: rows[index][metric] for index in of_part}, contexts)
-            both = {index: earlier for index in of_part if before and (earlier := before[index]) is not None}
-            for metric in metrics if both else ():
-                gains = {index: rows[index][metric] - earlier[metric] for index, earlier in both.items()}
-                part[f"{metric} gain"] = _mean(gains, contexts)
-            results[name][label] = part
+            figures = means(columns, values_RM[indices[label]], [contexts[index] for index in indices[label]])
+            known = {column: {"mean": of["mean"], "se": of["se"]} for column, of in figures.items() if of["n"]}
+            results[name][label] = {"n": len(indices[label]), **known}
     return results
-
-
-def _mean(values: Mapping[int, float], contexts: Sequence[Hashable]) -> dict[str, float]:
-    """values: index of a row -> value."""
-    column = np.array(list(values.values()))[:, None]
-    return {"mean": float(column.mean()), "se": float(error_of_mean(column, [contexts[index] for index in values])[0])}
 
 
 def _order(label: str) -> tuple[float, str]:

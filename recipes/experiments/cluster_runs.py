@@ -31,7 +31,7 @@ from recipes.experiments.matrix_runs import MatrixRun
 from recipes.experiments.tables import metrics_file
 from recipes.launch.recipe import RECIPES
 from recipes.preflight.cluster_findings import WAITS_VARIABLE, slot_findings
-from recipes.preflight.cores import needed_cpu_slots, rollout_devices
+from recipes.preflight.cores import needed_slots
 from recipes.preflight.finding import stop_on_failure
 
 DEVICES = "N_GPUS_PER_NODE"
@@ -95,11 +95,10 @@ def tasks_of(
             stop_on_failure(slot_findings(config, nodes))
         except UserError as error:
             raise UserError(f"{run.name}: {error}") from None
-        rollout_nodes, rollout_each = rollout_devices(config)
-        gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node + rollout_nodes * rollout_each
         starts = [run.start] if run.start in names else []
         trained = tuple(f"{start}-train" for start in starts)
-        tasks.append(Task(run, "train", trained, gpus, needed_cpu_slots(config).total))
+        needed = needed_slots(config)
+        tasks.append(Task(run, "train", trained, needed.gpus, needed.cpus))
         evaluated = (f"{run.name}-train", *(f"{start}-evaluate" for start in starts))
         tasks.append(Task(run, "evaluate", evaluated, evaluation_gpus))
     return tasks
@@ -155,7 +154,7 @@ class MatrixJobs:
             arguments = json.dumps(evaluation_of(task.run, self.out, self.evaluate), default=str)
             submit_job(
                 self.client,
-                entrypoint=shlex.join(["python", "-m", "recipes.experiments.evaluation_job", arguments]),
+                entrypoint=shlex.join(["python", "-m", "recipes", "evaluation-job", arguments]),
                 runtime_env=runtime_env,
                 submission_id=job,
                 entrypoint_num_gpus=task.gpus,

@@ -1,14 +1,9 @@
 """One evaluation of a matrix as a job of a cluster.
 
-python -m recipes.experiments.evaluation_job '{"model": ..., "out": ..., "data": ..., "catalog": ...}'
+convrec evaluation-job '{"model": ..., "out": ..., "data": ..., "catalog": ...}'
 
 The argument has the `EvaluationOptions`, as JSON.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import json
 import sys
@@ -18,16 +13,12 @@ from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     try:
-        metrics = evaluate(EvaluationOptions(**json.loads(sys.argv[1])))
+        metrics = evaluate(EvaluationOptions(**json.loads(arguments[0])))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for warning in metrics["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,12 @@
 """What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from omegaconf import DictConfig
 
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
+from convrec.runs.supervisor import die_with
 from recipes.cluster.jobs import say
 from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
@@ -22,6 +26,7 @@ from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
+OURS = {"python": [sys.executable], "convrec": [sys.executable, "-m", "recipes"]}  # of a preparation, not those on PATH
 
 
 def prepare(steps: Sequence[Preparation]) -> None:
@@ -29,7 +34,8 @@ def prepare(steps: Sequence[Preparation]) -> None:
     for step in steps:
         if Path(step.creates).exists():
             continue
-        command = [sys.executable if word == "python" else word for word in shlex.split(step.run)]
+        program, *arguments = shlex.split(step.run)
+        command = [*OURS.get(program, [program]), *arguments]
         print(f"preparing {step.creates}", file=sys.stderr)
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"prepare: `{step.run}` failed")
@@ -57,10 +63,21 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
 
 
 def train(run: MatrixRun, out: Path) -> None:
-    """The recipe's script; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails."""
+    """The recipe's script; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails.
+
+    The script ends with this process; Ctrl-C ends it in its own way first.
+    """
     script = RECIPES[run.recipe].script
     environment = run.environment(out) | {"PYTHON": sys.executable}
-    status = subprocess.run(["bash", str(ROOT / script), *run.overrides], env=environment, check=False).returncode
+    with subprocess.Popen(
+        ["bash", str(ROOT / script), *run.overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
+    ) as process:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()  # it ends within a bounded time (convrec.runs.supervisor)
+            raise
     if status:
         raise UserError(f"{run.name}: {script} ended with status {status}; the same command resumes")
 

@@ -23,8 +23,8 @@ from recipes.experiments.matrix_runs import MatrixRun
 # of an evaluation's settings; sha256 is of what the files held
 COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
 CONSTRAINED = "{} constrained gain"  # a column of table.csv
-Row = Mapping[str, Any]
-Column = tuple[str, Callable[[Sequence[Row], str], str], str]  # title, cell of a variant's rows, of what
+Values = Mapping[str, Any]
+Column = tuple[str, Callable[[Sequence[Values], str], str], str]  # title, cell of a variant's rows, of what
 
 
 def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
@@ -59,7 +59,7 @@ def metrics_file(out: Path, name: str) -> Path:
     return out / "evaluation" / name / "metrics.json"
 
 
-def evaluated(runs: Sequence[MatrixRun], out: Path, like: Row) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def evaluated(runs: Sequence[MatrixRun], out: Path, like: Values) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """table.csv's lines, one for each run with an evaluation in OUT; and of the runs evaluated unlike `like`, settings
     of an evaluation, the first one that differs."""
     table, left_out = [], {}
@@ -75,12 +75,12 @@ def evaluated(runs: Sequence[MatrixRun], out: Path, like: Row) -> tuple[list[dic
     return table, left_out
 
 
-def row_of(run: MatrixRun, metrics: Row) -> dict[str, Any]:
+def row_of(run: MatrixRun, metrics: Values) -> dict[str, Any]:
     """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
     return {"run": run.name, "variant": run.variant, "seed": run.seed} | model_line(metrics)
 
 
-def markdown(table: Sequence[Row], k: int) -> str:
+def markdown(table: Sequence[Values], k: int) -> str:
     """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start; of Recall and
     NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists, what they gain over the
     free ones. What is not known (NaN) is an empty cell."""
@@ -95,7 +95,7 @@ def markdown(table: Sequence[Row], k: int) -> str:
     return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
 
 
-def _markdown_table(table: Sequence[Row], columns: Sequence[Column]) -> str:
+def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
     lines = ["| variant | seeds | " + " | ".join(title for title, _, _ in columns) + " |"]
     lines.append("|---" * (2 + len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
@@ -105,7 +105,7 @@ def _markdown_table(table: Sequence[Row], columns: Sequence[Column]) -> str:
     return "\n".join(lines)
 
 
-def _mean_cell(rows: Sequence[Row], name: str) -> str:
+def _mean_cell(rows: Sequence[Values], name: str) -> str:
     """Mean over the seeds and the standard deviation between them."""
     values = [row[name] for row in rows]
     if math.isnan(mean := np.mean(values)):
@@ -113,7 +113,7 @@ def _mean_cell(rows: Sequence[Row], name: str) -> str:
     return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
 
 
-def _gain_cell(rows: Sequence[Row], name: str) -> str:
+def _gain_cell(rows: Sequence[Values], name: str) -> str:
     """Mean over the seeds that have it, and the standard error of each."""
     rows = [row for row in rows if name in row]
     if not rows or math.isnan(mean := np.mean([row[name] for row in rows])):
@@ -122,7 +122,7 @@ def _gain_cell(rows: Sequence[Row], name: str) -> str:
     return f"{mean:+.4f} (se of each {errors})"
 
 
-def pairs(table: Sequence[Row], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
+def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
     """Each two variants with the same seeds, or of which the earlier has one, as a start: the later minus the earlier.
 
     Conversation by conversation, a conversation's value being its mean over the seeds; se and p are over conversations.
@@ -155,7 +155,7 @@ def pairs(table: Sequence[Row], out: Path, k: int, num_items: int) -> list[dict[
     return compared
 
 
-def _means(rows_of_seeds: Sequence[Sequence[Row]], names: Sequence[str]) -> list[dict[str, float]]:
+def _means(rows_of_seeds: Sequence[Sequence[Values]], names: Sequence[str]) -> list[dict[str, float]]:
     """Of each row the mean over the seeds."""
     return [
         {name: float(np.mean([row[name] for row in rows])) for name in names}

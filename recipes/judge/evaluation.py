@@ -1,8 +1,8 @@
 """How good a judge is on labelled rows: greedy verdicts of vLLM or of an API, pairwise ones in both orders.
 
-    python -m recipes.evaluate --judge pairwise --model MODEL --data data/judge/test.parquet --out outputs/judge
+    convrec evaluate --judge pairwise --model MODEL --data data/judge/test.parquet --out outputs/judge
 
-MODEL is what `python -m recipes.evaluate` takes otherwise, `api:NAME` included, which is asked at JUDGE_BASE_URL where
+MODEL is what `convrec evaluate` takes otherwise, `api:NAME` included, which is asked at JUDGE_BASE_URL where
 that is set, else at LLM_BASE_URL. OUT gets metrics.json, rows.parquet (a line a row: its number in the data, the text,
 the verdict, for pairwise also those with A and B swapped) and generations.parquet, which is used again while checkpoint
 and settings are the same. `--verdicts lenient` adds what a lenient reading of the same answers gives. `--against
@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +180,8 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "-"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.evaluate", description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--judge", dest="mode", required=True, choices=MODES, help="the kind of judge")
     parser.add_argument("--model", required=True, help="Hugging Face folder or id, run folder, LoRA adapter, api:NAME")
     parser.add_argument("--data", required=True, help="labelled rows (parquet)")

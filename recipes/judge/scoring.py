@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.judges.criteria import Scores
 from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, scores_of
 from convrec.judges.verdict import TIE, comparison_verdict, score_verdict
 from convrec.statistics import bootstrap
+from recipes.evaluation.results import metrics_of, rows_of
 from reward.judge_pointwise import pointwise_reward
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
@@ -65,15 +64,12 @@ def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, re
 def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
     """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode and of data with
     these contents (its `sha256`)."""
-    for name in ("metrics.json", "rows.parquet"):
-        if not (folder / name).exists():
-            raise UserError(f"--against {folder}: no {name}; give the --out folder of an earlier evaluation")
-    settings = read_json(folder / "metrics.json")["settings"]
+    settings = metrics_of(folder, "--against ")["settings"]
     if settings.get("judge") != mode:
         raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
     if settings["sha256"] != contents:
         raise UserError(f"--against {folder}: its data had other contents ({settings['data']}); evaluate both alike")
-    return {row["row"]: row for row in pq.read_table(folder / "rows.parquet").to_pylist()}
+    return rows_of(folder, "--against ", key="row")
 
 
 def compare(

@@ -1,7 +1,7 @@
 """What a recipe is: one record each, in the table RECIPES, from which everything else reads what differs.
 
 To add one: an entry in RECIPES, conf/<name>.yaml, its curves in convrec/report/curves.py (PANELS) and its settings in
-convrec/report/run_summary.py (SETTINGS); a module that calls `runner.run`, and a script that starts it.
+convrec/report/run_summary.py (SETTINGS); its name in COMMANDS (recipes/cli.py), and a script that starts it.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ class Recipe:
 
     name: str
     title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
-    command: tuple[str, ...]  # python -m <command> starts it
-    script: str  # the same with RAY_ADDRESS=http://... understood
+    command: str  # convrec <command> starts it
+    script: str  # the same, from a shell without convrec
     settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/schema.py
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
@@ -76,7 +76,7 @@ def _train_rl(requirements: Requirements, config: DictConfig) -> None:
 SFT = Recipe(
     name="sft",
     title="SFT",
-    command=("recipes.sft",),
+    command="train sft",
     script="run_sft.sh",
     settings=schema.SFT,
     answers="lists",
@@ -90,7 +90,7 @@ SFT = Recipe(
 RANK_GRPO = Recipe(
     name="rank_grpo",
     title="{algorithm}",
-    command=("recipes.rank_grpo",),
+    command="train rank-grpo",
     script="run_rank_grpo.sh",
     settings=schema.LISTS,
     answers="lists",
@@ -109,7 +109,7 @@ POINTWISE_JUDGE = replace(
     RANK_GRPO,
     name="judge_pointwise",
     title="GRPO of a pointwise judge",
-    command=("recipes.judge.train", "pointwise"),
+    command="train judge pointwise",
     script="recipes/judge/run_pointwise.sh",
     settings=schema.JUDGES,
     answers="verdicts",
@@ -121,7 +121,7 @@ PAIRWISE_JUDGE = replace(
     POINTWISE_JUDGE,
     name="judge_pairwise",
     title="GRPO of a pairwise judge",
-    command=("recipes.judge.train", "pairwise"),
+    command="train judge pairwise",
     script="recipes/judge/run_pairwise.sh",
     settings=schema.PAIRWISE,
     shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},

@@ -18,7 +18,7 @@ from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight import host
-from recipes.preflight.cores import needed_cpu_slots, uses_ray
+from recipes.preflight.cores import needed_slots, uses_ray
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
@@ -134,8 +134,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init
-        needed = needed_cpu_slots(config).total
-        ray_init.num_cpus = max(ray_init.num_cpus or host.usable_cores(), needed)
+        ray_init.num_cpus = max(ray_init.num_cpus or host.usable_cores(), needed_slots(config).cpus)
     ours = config.convrec
     if "matching" in ours and ours.matching is None:
         ours.matching = "reference" if ours.preset == "reference" else "fuzzy"

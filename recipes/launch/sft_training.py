@@ -1,7 +1,6 @@
 """verl's SFT trainers: in the driver's process for one device of this machine, on Ray for several or a cluster."""
 
 import os
-import socket
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +9,10 @@ from omegaconf import DictConfig
 
 from recipes.planning.estimate import Requirements
 from recipes.preflight.cores import uses_ray
+
+# what torchrun would set; torch takes a free port
+ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+ONE_PROCESS |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def train(requirements: Requirements, config: DictConfig) -> None:
@@ -33,7 +36,7 @@ def _train_on_ray(requirements: Requirements, config: DictConfig) -> None:
 
 
 def _train_here(config: DictConfig) -> None:
-    os.environ.update(_single_process_environment())
+    os.environ.update(ONE_PROCESS)
     from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
@@ -58,17 +61,3 @@ def _fit(trainer: Any, module: ModuleType, config: DictConfig) -> None:
     run_folder = Path(config.trainer.default_local_dir)
     tracking.install(module, run_folder, config.trainer.experiment_name)
     trainer.fit()
-
-
-def _single_process_environment() -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }

@@ -121,20 +121,15 @@ def run_of(config: DictConfig, size: ModelSize, prompt: float | None = None, res
     return Run(size, prompt, response, **given)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Bytes; of a device where not said otherwise."""
-
-    training: int
-    rollout_weights: int
-    host: int  # of a CPU-only host, all processes together
+def training_bytes(run: Run) -> int:
+    """Of a device in training, without vLLM."""
+    return sum(training_parts(run).values())
 
 
-def needs(config: DictConfig, size: ModelSize) -> Needs:
-    run = run_of(config, size)
-    training, weights = sum(training_parts(run).values()), rollout_weights(run)
+def host_bytes(run: Run) -> int:
+    """Of a host without GPUs, all processes together."""
     processes = CPU_PROCESSES if run.tensor_parallel else 1
-    return Needs(training, weights, run.gpus_per_node * (training + 3 * weights) + processes * PROCESS_BYTES)
+    return run.gpus_per_node * (training_bytes(run) + 3 * rollout_weights(run)) + processes * PROCESS_BYTES
 
 
 def gpu_parts(run: Run, memory: float) -> tuple[dict[str, int], dict[str, int]]:

@@ -34,12 +34,16 @@ def kept_checkpoints(config: DictConfig) -> int:
     return checkpoints_of(config, steps)[1]
 
 
+def listed(files: Any) -> list[str]:
+    """Of a setting that has a path, several, or null."""
+    return [files] if isinstance(files, str) else list(files or ())
+
+
 def rows_of(config: DictConfig, key: str = "train_files") -> int:
     """That are read of the files that config.data names under this key. Raises OSError for a file that is not there,
     UserError for one that is no parquet."""
-    files: Any = config.data[key]
     rows, most = 0, config.data.get(key.replace("files", "max_samples"), -1)
-    for path in [files] if isinstance(files, str) else list(files or ()):
+    for path in listed(config.data[key]):
         try:
             rows += pq.read_metadata(path).num_rows
         except ArrowInvalid as error:

@@ -1,10 +1,13 @@
 """Does a batch divide over the devices, a model over those of a replica, and fit a sequence a micro-batch?"""
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
+from convrec.files import read_json
 from recipes.preflight.cores import rollout_devices
 
 
@@ -60,3 +63,9 @@ def check_heads(heads: int, tensor_parallel: int, model: str) -> None:
             f"TENSOR_PARALLEL={tensor_parallel} does not divide the {heads} attention heads of {model}: set it to "
             "a number that does, like 1"
         )
+
+
+def model_settings(model: str) -> dict[str, Any]:
+    """The config.json of a folder; {} of a model still to be downloaded."""
+    file = Path(model).expanduser() / "config.json"
+    return read_json(file) if file.exists() else {}

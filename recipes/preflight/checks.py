@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from convrec import kinds
 from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
 from convrec.lists import user_rewards
@@ -22,8 +21,9 @@ from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
+from recipes.planning.work import listed
 from recipes.preflight import constrained, host
-from recipes.preflight.batch import check_batch, check_heads, check_micro_batch
+from recipes.preflight.batch import check_batch, check_heads, check_micro_batch, model_settings
 from recipes.preflight.cores import rollout_devices
 
 
@@ -127,7 +127,7 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
 def check_judge(config: DictConfig, mode: str) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     _check_rl(config)
-    require_files(config, "data_prep.judge_sample")
+    require_files(config, "data judge-sample")
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
     return warnings
@@ -140,7 +140,7 @@ def _check_orders(config: DictConfig) -> None:
         return
     if config.data.train_batch_size % 2:
         raise UserError(f"TRAIN_BATCH_SIZE={config.data.train_batch_size}: even with convrec.orders={orders}")
-    files = _listed(config.data.train_files)
+    files = listed(config.data.train_files)
     pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
 
 
@@ -172,10 +172,9 @@ def _check_rl(config: DictConfig) -> None:
 def _check_weight_bucket(config: DictConfig) -> None:
     """On a CPU weights reach the rollout through shared memory, which the largest of them must fit: the embedding."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    file = Path(model.path).expanduser() / "config.json"
-    if config.trainer.device != "cpu" or model.lora_rank or not file.exists():
+    if config.trainer.device != "cpu" or model.lora_rank:
         return
-    settings = read_json(file)
+    settings = model_settings(model.path)
     numbers = settings.get("vocab_size", 0) * settings.get("hidden_size", 0)
     needed = -(-numbers * (4 if rollout.dtype == "float32" else 2) // 2**20)
     bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
@@ -215,7 +214,7 @@ def check_sft(config: DictConfig) -> list[str]:
     _check_model(config.model.path, lengths)
     require_files(config)
     warnings = _check_tables(config, validate_sft_table)
-    rows = sum(pq.read_metadata(path).num_rows for path in _listed(config.data.val_files))
+    rows = sum(pq.read_metadata(path).num_rows for path in listed(config.data.val_files))
     if 0 < rows < devices:
         raise UserError(
             f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
@@ -246,8 +245,7 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
     """The model is there, has room for these lengths together and heads that divide over the GPUs of a replica; a model
     still to be downloaded is not looked into."""
     check_model_path(model_path)
-    file = Path(model_path).expanduser() / "config.json"
-    settings = read_json(file) if file.exists() else {}
+    settings = model_settings(model_path)
     check_heads(settings.get("num_attention_heads", 0), tensor_parallel, model_path)
     limit = settings.get("max_position_embeddings")
     if limit and sum(lengths.values()) > limit:
@@ -258,7 +256,7 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
 def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
     warnings: list[str] = []
     rows = 0
-    for path in _listed(config.data.train_files):
+    for path in listed(config.data.train_files):
         report = validate(path)
         rows += report.rows
         warnings += report.warnings
@@ -272,24 +270,20 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
             f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}: lower the "
             "batch size"
         )
-    for path in _listed(config.data.val_files):
+    for path in listed(config.data.val_files):
         warnings += validate(path).warnings
     return warnings
-
-
-def _listed(files: str | Sequence[str] | None) -> list[str]:
-    return [files] if isinstance(files, str) else list(files or ())
 
 
 def missing_files(config: DictConfig) -> list[str]:
     """`VARIABLE=path` of every file of the config that is not there."""
     catalog = OmegaConf.select(config, "convrec.catalog_file")
     named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
-    return [f"{name}={path}" for name, files in named.items() for path in _listed(files) if not Path(path).is_file()]
+    return [f"{name}={path}" for name, files in named.items() for path in listed(files) if not Path(path).is_file()]
 
 
-def require_files(config: DictConfig, maker: str = "data_prep.sample") -> None:
+def require_files(config: DictConfig, maker: str = "data sample") -> None:
     """Raise UserError with all files that are missing, not the first alone."""
     if missing := missing_files(config):
         each = "; ".join(f"{name}: no such file" for name in missing)
-        raise UserError(f"{each}; name one, or make sample data: python -m {maker}")
+        raise UserError(f"{each}; name one, or make sample data: convrec {maker}")

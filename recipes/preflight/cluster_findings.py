@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.preflight import node
-from recipes.preflight.cores import needed_cpu_slots, rollout_devices
+from recipes.preflight.cores import Slots, needed_slots
 from recipes.preflight.finding import GIB, Finding
 
 BUSY = "another job holds them"
@@ -38,9 +38,14 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
             if report["versions"].get(name) != version:
                 what = f"{name} {report['versions'].get(name)}, the driver has {version}"
                 findings.append(Finding("versions", "failure", where, what, "install the same set on every node"))
-        if report["missing_registrations"]:
-            what = f"verl there lacks {', '.join(report['missing_registrations'])}"
-            findings.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
+        if report["unreachable"]:
+            what = f"cannot connect to the driver: {report['unreachable']}"
+            fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they "
+            findings.append(Finding("ports", "failure", where, what, fix + "share"))
+        if ipaddress.ip_address(report["address"]).is_global:
+            what = f"{report['address']} is a public address: whoever reaches the ports of vLLM and TransferQueue "
+            fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
+            findings.append(Finding("network", "warning", where, what + "there runs code as you", fix))
         if report["shm_free"] < node.SHM_BYTES:
             what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
             fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
@@ -51,7 +56,7 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
                 Finding("limits", "warning", where, what, f"ulimit -n {node.OPEN_FILES}, before Ray is started")
             )
     return findings or [
-        Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions and limits are fine")
+        Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions, ports and limits are fine")
     ]
 
 
@@ -61,23 +66,20 @@ def slot_findings(config: DictConfig, nodes: Sequence[Mapping[str, Any]]) -> lis
 
     Args: nodes as `node.slots_of_cluster` gives them.
     """
-    trainer, needed = config.trainer, needed_cpu_slots(config)
-    devices = [(trainer.nnodes, trainer.n_gpus_per_node), rollout_devices(config)]
-    groups = [(number, gpus, cpus) for (number, gpus), (_, cpus) in zip(devices, needed.groups, strict=False)]
-    asked = f"N_NODES={trainer.nnodes} with N_GPUS_PER_NODE={trainer.n_gpus_per_node}"
-    if len(groups) > 1:
-        asked += ", and {} with actor_rollout_ref.rollout.n_gpus_per_node={}".format(*devices[1])
-    each = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in groups)
+    needed = needed_slots(config)
+    keys = ("N_NODES={} with N_GPUS_PER_NODE={}", "{} with actor_rollout_ref.rollout.n_gpus_per_node={}")
+    asked = ", and ".join(key.format(*group) for key, group in zip(keys, needed.groups, strict=False))
+    each = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in needed.groups)
     have = [
         f"{n['where']} {n['free']:g} of {n['total']:g} GPU and {n['cpus_free']:g} of {n['cpus_total']:g} CPU slots"
         for n in nodes
     ]
-    what = f"{asked} take {each} slots, {needed.total} of CPUs in all; free: {', '.join(have) or 'no node'}"
-    if not _have_room(groups, needed.anywhere, [(n["total"], n["cpus_total"]) for n in nodes]):
-        fix = f"ask for less, add nodes, or start Ray with more slots: ray start --num-cpus=N ({needed.total} in all), "
+    what = f"{asked} take {each} slots, {needed.cpus} of CPUs in all; free: {', '.join(have) or 'no node'}"
+    if not _have_room(needed, [(n["total"], n["cpus_total"]) for n in nodes]):
+        fix = f"ask for less, add nodes, or start Ray with more slots: ray start --num-cpus=N ({needed.cpus} in all), "
         fix += "on hosts without a GPU also --num-gpus=1"
         return [Finding("devices", "failure", "cluster", what, fix)]
-    if not _have_room(groups, needed.anywhere, [(n["free"], n["cpus_free"]) for n in nodes]):
+    if not _have_room(needed, [(n["free"], n["cpus_free"]) for n in nodes]):
         fix = "wait for it, or end it: ray job list, ray job stop"
         return [Finding("devices", "failure", "cluster", f"{BUSY}; {what}", fix)]
     return [Finding("devices", "ok", "cluster", what)]
@@ -97,33 +99,19 @@ def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[s
         time.sleep(WAIT_SECONDS)
 
 
-def _have_room(groups: Sequence[tuple[int, int, int]], anywhere: int, slots: Sequence[tuple[float, float]]) -> bool:
-    """Whether each group of (nodes, GPU and CPU slots of each) finds that many different nodes, which groups may share,
-    and `anywhere` CPU slots are left. slots: (GPU, CPU) of each node."""
-    left = [list(node) for node in slots]
-    for number, gpus, cpus in sorted(groups, key=lambda group: -group[1]):
-        fitting = sorted((node for node in left if node[0] >= gpus and node[1] >= cpus), reverse=True)[:number]
-        if len(fitting) < number:
+def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
+    """Whether there are enough nodes for each group by itself, and enough slots for all together; how groups would
+    share nodes is not tried out. slots: (GPU, CPU) of each node."""
+    for number, gpus, cpus in needed.groups:
+        if sum(node[0] >= gpus and node[1] >= cpus for node in slots) < number:
             return False
-        for slots_of_node in fitting:
-            slots_of_node[0] -= gpus
-            slots_of_node[1] -= cpus
-    return sum(int(cpus) for _, cpus in left) >= anywhere
+    return sum(node[0] for node in slots) >= needed.gpus and sum(int(node[1]) for node in slots) >= needed.cpus
 
 
 def device_findings(
-    config: DictConfig,
-    driver: dict[str, Any],
-    nodes: Sequence[dict[str, Any]],
-    slots: Sequence[dict[str, Any]],
-    environment: Mapping[str, str],
+    config: DictConfig, driver: dict[str, Any], nodes: Sequence[dict[str, Any]], environment: Mapping[str, str]
 ) -> list[Finding]:
-    """Has a cluster what the driver chose by looking at its own node, GPUs or none?
-
-    Args: own and nodes as `node.report`, slots as `slots_of_cluster` gives them.
-    """
-    wanted = config.trainer.n_gpus_per_node
-    counted = {entry["where"] for entry in slots if entry["total"] >= wanted}
+    """Has a cluster what the driver chose by looking at its own node, GPUs or none?"""
     findings = []
     if config.trainer.device == "cpu":
         if driver["device_memory"]:
@@ -140,30 +128,8 @@ def device_findings(
         what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
         findings.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
     for report in nodes:
-        if report["where"] in counted and not report["device_memory"]:
+        if report["gpu_slots"] >= config.trainer.n_gpus_per_node and not report["device_memory"]:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
             fix = "fix its driver or environment, or start Ray there with --num-gpus=0"
             findings.append(Finding("devices", "failure", report["where"], what, fix))
     return findings
-
-
-def address_findings(addresses: Mapping[str, str]) -> list[Finding]:
-    """A warning for each node whose servers the internet may reach. Args: node -> the address `ray start` was given."""
-    fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
-    what = "{} is a public address: whoever reaches the ports of vLLM and TransferQueue there runs code as you"
-    return [
-        Finding("network", "warning", where, what.format(address), fix)
-        for where, address in addresses.items()
-        if ipaddress.ip_address(address).is_global
-    ]
-
-
-def port_findings(unreachable: Mapping[str, Mapping[str, str]]) -> list[Finding]:
-    """Args: node -> {another it cannot connect to: why}."""
-    fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they share"
-    findings = [
-        Finding("ports", "failure", where, f"cannot connect to {other}: {why}", fix)
-        for where, others in unreachable.items()
-        for other, why in others.items()
-    ]
-    return findings or [Finding("ports", "ok", ", ".join(unreachable), "free ports can be connected to")]

@@ -1,6 +1,5 @@
 """What training under the constraint of a catalog needs, checked and made before Ray starts."""
 
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from convrec.constrained.catalog_trie import (
     load_tokenizer,
 )
 from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.training import registration
+from recipes.planning.work import listed
+from recipes.preflight.batch import model_settings
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
 # of a model's config.json: its logits are not the product of hidden states and head
@@ -60,8 +60,7 @@ def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[Catalo
 
 def _check_settings(config: DictConfig) -> None:
     """What would train on another distribution than the one that samples, or on diluted ratios, is refused."""
-    ours, actor, rollout = config.convrec, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    model = config.actor_rollout_ref.model
+    ours, rollout, model = config.convrec, config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if config.algorithm.adv_estimator != registration.NAME:
         raise UserError(
             f"{ON}: GRPO and GSPO take ratios and means over all tokens, most of which are forced: take "
@@ -78,11 +77,6 @@ def _check_settings(config: DictConfig) -> None:
             "off, as parts of their prompts, where a list under the constraint would begin anew: take "
             f"{registration.NAME}"
         )
-    if actor.strategy not in ("fsdp", "fsdp2"):
-        raise UserError(
-            f"{ON}: actor_rollout_ref.actor.strategy={actor.strategy}: the log-probs of allowed tokens need whole "
-            "hidden states and the whole head in each process (no tensor parallel actor): take fsdp2"
-        )
     for part in ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config"):
         key = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"
         if (OmegaConf.select(config, key) or 1) > 1:
@@ -91,8 +85,6 @@ def _check_settings(config: DictConfig) -> None:
         raise UserError(
             f"{ON}: LoRA on lm_head (actor_rollout_ref.model.target_modules) is not in its rows: leave it out"
         )
-    if rollout.name != "vllm":
-        raise UserError(f"{ON}: actor_rollout_ref.rollout.name={rollout.name}: lists are held to the catalog by vLLM")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.full_determinism:
         raise UserError(
             f"{ON}: actor_rollout_ref.rollout: lists are sampled by single_turn_agent without full_determinism "
@@ -103,8 +95,7 @@ def _check_settings(config: DictConfig) -> None:
             f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
             "log-probs of the constrained policy"
         )
-    file = Path(model.path).expanduser() / "config.json"
-    settings = read_json(file) if file.exists() else {}
+    settings = model_settings(model.path)
     if other := [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
         raise UserError(
             f"{ON}: {model.path} changes its logits behind the head ({', '.join(other)}): take another model"
@@ -117,20 +108,14 @@ def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None
     catalog_file, max_tokens = config.convrec.catalog_file, config.data.max_response_length
     check_length(trie, matcher.catalog, catalog_file, num_items, max_tokens, f"{ON}: MAX_RESPONSE_LENGTH=")
     items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
-    for files in (config.data.train_files, config.data.val_files):
-        for file in [files] if isinstance(files, str) else files:
-            for sample, seen in _seen_of(file):
-                if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
-                    continue  # nearly always, and known without a set
-                left = items_left(trie, excluded_items(matcher, seen))
-                if left < num_items:
-                    raise UserError(
-                        f"{file}, {sample}: {left} of the catalog's {trie.num_items} items are not seen in that "
-                        f"conversation, and a list has {num_items}: leave the row out, or lower NUM_ITEMS"
-                    )
-
-
-def _seen_of(file: str) -> Iterator[tuple[str, Sequence[str]]]:
-    table = pq.read_table(file, columns=["sample_id", "seen_titles"])
-    for sample, seen in zip(table["sample_id"].to_pylist(), table["seen_titles"].to_pylist(), strict=True):
-        yield sample, seen or ()
+    for file in (*listed(config.data.train_files), *listed(config.data.val_files)):
+        for row in pq.read_table(file, columns=["sample_id", "seen_titles"]).to_pylist():
+            seen = row["seen_titles"] or ()
+            if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
+                continue  # nearly always, and known without a set
+            left = items_left(trie, excluded_items(matcher, seen))
+            if left < num_items:
+                raise UserError(
+                    f"{file}, {row['sample_id']}: {left} of the catalog's {trie.num_items} items are not seen in that "
+                    f"conversation, and a list has {num_items}: leave the row out, or lower NUM_ITEMS"
+                )

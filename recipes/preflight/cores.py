@@ -1,4 +1,4 @@
-"""Ray's CPU slots that a run asks for. verl and TransferQueue wait for them without a limit: they are counted before.
+"""Ray's slots that a run asks for. verl and TransferQueue wait for them without a limit: they are counted before.
 
 SFT                 1 for each GPU, on the GPU's node, and nothing else
 training            3 for each GPU, on the GPU's node: verl's resource pools reserve them, used or not
@@ -18,15 +18,20 @@ CPUS_PER_ROLLOUT_GPU = 2  # of a rollout with GPUs of its own: RolloutReplica.in
 CONTROLLER, PLACING = 1, 1
 
 
-class CpuSlots(NamedTuple):
-    """groups: (number of nodes, slots on each of them). anywhere: further slots, of which each may be on any node."""
+class Slots(NamedTuple):
+    """groups: (number of nodes, GPU and CPU slots on each of them), of those that train and of a rollout of its own.
+    anywhere: further CPU slots, of which each may be on any node."""
 
-    groups: tuple[tuple[int, int], ...]
+    groups: list[tuple[int, int, int]]
     anywhere: int
 
     @property
-    def total(self) -> int:
-        return sum(nodes * slots for nodes, slots in self.groups) + self.anywhere
+    def gpus(self) -> int:
+        return sum(nodes * gpus for nodes, gpus, _ in self.groups)
+
+    @property
+    def cpus(self) -> int:
+        return sum(nodes * cpus for nodes, _, cpus in self.groups) + self.anywhere
 
 
 def uses_ray(config: DictConfig) -> bool:
@@ -35,16 +40,17 @@ def uses_ray(config: DictConfig) -> bool:
     return "actor_rollout_ref" in config or bool(os.environ.get("RAY_ADDRESS")) or devices > 1
 
 
-def needed_cpu_slots(config: DictConfig) -> CpuSlots:
+def needed_slots(config: DictConfig) -> Slots:
     """What a run asks for."""
+    nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if "actor_rollout_ref" not in config:
-        return CpuSlots(((config.trainer.nnodes, CPUS_PER_SFT_GPU * config.trainer.n_gpus_per_node),), 0)
-    rollout_nodes, rollout_each = rollout_devices(config)
-    groups = [(config.trainer.nnodes, CPUS_PER_GPU * config.trainer.n_gpus_per_node)]
+        return Slots([(nodes, gpus, CPUS_PER_SFT_GPU * gpus)], 0)
+    groups = [(nodes, gpus, CPUS_PER_GPU * gpus)]
+    rollout_nodes, rollout_gpus = rollout_devices(config)
     if rollout_nodes:
-        groups.append((rollout_nodes, CPUS_PER_ROLLOUT_GPU * rollout_each))
+        groups.append((rollout_nodes, rollout_gpus, CPUS_PER_ROLLOUT_GPU * rollout_gpus))
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 1
-    return CpuSlots(tuple(groups), CONTROLLER + units + PLACING)
+    return Slots(groups, CONTROLLER + units + PLACING)
 
 
 def rollout_devices(config: DictConfig) -> tuple[int, int]:

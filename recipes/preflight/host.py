@@ -34,9 +34,7 @@ def num_accelerators() -> int:
 
 
 def usable_cores() -> int:
-    import psutil
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(logical=False) or 1
+    return len(os.sched_getaffinity(0))
 
 
 def has_flash_attention() -> bool:

@@ -35,13 +35,13 @@ def report(
     files: list[str],
     model: str | None,
     save_path: str,
-    registrations: bool = False,
     mark: tuple[str, str] | None = None,
+    driver: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
     """Versions, files, disk, memory and limits of this machine.
 
-    model: a folder, or an id of the Hub, which is asked for it; None: not looked at. registrations: also look whether
-    verl knows our names here; imports verl. mark: of `marked`; a run folder of the driver's storage has it.
+    model: a folder, or an id of the Hub, which is asked for it; None: not looked at. mark: of `marked`; a run folder of
+    the driver's storage has it. driver: an address that this machine must be able to connect to.
     """
     problem, free = _writable(save_path)
     if mark and not problem and not _holds(*mark):
@@ -50,18 +50,20 @@ def report(
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {
         "where": socket.gethostname(),
+        "address": "127.0.0.1",
+        "gpu_slots": 0,
         "versions": {name: installed_version(name) for name in PINNED},
         "digest": registration.source_digest(),
         "source": str(Path(registration.__file__).parents[1]),
         "unreadable": {path: text for path in (*files, *folders) if (text := _unreadable(path))},
         "model_problem": hub.problem(model) if model and not folders else "",
         "save_problem": problem,
+        "unreachable": _unreachable(driver) if driver else "",
         "disk_free": free,
-        "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        "shm_free": shutil.disk_usage("/dev/shm").free,
         "memory_available": psutil.virtual_memory().available,
         "device_memory": _device_memory(),
         "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
-        "missing_registrations": _missing_registrations() if registrations else [],
     }
 
 
@@ -119,79 +121,47 @@ def _alive_nodes() -> list[dict[str, Any]]:
     return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 
-def _on_every_node(remote: Any) -> dict[str, Any]:
-    """Node -> the task or actor, kept to that node."""
+def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[dict[str, Any]]:
+    """One report a node, made there, with the address that its servers listen on and Ray's slots. Raises UserError for
+    a node that does not answer."""
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return {
-        name_of(entry): remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False))
-        for entry in _alive_nodes()
-    }
-
-
-def reports_of_cluster(files: list[str], model: str, save_path: str, registrations: bool) -> list[dict[str, Any]]:
-    """One report a node, made there. Raises UserError for a node that does not answer."""
-    import ray
-
-    reports = []
-    with marked(save_path) as mark:
-        tasks = _on_every_node(ray.remote(num_cpus=0, max_retries=0)(report))
-        asked = {where: task.remote(files, model, save_path, registrations, mark) for where, task in tasks.items()}
-        for where, answer in asked.items():
+    task, reports = ray.remote(num_cpus=0, max_retries=0)(report), []
+    with marked(save_path) as mark, free_port(ray.util.get_node_ip_address()) as driver:
+        asked = []
+        for entry in _alive_nodes():
+            there = NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False)
+            asked.append((entry, task.options(scheduling_strategy=there).remote(files, model, save_path, mark, driver)))
+        for entry, answer in asked:
+            where = name_of(entry)
             try:
-                reports.append(ray.get(answer, timeout=NODE_SECONDS) | {"where": where})
+                seen = ray.get(answer, timeout=NODE_SECONDS)
             except Exception as error:
                 raise UserError(
                     f"{where} cannot run this project: {one_line(error)}. Install the same environment there, and "
                     "start Ray in it"
                 ) from error
+            known = {"address": entry["NodeManagerAddress"], "gpu_slots": entry["Resources"].get("GPU", 0)}
+            reports.append(seen | {"where": where} | known)
     return reports
 
 
-class Reach:
-    """A free port of a machine that others try to reach, as they will reach those of NCCL, vLLM and TransferQueue."""
-
-    def __init__(self, ip: str) -> None:
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        self.server = socket.create_server((ip, 0), family=family, backlog=1024)
-
-    def address(self) -> tuple[str, int]:
-        ip, port = self.server.getsockname()[:2]
-        return ip, port
-
-    def unreachable(self, addresses: dict[str, tuple[str, int]]) -> dict[str, str]:
-        """name -> why, of those this machine cannot connect to."""
-        problems = {}
-        for name, address in addresses.items():
-            try:
-                socket.create_connection(address, timeout=CONNECT_SECONDS).close()
-            except OSError as error:
-                problems[name] = f"{address[0]}:{address[1]} {error.strerror or error}"
-        return problems
+@contextlib.contextmanager
+def free_port(ip: str) -> Iterator[tuple[str, int]]:
+    """The address of a port that listens, as those of NCCL, vLLM and TransferQueue will."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.create_server((ip, 0), family=family, backlog=1024) as server:
+        yield server.getsockname()[:2]
 
 
-def addresses_of_cluster() -> dict[str, str]:
-    """node -> the address that its servers listen on."""
-    return {name_of(entry): entry["NodeManagerAddress"] for entry in _alive_nodes()}
-
-
-def reach_of_cluster() -> dict[str, dict[str, str]]:
-    """node -> which other nodes it cannot connect to, and why. A single node is not asked."""
-    import ray
-
-    ips = addresses_of_cluster()
-    if len(ips) == 1:
-        return {name: {} for name in ips}
-    actors = {name: node.remote(ips[name]) for name, node in _on_every_node(ray.remote(num_cpus=0)(Reach)).items()}
+def _unreachable(address: tuple[str, int]) -> str:
+    """Why this machine cannot connect to the address; "" where it can."""
     try:
-        addresses = {name: ray.get(actor.address.remote(), timeout=NODE_SECONDS) for name, actor in actors.items()}
-        asked = {name: actor.unreachable.remote(addresses) for name, actor in actors.items()}
-        return {name: ray.get(answer, timeout=NODE_SECONDS) for name, answer in asked.items()}
-    except Exception as error:
-        raise UserError(f"the nodes' ports cannot be tried: {one_line(error)}") from error
-    finally:
-        for actor in actors.values():
-            ray.kill(actor)
+        socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"{address[0]}:{address[1]} {error.strerror or error}"
+    return ""
 
 
 def slots_of_cluster() -> list[dict[str, Any]]:
@@ -239,14 +209,3 @@ def _device_memory() -> int:
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-
-
-def _missing_registrations() -> list[str]:
-    """What verl lacks here after our plugin was loaded."""
-    import verl.utils.device  # noqa: F401  verl loads its plugins when it is imported
-    from verl.plugin.platform.platform_manager import PlatformRegistry
-
-    registration.register()
-    registered = registration.report()
-    missing = [name for name in ("adv_estimator", "policy_loss") if not registered[name]]
-    return missing + ([] if "cpu" in PlatformRegistry._platforms else ["our plugin (entry point verl.plugins)"])

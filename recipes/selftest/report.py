@@ -23,18 +23,15 @@ def check(phases: Sequence[Phase], machine: Machine, seconds: float, file: Path)
     """The file is written anew after each phase, so that an interrupted check leaves one too. The exit status."""
     what, outcomes, start = {phase.name: phase.what for phase in phases}, list[Outcome](), time.time()
     where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}" if machine.gpus else "no GPU: what a CPU can run"
-    print(f"{len(phases)} phases, {where}", flush=True)
+    print(f"{len(phases)} phases, {where}")
+    print(f"{'phase':16} {'':7} {'seconds':>7} {'host GiB':>8} {'GPU GiB':>8}", flush=True)
     with closing(run(phases, machine, seconds)) as running:
         for outcome in running:
             outcomes.append(outcome)
-            said = outcome.reason or what[outcome.phase]
-            print(f"[{len(outcomes)}/{len(phases)}] {line(outcome)} {said}", flush=True)
+            print(line(outcome), flush=True)
             for text in outcome.log:
                 print(f"      | {text}", file=sys.stderr)
             write_json(file, as_json(what, outcomes, machine.gpus, start))
-    print(f"\n{'phase':16} {'':7} {'seconds':>7} {'host GiB':>8} {'GPU GiB':>8}")
-    for outcome in outcomes:
-        print(f"{line(outcome)} {outcome.reason or figures_line(outcome.figures)}"[:160])
     counts = [f"{sum(o.status == status for o in outcomes)} {status}" for status in ("pass", "fail", "skipped")]
     print(f"{', '.join(counts)}; {time.time() - start:.0f} s; {file}")
     return int(any(outcome.status == "fail" for outcome in outcomes))
@@ -60,16 +57,9 @@ def as_json(what: dict[str, str], outcomes: Sequence[Outcome], gpus: int, start:
 
 
 def line(outcome: Outcome) -> str:
-    """The columns of an outcome: name, status, seconds and GiB where they were measured."""
-    if outcome.status == "skipped":
-        return f"{outcome.phase:16} skipped {'':7} {'':8} {'':8}"
-    device = f"{outcome.device_bytes / GIB:8.2f}" if outcome.device_bytes else f"{'':8}"
-    return f"{outcome.phase:16} {outcome.status:7} {outcome.seconds:7.1f} {outcome.host_bytes / GIB:8.2f} {device}"
-
-
-def figures_line(figures: dict[str, Any]) -> str:
-    """The numbers of a phase, in short."""
-    shown = {key: value for key, value in figures.items() if isinstance(value, int | float | str)}
-    return ", ".join(
-        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
-    )
+    """Name, status, seconds and GiB where they were measured, and the numbers in short, or why there are none."""
+    numbers = [(key, value) for key, value in outcome.figures.items() if isinstance(value, int | float | str)]
+    said = ", ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers)
+    seconds = f"{outcome.seconds:.1f}" if outcome.seconds else ""
+    host, device = (f"{size / GIB:.2f}" if size else "" for size in (outcome.host_bytes, outcome.device_bytes))
+    return f"{outcome.phase:16} {outcome.status:7} {seconds:>7} {host:>8} {device:>8} {outcome.reason or said[:100]}"

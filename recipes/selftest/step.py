@@ -40,7 +40,8 @@ def step(machine: Machine) -> dict[str, Any]:
     }
     of_others = ("RAY_ADDRESS", guard.FOLDER_VARIABLE)
     environment = {name: value for name, value in os.environ.items() if name not in of_others} | variables
-    command = [sys.executable, "-m", "recipes.rank_grpo", "trainer.val_before_train=false", "data.val_max_samples=16"]
+    command = [sys.executable, "-m", "recipes", "train", "rank-grpo"]
+    command += ["trainer.val_before_train=false", "data.val_max_samples=16"]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         log = run / "run.log"

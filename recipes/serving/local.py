@@ -23,6 +23,7 @@ from recipes.serving.schema import ServiceSettings, service_key
 
 GONE = "the service was killed; its processes were ended"
 BACKLOG = 2048  # connections that wait to be accepted
+IDLE_SECONDS = 60  # of a connection; clients give theirs up sooner, so that none asks on one that is just closed
 LAST_SECONDS = 1  # that answers have to end when the service is stopped
 
 
@@ -52,14 +53,11 @@ def serve_here(
             process.ready.result()
         models = {name: Model(LocalProcesses(of_model)) for name, of_model in processes.items()}
         app = http.build(settings, models, service_key(settings.loopback))
-        options: dict[str, Any] = {
-            "access_log": False,
-            "log_level": "warning",
-            "timeout_graceful_shutdown": LAST_SECONDS,
-        }
+        options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
+        options |= {"ws": "none", "access_log": False, "log_level": "warning"}
         listener.listen(BACKLOG)
         ready()
-        uvicorn.Server(uvicorn.Config(app, ws="none", **options)).run(sockets=[listener])
+        uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
 
 
 def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:

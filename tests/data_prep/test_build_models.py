@@ -184,7 +184,7 @@ def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_pa
 
     server = model(behave)
     given = arguments(source, tmp_path / "out", *WITH_MODEL)
-    command = [sys.executable, "-m", "data_prep.build", *given]
+    command = [sys.executable, "-m", "recipes", "demonstrations", *given]
     with (tmp_path / "log").open("wb") as log:
         child = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=log, stderr=log)
         try:

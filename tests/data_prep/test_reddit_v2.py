@@ -125,16 +125,6 @@ def test_rows_keep_order_text_and_number(whole):
     assert [row["sample_id"] for row in sft] == [row["sample_id"] for row in train[:50]]
 
 
-def test_ids_do_not_depend_on_order_and_shards(whole, tmp_path):
-    rows = [row(number) for number in (7, 3, 3, 12)]
-    converted(tmp_path, without_completion(rows), "grpo_dataset/train")
-    first = {row["prompt"][0]["content"]: row["sample_id"] for row in read(whole[0], "train")[:2499]}
-    ids = [row["sample_id"] for row in read(tmp_path / "out", "train")]
-    expected = [first[row["prompt"][0]["content"]] for row in rows]
-    assert expected[2].endswith("1")
-    assert ids == [*expected[:2], expected[2][:-1] + "2", expected[3]]
-
-
 texts = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from([(), (("M", "1931"),)]), st.sampled_from([(), ("Heat",)])),
     max_size=8,

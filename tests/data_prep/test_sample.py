@@ -4,6 +4,7 @@ import itertools
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,9 +15,12 @@ from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
-from data_prep.sample import check_sample, draw_taste, main, write_sample
-from data_prep.sample_data.conversations import GENRE_WORDS, read_taste, write_conversation
+from data_prep.sample import draw_taste, main, write_sample
+from data_prep.sample_data.conversations import GENRE_WORDS, write_conversation
 from data_prep.sample_data.films import ERAS, Film, FilmTable, Taste, load_films
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.studies.sample_ceiling import check_sample, read_taste
 
 COUNTS = {"train": 400, "validation": 200, "test": 20}
 FEW = {"train": 3, "validation": 1, "test": 1}
@@ -148,11 +152,9 @@ def test_num_items_reaches_prompt_and_list(tmp_path):
 def test_command_line(tmp_path, capsys):
     out = tmp_path / "cli"
     arguments = ["--out", str(out), "--train", "3", "--validation", "3", "--test", "1"]
-    main([*arguments, "--check"])
-    told = capsys.readouterr()
-    assert "oracle" in told.out
-    assert told.err == ""  # bars are for a terminal
-    command = [sys.executable, "-m", "data_prep.sample", *arguments]
+    main(arguments)
+    assert capsys.readouterr().err == ""  # bars are for a terminal
+    command = [sys.executable, "-m", "recipes", "data", "sample", *arguments]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--overwrite" in refused.stderr

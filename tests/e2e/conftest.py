@@ -45,7 +45,7 @@ class Demo:
         }
 
     def start(self) -> subprocess.Popen:
-        command = [sys.executable, "-m", "recipes.demo", "--out", str(self.out)]
+        command = [sys.executable, "-m", "recipes", "demo", "--out", str(self.out)]
         command += ["--sft-steps", str(SFT_STEPS), "--rl-steps", str(RL_STEPS)]
         trackers = {"LOGGER": "console,tensorboard,swanlab", "SWANLAB_MODE": "offline"}
         return subprocess.Popen(

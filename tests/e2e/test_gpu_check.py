@@ -1,4 +1,4 @@
-"""`recipes.gpu_check` as a user runs it, with the phases that no other test covers: what is compared on a GPU."""
+"""`convrec gpu-check` as a user runs it, with the phases that no other test covers: what is compared on a GPU."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ PHASES = ["packed", "fused", "two_ranks", "device"]
 
 def test_the_self_test_passes_here_and_says_what_it_left_out(tmp_path: Path) -> None:
     file = tmp_path / "check.json"
-    command = [sys.executable, "-m", "recipes.gpu_check", "--json", str(file), "--only", *PHASES]
+    command = [sys.executable, "-m", "recipes", "gpu-check", "--json", str(file), "--only", *PHASES]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())

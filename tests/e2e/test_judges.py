@@ -38,6 +38,7 @@ from .conftest import ROOT
 pytestmark = pytest.mark.long
 
 SFT_STEPS = 80
+FILES = (("TRAIN_FILE", "train"), ("VAL_FILE", "validation"))
 SIZES = {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "24"}
 
 
@@ -45,14 +46,8 @@ def run(script: str, *overrides: str, **variables: str) -> str:
     """bash SCRIPT with these variables; returns what it said on the terminal."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"PYTHON": sys.executable, **variables}
-    done = subprocess.run(
-        ["bash", str(ROOT / script), *overrides],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = ["bash", str(ROOT / script), *overrides]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     log = Path(variables["SAVE_PATH"]) / "run.log"
     assert done.returncode == 0, done.stderr + (log.read_text(errors="replace")[-3000:] if log.exists() else "")
     return done.stderr
@@ -69,27 +64,14 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
         both = [pq.read_table(folder / f"{mode}_{split}.parquet") for mode in ("pairwise", "pointwise")]
         pq.write_table(pa.concat_tables(both), folder / f"sft_{split}.parquet")
     # the head tied to the embedding, as in small Qwens: some CPU builds of vLLM forget it on a weight update
-    model = make_tiny_model(
-        folder / "model",
-        read_texts([folder / "sft_train.parquet"]),
-        phrases(),
-        vocab_size=1024,
-        num_layers=2,
-        tie_word_embeddings=True,
-    )
+    texts, sizes = read_texts([folder / "sft_train.parquet"]), {"vocab_size": 1024, "num_layers": 2}
+    model = make_tiny_model(folder / "model", texts, phrases(), **sizes, tie_word_embeddings=True)
     run(
         "run_sft.sh",
-        MODEL_PATH=str(model),
-        TRAIN_FILE=str(folder / "sft_train.parquet"),
-        VAL_FILE=str(folder / "sft_validation.parquet"),
-        SAVE_PATH=str(folder / "sft"),
-        TOTAL_STEPS=str(SFT_STEPS),
-        TOTAL_EPOCHS="100",
-        TRAIN_BATCH_SIZE="32",
-        LR="4e-3",
-        MAX_LENGTH="160",
-        SAVE_FREQ=str(SFT_STEPS),
-        TEST_FREQ=str(SFT_STEPS),
+        **{"MODEL_PATH": str(model), "SAVE_PATH": str(folder / "sft"), "LR": "4e-3", "MAX_LENGTH": "160"},
+        **{name: str(folder / f"sft_{split}.parquet") for name, split in FILES},
+        **dict.fromkeys(("TOTAL_STEPS", "SAVE_FREQ", "TEST_FREQ"), str(SFT_STEPS)),
+        **{"TOTAL_EPOCHS": "100", "TRAIN_BATCH_SIZE": "32"},
     )
     return folder
 
@@ -100,14 +82,9 @@ def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]
         f"recipes/judge/run_{mode}.sh",
         "data.val_max_samples=16",
         "trainer.val_before_train=false",
-        MODEL_PATH=str(sft / "sft"),
-        SAVE_PATH=str(sft / mode),
-        TRAIN_BATCH_SIZE="8",
-        ROLLOUT_N="4",
         LR="1e-4",  # with ten times that a judge may talk of "fiction fiction fiction" after two steps
-        TOTAL_STEPS="2",
-        SAVE_FREQ="2",
-        TEST_FREQ="2",
+        **{"MODEL_PATH": str(sft / "sft"), "SAVE_PATH": str(sft / mode), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4"},
+        **dict.fromkeys(("TOTAL_STEPS", "SAVE_FREQ", "TEST_FREQ"), "2"),
         **SIZES,
         **files,
     )
@@ -148,9 +125,6 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     assert metrics["results"] == json.loads(json.dumps(summary))
     assert summary["no_verdict"]["mean"] < 0.5
     assert "always the same" in report([sft / "pairwise"], sft / "report.html", {"judge": out}).read_text()
-
-
-FILES = (("TRAIN_FILE", "train"), ("VAL_FILE", "validation"))
 
 
 def test_pointwise_grpo_trains_on_human_labels_where_they_are_at_hand(

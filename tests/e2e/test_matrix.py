@@ -45,7 +45,7 @@ def matrix_of(cluster: Cluster) -> dict:
 
 def start(cluster: Cluster, file: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "recipes.matrix", str(file)],
+        [sys.executable, "-m", "recipes", "matrix", str(file)],
         env=cluster.environment | {"RAY_ADDRESS": f"http://127.0.0.1:{cluster.dashboard}"},
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -165,7 +165,7 @@ def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(trained, tmp_path
     chats, out = tmp_path / "chats.jsonl", tmp_path / "lists.parquet"
     second = {"id": "b", "conversation": "Any great war movies?", "seen": [f"{seen['title']} ({seen['year']})"]}
     chats.write_text("\n".join(map(json.dumps, ({"id": "a", "conversation": ASK["conversation"]}, second))))
-    command = [sys.executable, "-m", "recipes.recommend", "--model", str(trained.out / "rank_grpo"), "--k", "5"]
+    command = [sys.executable, "-m", "recipes", "recommend", "--model", str(trained.out / "rank_grpo"), "--k", "5"]
     command += ["--replicas", "2"]  # engines in processes of their own, which must end as well
     command += ["--catalog", trained.files["CATALOG_FILE"], "--in", str(chats), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

@@ -110,13 +110,13 @@ def training(demo: Demo, out: Path, script: str) -> Stage:
 def evaluation(demo: Demo, out: Path) -> Stage:
     data = {"--data": "data/test.parquet", "--catalog": "data/catalog.parquet", "--train": "data/train.parquet"}
     words = [word for option, file in data.items() for word in (option, str(demo.out / file))]
-    command = (sys.executable, "-m", "recipes.evaluate", "--model", str(demo.out / "sft"), *words, "--out", str(out))
+    command = (sys.executable, "-m", "recipes", "evaluate", "--model", str(demo.out / "sft"), *words, "--out", str(out))
     return Stage(command, says=AGAIN)
 
 
 def data_preparation(demo: Demo, out: Path) -> Stage:
     rows = [f"--{split}=100000" for split in ("train", "validation", "test")]
-    return Stage((sys.executable, "-m", "data_prep.sample", "--out", str(out), *rows), says=AGAIN)
+    return Stage((sys.executable, "-m", "recipes", "data", "sample", "--out", str(out), *rows), says=AGAIN)
 
 
 def stopped(stage: Stage, out: Path, moment: Moment, number: signal.Signals, **variables: str) -> str:

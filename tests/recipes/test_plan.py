@@ -26,13 +26,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(set_variables: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(set_variables: Callable, capsys: pytest.CaptureFixture[str]) -> Run:
     """run(arguments, VARIABLE=value) -> (exit status, stdout, stderr), in this process, with no other variable set."""
 
     def started(arguments: str, **variables: str) -> tuple[int, str, str]:
         set_variables(variables)
-        monkeypatch.setattr(sys, "argv", ["recipes.plan", *shlex.split(arguments)])
-        status = plan.main()
+        status = plan.main(shlex.split(arguments))
         return status, *capsys.readouterr()
 
     return started
@@ -166,8 +165,7 @@ def test_what_the_command_line_says_counts(run: Run) -> None:
     assert network[1] == pytest.approx(network[0] * 400e9 / 3.125e9)
     given = planned("--prompt-tokens 300 --response-tokens 700")["work"]
     assert (given["tokens of a prompt"], given["tokens of a response"]) == (300, 700)
-    hopper, ampere = planned(), planned("--gpu A100")
-    assert hopper["seconds of a step"]["update"][0] < ampere["seconds of a step"]["update"][0]
+    assert planned("--gpu A100")["seconds of a step"]["update"][0] > plain["seconds of a step"]["update"][0]
 
 
 def test_validation_without_rows_is_said(run: Run) -> None:
@@ -222,14 +220,12 @@ def test_a_wrong_option_is_argparses(arguments: str, run: Run, capsys: pytest.Ca
     assert "error: argument" in capsys.readouterr().err
 
 
-def test_a_plan_imports_nothing_heavy_and_ends_with_its_reader() -> None:
+def test_a_plan_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from recipes import plan; sys.argv = ['plan', '--rows', '4000', '--model', '8B'];"
-        "status = plan.main(); print(status, [name for name in ('torch', 'verl', 'ray', 'transformers') "
+        "import sys; from recipes import plan;"
+        "status = plan.main(['--rows', '4000', '--model', '8B']);"
+        "print(status, [name for name in ('torch', 'verl', 'ray', 'transformers') "
         "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
-    command = f"{sys.executable} -m recipes.plan --rows 4000 --val-rows 5 --model 8B | true"
-    piped = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert piped.stderr == ""

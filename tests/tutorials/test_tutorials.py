@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "tutorials"
 LINKS = ("run_sft.sh", "run_rank_grpo.sh", "recipes", "convrec", "conf", "reward", "data_prep")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SMALL_DEMO = [sys.executable, "-m", "recipes.demo", "--sft-steps", "20", "--rl-steps", "2"]
+SMALL_DEMO = [sys.executable, "-m", "recipes", "demo", "--sft-steps", "20", "--rl-steps", "2"]
 SECONDS = 1500  # on busy cores; a fifth of it alone
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.studies.ranks.kept restore benchmarks/studies/ranks/results/sample outputs/rank_study
 
 A study takes longer than a lent machine may live: what is kept is restored on the next one, where the other runs are
-trained (`recipes.matrix --only`) and all of them compared (study.py --as-far-as-it-is). It also shows more than a
+trained (`convrec matrix --only`) and all of them compared (study.py --as-far-as-it-is). It also shows more than a
 table of means does. A folder of results has
 
 rows.parquet     a row a conversation; a column `<folder of evaluations>/<evaluation>:<metric>` each

@@ -3,7 +3,7 @@
     LR_GRPO=... LR_GSPO=... LR_EXP_INF=... LR_LOG_DECAY=... \\
         python -m benchmarks.studies.ranks.study benchmarks/studies/ranks/study.yaml
 
-Runs the matrix (recipes.matrix; stopped, it resumes). Of each pair of tables.AT_EQUAL_KL it then evaluates on the test
+Runs the matrix (convrec matrix; stopped, it resumes). Of each pair of tables.AT_EQUAL_KL it then evaluates on the test
 rows the checkpoints that are equally far from their start. OUT, the matrix's, gets
 
 study.md   the variants at the last step, their pairs there, at equal KL and by wanted titles, the steps to a level

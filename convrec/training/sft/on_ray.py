@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from verl.single_controller.base.decorator import Dispatch, register
@@ -91,16 +91,9 @@ class ConvRecRaySFTTrainer(SFTMixin, sft_trainer_ray.SFTTrainer):
             super().fit()
 
 
-class _Answered(NamedTuple):
-    """In place of verl's future."""
-
-    value: Any
-
-    def get(self) -> Any:
-        return self.value
-
-
 def _answer(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wait for what verl's trainer would wait for in the next line."""
+    """Wait for what verl's trainer asks for in the next line: in the phase."""
     answer = call(*args, **kwargs)
-    return _Answered(answer.get()) if hasattr(answer, "get") else answer
+    if hasattr(answer, "get"):
+        answer.get()
+    return answer

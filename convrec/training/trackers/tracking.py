@@ -155,19 +155,17 @@ class Tolerant:
 
 
 def _opened(name: str, make: Callable[[], Any]) -> dict[str, Tolerant]:
-    """{name: tracker}, once more offline when that fails; {} when that fails too."""
-    for offline in ({}, {f"{name.upper()}_MODE": "offline"}):
-        os.environ.update(offline)
-        if os.environ.get("SWANLAB_MODE") in OFFLINE_MODES["swanlab"]:  # verl logs in where a key is set
-            os.environ.pop("SWANLAB_API_KEY", None)
-        try:
-            tracking = make()
-            trackers = {backend: Tolerant(backend, tracker) for backend, tracker in tracking.logger.items()}
-            tracking.logger = {}  # verl finishes its trackers when the object that opened them goes
-            return trackers
-        except Exception:
-            logger.warning("%s cannot be opened%s", name, ": left out" if offline else "", exc_info=True)
-    return {}
+    """{name: tracker}; {} when it cannot be opened."""
+    if os.environ.get("SWANLAB_MODE") in OFFLINE_MODES["swanlab"]:  # verl logs in where a key is set
+        os.environ.pop("SWANLAB_API_KEY", None)
+    try:
+        tracking = make()
+        trackers = {backend: Tolerant(backend, tracker) for backend, tracker in tracking.logger.items()}
+        tracking.logger = {}  # verl finishes its trackers when the object that opened them goes
+        return trackers
+    except Exception:
+        logger.warning("%s cannot be opened: left out", name, exc_info=True)
+        return {}
 
 
 def finish() -> None:

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -62,7 +61,7 @@ def hanging_processes(silent: Sequence[str]) -> str:
     folder, host = os.environ.get(guard.FOLDER_VARIABLE, ""), socket.gethostname()
     stuck: list[str] = []
     try:
-        for text, there in [report(folder, host), *_of_other_nodes(folder)]:
+        for text, there in [stacks.of_this_node(folder, host), *_of_other_nodes(folder)]:
             logger.error("stacks of the run's processes\n%s", text)
             stuck += there
     except Exception:  # the run hangs all the same
@@ -73,15 +72,8 @@ def hanging_processes(silent: Sequence[str]) -> str:
     return f"{who}; the log has the stacks of all processes"
 
 
-def report(folder: str, node: str) -> tuple[str, list[str]]:
-    """(the stacks of this node's processes, those that cannot run and why)."""
-    found = stacks.of_this_node(Path(folder))
-    blamed = [f"process {stack.pid} on {node} ({stack.name}) {stack.trouble}" for stack in found if stack.trouble]
-    return "\n".join(stack.described(node) for stack in found), blamed
-
-
 def _of_other_nodes(folder: str) -> list[tuple[str, list[str]]]:
-    """What `report` gives there. In a thread, which nothing waits for in the end: Ray itself may be what hangs."""
+    """`stacks.of_this_node` there. In a thread, which nothing waits for in the end: Ray itself may be what hangs."""
     found: list[tuple[str, list[str]]] = []
     thread = threading.Thread(target=lambda: found.extend(_ask_other_nodes(folder)), daemon=True)
     thread.start()
@@ -92,7 +84,7 @@ def _of_other_nodes(folder: str) -> list[tuple[str, list[str]]]:
 def _ask_other_nodes(folder: str) -> list[tuple[str, list[str]]]:
     here = ray.get_runtime_context().get_node_id()
     names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    task = ray.remote(num_cpus=0, max_retries=0)(report)
+    task = ray.remote(num_cpus=0, max_retries=0)(stacks.of_this_node)
     asked = {}
     for node, host in names.items():
         if node != here:

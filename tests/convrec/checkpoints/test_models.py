@@ -39,16 +39,13 @@ def test_a_hugging_face_id_and_a_folder_are_themselves(hugging_face: Path) -> No
     assert resolve_model(hugging_face) == str(hugging_face)
 
 
-def test_a_run_folder_is_its_newest_complete_step(tmp_path: Path, sound_model: Model) -> None:
+@pytest.mark.parametrize(("named", "step"), [("", 200), ("global_step_100", 100)])
+def test_a_run_folder_is_its_newest_complete_step_and_a_step_can_be_named(
+    tmp_path: Path, sound_model: Model, named: str, step: int
+) -> None:
     run = _run(tmp_path / "run", 100, 200, 300, complete=200)
-    saved = sound_model(run / "global_step_200" / "actor" / "huggingface")
-    assert resolve_model(run) == str(saved)
-
-
-def test_a_step_can_be_named(tmp_path: Path, sound_model: Model) -> None:
-    run = _run(tmp_path / "run", 100, 200, complete=200)
-    saved = sound_model(run / "global_step_100" / "actor" / "huggingface")
-    assert resolve_model(run / "global_step_100") == str(saved)
+    saved = sound_model(run / f"global_step_{step}" / "actor" / "huggingface")
+    assert resolve_model(run / named) == str(saved)
 
 
 @pytest.mark.parametrize("below", ["", "/actor/huggingface"])

@@ -181,18 +181,6 @@ def test_another_number_of_processes_is_said_and_refused_with_fsdp1(tmp_path: Pa
         saving.check_world_size(tmp_path, processes)
 
 
-def test_a_step_that_is_trained_again_and_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    save(tmp_path, 2, 4)
-
-    def fail() -> None:
-        writer(tmp_path, 4, size=50)()
-        raise OSError("no room")
-
-    with pytest.raises(RuntimeError, match="the checkpoint of step 2 is intact"):
-        saving.save(tmp_path, 4, fail)
-    assert (saving.complete_steps(tmp_path), latest_step(tmp_path)) == ([2], 2)
-
-
 def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = "rank-grpo-20260102-030405-abcd"
     monkeypatch.setenv(runs.SUBMISSION_VARIABLE, own)
@@ -213,22 +201,46 @@ def test_what_a_reader_adds_is_no_damage(tmp_path: Path) -> None:
     assert (tmp_path / "global_step_4" / MANIFEST).read_text() == before
 
 
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_and_the_tracker_intact(tmp_path: Path) -> None:
-    save(tmp_path, 2)
+def fill_the_disk(run: Path) -> None:
+    (run / LATEST).write_text("")  # opening it to write empties it
+    with open("/dev/full", "wb", buffering=0) as full:
+        full.write(b"x")
+
+
+def leave_a_shard_unseen(run: Path) -> None:
+    folder = sft_checkpoint(run / "of two", 4)
+    (folder / "model_world_size_2_rank_1.pt").unlink()
+    saving.wait_for_shards(folder)
+
+
+@pytest.mark.parametrize(
+    ("saved", "step", "fail", "said"),
+    [
+        ([], 1, fill_the_disk, "No space left on device.*there is no earlier checkpoint"),
+        ([2], 4, fill_the_disk, "No space left on device.*the checkpoint of step 2 is intact"),
+        ([2, 4], 4, fill_the_disk, "the checkpoint of step 2 is intact"),  # trained again
+        ([2], 4, leave_a_shard_unseen, "one storage that all nodes share.*the checkpoint of step 2 is intact"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_its_tracker(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    saved: list[int],
+    step: int,
+    fail: Callable[[Path], None],
+    said: str,
+) -> None:
+    monkeypatch.setattr(saving, "SHARED_SECONDS", 0.0)
+    save(tmp_path, *saved)
 
     def write() -> None:
-        actor = tmp_path / "global_step_4" / "actor"
-        actor.mkdir(parents=True)
-        (actor / "model.pt").write_bytes(b"x" * 50)
-        (tmp_path / LATEST).write_text("")  # opening it to write empties it
-        with open("/dev/full", "wb", buffering=0) as full:
-            full.write(b"x")
+        writer(tmp_path, step, size=50)()  # verl's tracker names it already
+        fail(tmp_path)
 
-    with pytest.raises(RuntimeError, match=r"No space left on device.*the checkpoint of step 2 is intact"):
-        saving.save(tmp_path, 4, write, keep=1)
-    assert not (tmp_path / "global_step_4").exists()
-    assert saving.complete_steps(tmp_path) == [2]
-    assert latest_step(tmp_path) == 2
+    with pytest.raises(RuntimeError, match=said):
+        saving.save(tmp_path, step, write, keep=1)
+    assert not (tmp_path / f"global_step_{step}").exists()
+    assert (saving.complete_steps(tmp_path), latest_step(tmp_path)) == (saved[:1], sum(saved[:1]))
 
 
 def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,24 +252,6 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path, monkeypatch: 
     assert latest_step(tmp_path) == 2
 
 
-def test_shards_of_another_node_that_are_not_seen_here_are_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 2)
-    monkeypatch.setattr(saving, "SHARED_SECONDS", 0.0)
-
-    def write() -> None:
-        writer(tmp_path, 4)()
-        folder = sft_checkpoint(tmp_path / "of two", 4)
-        (folder / "model_world_size_2_rank_1.pt").unlink()
-        saving.wait_for_shards(folder)
-
-    with pytest.raises(RuntimeError, match=r"one storage that all nodes share.*the checkpoint of step 2 is intact"):
-        saving.save(tmp_path, 4, write)
-    assert saving.complete_steps(tmp_path) == [2]
-    assert latest_step(tmp_path) == 2
-
-
 def test_shards_that_are_seen_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NFS, which shows another node's files when its own list of the folder is old enough."""
     folder = sft_checkpoint(tmp_path, 4)
@@ -266,16 +260,6 @@ def test_shards_that_are_seen_late_are_waited_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(saving.time, "sleep", lambda seconds: (tmp_path / "late.pt").rename(late))
     saving.wait_for_shards(folder)
     assert late.exists()
-
-
-def test_a_first_checkpoint_that_cannot_be_written_leaves_no_tracker(tmp_path: Path) -> None:
-    def write() -> None:
-        writer(tmp_path, 1)()  # verl's tracker names it already
-        raise OSError("No space left on device")
-
-    with pytest.raises(RuntimeError, match="there is no earlier checkpoint"):
-        saving.save(tmp_path, 1, write)
-    assert latest_step(tmp_path) == 0
 
 
 def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:

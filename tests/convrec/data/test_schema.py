@@ -1,8 +1,5 @@
 """Prompt template and truncation."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,11 +85,3 @@ def test_the_prompt_for_other_items():
     )
     assert prompt_text("USER: hi\n", item="book").startswith("Pretend you are a book recommender system.\n")
     assert '"book name" (release_year)' in prompt_text("USER: hi\n", item="book")
-
-
-def test_import_is_light():
-    heavy = (
-        "import sys, convrec.data.schema; print([m for m in ('torch', 'pandas', 'transformers') if m in sys.modules])"
-    )
-    told = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"

@@ -80,6 +80,7 @@ def changed(row: dict[str, Any], **values: Any) -> dict[str, Any]:
     return {**row, **values}
 
 
+OTHER = make_row(USER, ["Alien.", "Up."], "B", "test")["output"]
 ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
 
 
@@ -101,18 +102,13 @@ ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
         (make_row(USER, ["x", "y"], "tie", ""), "pairwise", "a tie"),
         (make_row(USER, ["x", "y"], "a", ""), "pairwise", 'preference: "A" or "B"'),
         (make_row(USER, ["x", "y"], 1, ""), "pairwise", 'preference: "A" or "B"'),
+        (changed(COMPARED, output=[COMPARED["output"][0], OTHER[1]]), "pairwise", "the same on both answers"),
     ],
 )
 def test_what_is_wrong_with_a_row(row: dict[str, Any], mode: str, said: str) -> None:
     problem = row_problem(row, mode)
     assert problem is not None
     assert said in problem
-
-
-def test_labels_that_disagree_are_no_preference() -> None:
-    row = make_row(USER, ["x", "y"], "A", "")
-    row["output"][1]["answer"] = {**row["output"][1]["answer"], "label": {"preference": "B"}}
-    assert row_problem(row, "pairwise") is not None
 
 
 def test_an_error_names_file_rows_and_fix(tmp_path: Path) -> None:

@@ -378,10 +378,3 @@ def test_paper_segmentation_differs_from_the_goldens_only_where_intended(segment
     ours = {case["name"]: _golden_ranks(case, token_rank_ids)[0].tolist() for case in segmentation_cases}
     expected = {case["name"]: case["rank_ids"] for case in segmentation_cases}
     assert ours == expected | {name: ranks for name, (ranks, _) in SEGMENTATION_DIFFERENCES.items()}
-
-
-def test_reference_counting():
-    # the same rows as the goldens' kind: rank = newlines before the token, so blank lines and preambles take ranks
-    ids, table, eos = pieces_table(["Sure", "\n\n", "Heat", ")\n", "<eos>", "<pad>"])
-    ranks = reference_rank_ids(torch.tensor([ids]), torch.tensor([[1, 1, 1, 1, 1, 0]]), table, eos)
-    assert ranks.tolist() == [[0, 0, 2, 2, 3, -1]]

@@ -31,13 +31,6 @@ def test_ranks_are_not_normalised_over_one_list():
     assert rank_advantages(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), [0, 0]).eq(0).all()
 
 
-def test_one_part_of_weight_one_gives_the_same_advantages_to_the_last_digit():
-    returns_BK = torch.rand(12, 5, generator=torch.Generator().manual_seed(0))
-    uid = list("aabbccddabcd")
-    one = part_advantages(returns_BK[None], [1], uid).sum(dim=0)
-    assert torch.equal(one, rank_advantages(returns_BK, uid))
-
-
 def test_a_part_of_small_returns_is_not_drowned_when_each_is_normalised():
     # relevance 1, 0, 1, 0; the small part .01, .01, 0, 0. Each alone: +-(1/2) / std 0.57735 = +-.866 at any scale
     parts_PBK = torch.tensor([[1, 0, 1, 0], [0.01, 0.01, 0, 0]], dtype=F64)[:, :, None]

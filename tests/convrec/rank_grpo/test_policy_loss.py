@@ -267,19 +267,6 @@ def test_loss_and_gradient_equal_plain_autograd(aggregation, seed, mixed, on_pol
     torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_gradcheck(aggregation):
-    new, old, ref, advantages, units, sizes = random_batch(3, B=3, T=8, spread=0.02)  # no ratio near a clip boundary
-
-    def loss_of(log_prob):
-        return rank_loss(
-            log_prob, advantages, units, **sizes, aggregation=aggregation, old_log_prob_BT=old, ref_log_prob_BT=ref,
-            kl_coef=0.1,
-        )[0]  # fmt: skip
-
-    assert torch.autograd.gradcheck(loss_of, new.requires_grad_())
-
-
 def test_the_gradient_is_scaled_by_what_follows():
     new, old, _, advantages, units, sizes = random_batch(1)
     _, grad, _ = loss_and_grad(new, advantages, units, **sizes, old_log_prob_BT=old)

@@ -31,12 +31,6 @@ def test_lines_are_marked_with_what_became_of_them() -> None:
     ]
 
 
-def test_a_list_with_another_delimiter_is_split_there() -> None:
-    matcher = Matcher(Catalog.from_items([("Alien", 1979), ("Heat", 1995)]))
-    lines = mark_list("Heat (1995); Alien (1979)", matcher, [("Alien", "1979")], [], delimiter=";")
-    assert [(line.text, line.marks) for line in lines] == [("Heat (1995)", (MISS,)), ("Alien (1979)", (HIT,))]
-
-
 def test_the_terminal_table_is_aligned_and_shows_errors() -> None:
     summary = {
         "recall@5": {"mean": 0.125, "se": 0.01},

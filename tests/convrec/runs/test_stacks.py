@@ -45,10 +45,10 @@ def process(folder: Path) -> Iterator[subprocess.Popen]:
 
 
 def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Popen, folder: Path) -> None:
-    (found,) = stacks.of_this_node(folder)
-    assert (found.pid, found.trouble) == (process.pid, "")
-    assert "waits_for_an_engine" in found.text
-    assert f"process {process.pid} on node-a" in found.described("node-a")
+    text, blamed = stacks.of_this_node(str(folder), "node-a")
+    assert text.startswith(f"--- process {process.pid} on node-a, ")
+    assert "waits_for_an_engine" in text
+    assert blamed == []
 
 
 def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
@@ -56,8 +56,8 @@ def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
 ) -> None:
     monkeypatch.setattr(stacks, "_by_py_spy", lambda pid: "")
     monkeypatch.setattr(stacks, "SELF_SECONDS", 0.5)
-    (found,) = stacks.of_this_node(folder)
-    assert "waits_for_an_engine" in found.text
+    text, _ = stacks.of_this_node(str(folder), "node-a")
+    assert "waits_for_an_engine" in text
     assert process.poll() is None  # the signal has not ended it
 
 
@@ -66,8 +66,9 @@ def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> N
     deadline = time.monotonic() + 5
     while stacks.state_of(process.pid) != "T" and time.monotonic() < deadline:
         time.sleep(0.01)
-    (found,) = stacks.of_this_node(folder)
-    assert found.trouble == "is stopped"
+    _, (blamed,) = stacks.of_this_node(str(folder), "node-a")
+    assert blamed.startswith(f"process {process.pid} on node-a (")
+    assert blamed.endswith(") is stopped")
 
 
 def test_of_what_is_no_python_the_stopped_are_named(folder: Path) -> None:
@@ -77,8 +78,8 @@ def test_of_what_is_no_python_the_stopped_are_named(folder: Path) -> None:
     try:
         stopped.send_signal(signal.SIGSTOP)
         os.waitpid(stopped.pid, os.WUNTRACED)
-        (found,) = stacks.of_this_node(folder)
-        assert (found.pid, found.name, found.trouble) == (stopped.pid, "sleep 100", "is stopped")
+        _, blamed = stacks.of_this_node(str(folder), "node-a")
+        assert blamed == [f"process {stopped.pid} on node-a (sleep 100) is stopped"]
     finally:
         for process in (runs, stopped):
             process.kill()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from convrec.constrained.catalog_trie import load_catalog_trie
+from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.policy_loss import RankLossSettings
 
 KL_COEF = 0.5
@@ -26,14 +27,16 @@ def batch_of(rows: dict[str, list[list[Any]]], **settings: Any) -> Any:
 
 
 def train(worker: Any, data: Any) -> dict[str, Any]:
-    """Metrics of one update."""
+    """What is logged of one update."""
+    from verl.utils.metric import Metric
     from verl.utils.tensordict_utils import get
 
     from convrec.training.loss import rank_grpo_loss
 
     worker.set_loss_fn(partial(rank_grpo_loss, settings=RankLossSettings(num_ranks=3, kl_coef=KL_COEF)))
     metrics: dict[str, Any] = get(worker.train_batch(data), "metrics")
-    return metrics
+    parts = {name: Metric.aggregate_dp(of_processes) for name, of_processes in metrics.items() if ":" in name}
+    return {name: metrics[name] for name in ("loss", "grad_norm")} | finish_policy_metrics(parts)
 
 
 def main(rank: int, model_folder: Path, folder: Path) -> None:
@@ -51,7 +54,7 @@ def main(rank: int, model_folder: Path, folder: Path) -> None:
     rows, settings = (json.loads((folder / name).read_text()) for name in (f"{rank}_rows.json", "settings.json"))
     log_probs = worker.infer_batch(batch_of(rows, compute_loss=False, **settings))["log_probs"]
     metrics = train(worker, batch_of(rows, **settings))
-    result = {"log_probs": [row.tolist() for row in log_probs.unbind()], "grad_norm": metrics["grad_norm"]}
+    result = {"log_probs": [row.tolist() for row in log_probs.unbind()], "metrics": metrics}
     (folder / f"{rank}.json").write_text(json.dumps(result))
     torch.distributed.barrier()  # whoever leaves early breaks the other's connections
     torch.distributed.destroy_process_group()

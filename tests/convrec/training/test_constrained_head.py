@@ -203,7 +203,9 @@ def test_adapters_are_trained_and_the_reference_is_without_them(
     assert train(worker, batch_of(rows, **MICRO_BATCHES["one"]))["grad_norm"] > 0
 
 
-def test_two_processes_have_the_gradient_of_one(lists: Lists, model_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_have_loss_gradient_and_metrics_of_one(
+    training_worker: Callable[..., Any], lists: Lists, model_folder: Path, tmp_path: Path
+) -> None:
     rows, _, norm = lists.update()
     save_catalog_trie(tmp_path / "trie.npz", lists.catalog)
     (tmp_path / "settings.json").write_text(json.dumps(MICRO_BATCHES["of like length"]))
@@ -224,4 +226,11 @@ def test_two_processes_have_the_gradient_of_one(lists: Lists, model_folder: Path
     log_probs = [torch.tensor(row) for result in results for row in result["log_probs"]]
     for row, one in zip(of_responses(log_probs, lists), lists.policies(lists.model), strict=True):
         np.testing.assert_allclose(row, one.log_prob_T, atol=1e-5)
-    assert [result["grad_norm"] for result in results] == pytest.approx([norm, norm], rel=1e-4)
+    alone = training_worker()
+    constrain(alone.engine, lists.catalog)
+    of_lists = {name: values[:4] for name, values in rows.items()}  # without verl's padding
+    metrics = train(alone, batch_of(of_lists, **MICRO_BATCHES["of like length"]))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert {"clip_low/all", "ratio_mean/1", "kl", "policy_loss"} < metrics.keys()
+    for result in results:
+        assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=1e-6)

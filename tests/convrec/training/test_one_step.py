@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,6 +19,7 @@ from convrec.training.rank_trainer import RankGRPOMixin
 from recipes.launch.recipe import RANK_GRPO
 from recipes.plan import planned_config
 from reward.catalog_match import compute_score
+from tests.convrec.training.conftest import nested
 
 FILE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "one_step.py"
 
@@ -46,10 +47,6 @@ class Trainer(RankGRPOMixin):
         self.settings, self.is_rank_level, self.stop_token_ids = self.config.convrec, True, [example.END]
         self.tokenizer = SimpleNamespace(pad_token_id=example.END)
         self.vocab_table = table_from_bytes([word.encode() for word in example.WORDS])
-
-
-def nested(rows: Sequence[Any]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
 
 
 def test_the_example_is_what_the_trainer_computes(

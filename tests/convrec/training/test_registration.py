@@ -1,45 +1,36 @@
-"""A worker without our registrations, or with another convrec, stops the run and says where and why."""
+"""A worker with another convrec stops the run and says where and why."""
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import ray
 
 from convrec.training import registration
 
 
-@pytest.fixture
-def good() -> dict[str, Any]:
-    return {
-        "node": "10.0.0.7",
-        "source": "/somewhere/convrec",
-        "digest": registration.source_digest(),
-        "adv_estimator": True,
-        "policy_loss": True,
-    }
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
 
 
-def test_equal_workers_pass(good: dict[str, Any]) -> None:
-    registration.check(good, registration.source_digest())
-
-
-@pytest.mark.parametrize("names", [("adv_estimator",), ("policy_loss",), ("adv_estimator", "policy_loss")])
-def test_missing_names_are_told_with_node_and_source(good: dict[str, Any], names: tuple[str, ...]) -> None:
-    said = rf"10\.0\.0\.7 lacks the {' and '.join(names)} `rank_grpo` .*/somewhere/convrec.*: install"
-    with pytest.raises(RuntimeError, match=said):
-        registration.check(good | dict.fromkeys(names, False), registration.source_digest())
+def test_a_worker_with_the_drivers_source_passes_and_so_does_a_process_without_a_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registration.check_worker()
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.source_digest())
+    registration.check_worker()
 
 
 @pytest.mark.parametrize("module", ["", "users_rewards"])
-def test_other_source_is_told_with_both_digests(
-    good: dict[str, Any], monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_other_source_is_told_with_node_place_and_both_digests(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setenv(registration.USER_MODULE, module)
-    digest = registration.source_digest()
-    said = rf"10\.0\.0\.7 runs another convrec{module and f' or {module}'} than .*0123456789abcdef instead of {digest}"
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, "0123456789abcdef")
+    digest, source = registration.source_digest(), Path(registration.__file__).parents[1]
+    what = f"convrec or {module}" if module else "convrec"
+    said = rf"10\.0\.0\.7 runs another {what} than the driver \({source}, {digest} instead of 0123456789abcdef\)"
     with pytest.raises(RuntimeError, match=said):
-        registration.check(good | {"digest": "0123456789abcdef"}, digest)
+        registration.check_worker()
 
 
 def written(folder: Path, file: str, text: str) -> Path:
@@ -98,23 +89,11 @@ def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
     assert digests[0] == digests[1]
 
 
-def test_a_process_that_registered_reports_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    registration.register()
-    registration.register()  # again: nothing happens
-    report = registration.report()
-    assert report["adv_estimator"]
-    assert report["policy_loss"]
-    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.source_digest())
-    registration.check_worker()
-
-
 def test_registered_functions_refuse_to_train_without_the_trainer() -> None:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
     registration.register()
+    registration.register()  # again: nothing happens
     for function in (get_adv_estimator_fn("rank_grpo"), get_policy_loss_fn("rank_grpo")):
         with pytest.raises(ValueError, match="trainer_mode=rank_grpo"):
             function(token_level_rewards=None)

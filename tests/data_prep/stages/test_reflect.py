@@ -1,12 +1,10 @@
 """What judges write -> ratings."""
 
-import numpy as np
 import pytest
 
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from data_prep.stages.reflect import (
-    add_ratings,
     comparisons,
     cooccurrence_judge,
     no_judge,
@@ -52,11 +50,6 @@ def test_list_answers_are_read_leniently(text, expected):
 
 def test_only_candidates_are_rated():
     assert parse_ratings("Up (2009)####1\nHeat (1995)####2", [HEAT], MATCHER) == {HEAT: 2}
-
-
-def test_ratings_count_gamma():
-    # 1.2 + .5 * 2, .7 + .5 * 0, .1 + .5 * -1
-    np.testing.assert_allclose(add_ratings([1.2, 0.7, 0.1], [2, 0, -1], 0.5), [2.2, 0.7, -0.4])
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,6 @@ def scores_of(p_BI, items_ID, num_catalog, conversations_BD, weight):
     return scores_BM
 
 
-def test_rank_weights_are_one_over_the_root_of_the_rank():
-    # 1/sqrt(1), 1/sqrt(2), 1/sqrt(3)
-    np.testing.assert_allclose(
-        rank_weights([[2, 0, 1], []], 3).toarray(), [[0.70710678, 0.57735027, 1.0], [0, 0, 0]], rtol=1e-6
-    )
-
-
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), lists=st.lists(st.lists(st.integers(-1, 7), max_size=6), min_size=1, max_size=5))
 def test_the_product_is_the_formula_and_blocks_change_nothing(seed, lists):

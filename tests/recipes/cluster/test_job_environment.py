@@ -1,6 +1,7 @@
 """What of the caller's folder and environment a Ray job gets. tests/e2e/test_cluster.py submits to a real cluster."""
 
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -69,24 +70,19 @@ def test_the_run_folder_is_named_after_the_model_as_without_a_cluster(
 
 def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     wanted = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_HUB_OFFLINE": "1", "SWANLAB_MODE": "local"}
+    wanted |= {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
+    wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
+    wanted |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000", "LR": "2e-6"}
     wanted[supervisor.SAVE_VARIABLE] = "1"  # how the job takes SIGTERM
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
-    values = variables(RANK_GRPO, {**wanted, **others, **dict.fromkeys(SECRETS, "a-secret")})
-    assert wanted.items() <= values.items()
-    assert not values.keys() & others.keys()
-    assert "a-secret" not in values.values()
-
-
-def test_how_libraries_reach_the_network_travels_unless_it_holds_a_password() -> None:
-    wanted = {"HF_ENDPOINT": "https://mirror", "https_proxy": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8,.local"}
-    wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TQ_LOGGING_LEVEL": "INFO"}
-    wanted |= {"MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
     holds_password |= {"SWANLAB_API_HOST": "https://host/?access_token=secret"}
-    values = variables(RANK_GRPO, wanted | holds_password)
+    given = wanted | others | holds_password | dict.fromkeys(SECRETS, "a-secret")
+    values = variables(RANK_GRPO, given)
     assert wanted.items() <= values.items()
-    assert not values.keys() & holds_password.keys()
-    assert [told.split()[0] for told in job_environment.withheld(wanted | holds_password)] == list(holds_password)
+    assert not values.keys() & (others | holds_password).keys()
+    assert "a-secret" not in values.values()
+    assert [told.split()[0] for told in job_environment.withheld(given)] == list(holds_password)
 
 
 def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:
@@ -150,48 +146,32 @@ def test_absolute_paths_ids_and_other_overrides_pass() -> None:
     job_environment.refuse_relative_paths(RANK_GRPO, arguments)
 
 
-def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
-    """Packed by Ray itself, from a folder that also holds what a working copy collects."""
-    folder, target = tmp_path / "copy", tmp_path / "package.zip"
-    for name in ("convrec", "reward", "data_prep", "recipes", "conf"):
-        os.makedirs(folder / name)
-        for path in (job_environment.HERE / name).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                copy = folder / path.relative_to(job_environment.HERE)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
-    for name in ("data", ".venv/lib", "checkpoints/a", "outputs", ".git", "runs", "models", "convrec/__pycache__"):
-        os.makedirs(folder / name)
-        (folder / name / "big.bin").write_bytes(os.urandom(3 * 2**20))
-    (folder / "notes.parquet").write_bytes(b"x")
-    (folder / ".env").write_text("OPENAI_API_KEY=a-secret")
-    excludes = runtime_environment({})["excludes"]
-    create_package(str(folder), target, include_gitignore=True, excludes=excludes)
-    names = zipfile.ZipFile(target).namelist()
-    assert target.stat().st_size < 2 * 2**20
-    assert {name.split("/")[0] for name in names if not name.endswith("/")} == {
-        "convrec", "reward", "data_prep", "recipes", "conf"
-    }  # fmt: skip
-    assert "conf/host/cpu.yaml" in names
-    assert "data_prep/sample_data/films.csv" in names
-    assert not [name for name in names if "big.bin" in name or "parquet" in name]
-
-
-def test_the_job_knows_what_a_worker_needs() -> None:
-    runtime_env = runtime_environment({"LR": "2e-6"})
-    assert runtime_env["working_dir"] == str(job_environment.HERE)
-    assert runtime_env["env_vars"]["LR"] == "2e-6"
-    assert runtime_env["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"
-
-
-MODULE = "def halves(relevance, items):\n    return [rel / 2 for rel in relevance]\n"
-
-
 def uploaded(runtime_env: dict[str, Any], target: Path) -> list[str]:
     """Files that Ray puts into the package of this working directory."""
     folder, excludes = runtime_env["working_dir"], runtime_env["excludes"]
     create_package(folder, target, include_gitignore=True, excludes=excludes)
     return [name for name in zipfile.ZipFile(target).namelist() if not name.endswith("/")]
+
+
+def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
+    """Packed by Ray itself, from a folder that also holds what a working copy collects."""
+    folder, target = tmp_path / "copy", tmp_path / "package.zip"
+    code = ("convrec", "reward", "data_prep", "recipes", "conf")
+    for name in code:
+        shutil.copytree(job_environment.HERE / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("data", ".venv/lib", "checkpoints/a", "outputs", ".git", "runs", "models", "convrec/__pycache__"):
+        os.makedirs(folder / name)
+        (folder / name / "big.bin").write_bytes(os.urandom(3 * 2**20))
+    (folder / "notes.parquet").write_bytes(b"x")
+    (folder / ".env").write_text("OPENAI_API_KEY=a-secret")
+    names = uploaded(runtime_environment({}) | {"working_dir": str(folder)}, target)
+    assert target.stat().st_size < 2 * 2**20
+    assert {name.split("/")[0] for name in names} == set(code)
+    assert {"conf/host/cpu.yaml", "data_prep/sample_data/films.csv"} <= set(names)
+    assert not [name for name in names if "big.bin" in name or "parquet" in name]
+
+
+MODULE = "def halves(relevance, items):\n    return [rel / 2 for rel in relevance]\n"
 
 
 @pytest.mark.parametrize(
@@ -220,4 +200,7 @@ def test_the_users_rank_reward_travels_with_its_package(
 
 
 def test_a_rank_reward_of_ours_changes_nothing() -> None:
-    assert runtime_environment({}, "convrec.reward=log_decay") == runtime_environment({})
+    plain = runtime_environment({})
+    assert runtime_environment({}, "convrec.reward=log_decay") == plain
+    assert plain["working_dir"] == str(job_environment.HERE)
+    assert plain["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "convrec.cpu.platform"

@@ -33,8 +33,8 @@ from recipes.preflight.cluster_findings import WAITS_VARIABLE
 
 PLAYED = """#!/bin/sh
 echo "$@" >> {folder}/commands
-case "$3" in
-  {{*) out=$(echo "$3" | sed 's/.*"out": "\\([^"]*\\)".*/\\1/'); mkdir -p "$out"; echo '{{}}' > "$out/metrics.json" ;;
+case "$4" in
+  {{*) out=$(echo "$4" | sed 's/.*"out": "\\([^"]*\\)".*/\\1/'); mkdir -p "$out"; echo '{{}}' > "$out/metrics.json" ;;
   *) case "$SAVE_PATH" in *bad*) echo "error: no such luck"; echo "full log: there"; exit 2 ;; esac
      while [ -e {folder}/wait ]; do sleep 0.02; done
      mkdir -p "$SAVE_PATH"; echo "$TOTAL_STEPS" > "$SAVE_PATH/latest_checkpointed_iteration.txt"
@@ -157,11 +157,9 @@ def test_the_jobs_have_what_they_need(matrix: Started, tmp_path: Path) -> None:
     matrix.start(most=1)
     assert matrix.client.most_at_once == 1
     commands = (tmp_path / "commands").read_text().splitlines()
-    assert commands[0] == "-m recipes.sft"
+    assert commands[0] == "-m recipes train sft"
     (evaluation,) = [line for line in commands if '/evaluation/good-s1"' in line]
-    module, text = evaluation.removeprefix("-m ").split(" ", 1)
-    assert module == "recipes.experiments.evaluation_job"
-    assert json.loads(text) == {
+    assert json.loads(evaluation.removeprefix("-m recipes evaluation-job ")) == {
         "model": f"{matrix.out}/good-s1",
         "out": f"{matrix.out}/evaluation/good-s1",
         "against": f"{matrix.out}/evaluation/sft",
@@ -184,7 +182,7 @@ def test_started_again_it_leaves_finished_runs_alone_and_tries_failed_ones_again
     (tmp_path / "python").write_text(PLAYED.format(folder=tmp_path).replace("*bad*", "*no*"))
     assert matrix.start() == []
     trained = [line for line in (tmp_path / "commands").read_text().splitlines() if "{" not in line]
-    assert trained == ["-m recipes.sft"] * 2  # bad, of_bad
+    assert trained == ["-m recipes train sft"] * 2  # bad, of_bad
     assert any(job.endswith("-bad-train-2") for job in matrix.client.jobs)
 
 

@@ -27,6 +27,14 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
         train(run, Path("out"))
 
 
+def test_a_preparation_is_made_by_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `convrec` and `python`, whatever PATH has."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out = tmp_path / "data"
+    prepare([Preparation(creates=str(out), run=f"convrec data sample --out {out} --train 3 --validation 3 --test 1")])
+    assert (out / "train.parquet").is_file()
+
+
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     made = tmp_path / "made"
     steps = [Preparation(creates=str(made), run=f"python -c \"open({str(made)!r}, 'a').write('x')\"")]
@@ -66,7 +74,6 @@ def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp
         ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: must be from 1 to the 5 items of a list"),
         ({"slices": ["country"]}, "evaluate: --slices country: no column of"),
         ({"matching": "fuzy"}, "evaluate: .*fuzy"),
-        ({"replicas": 0}, "evaluate: --replicas 0: give"),
         ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
         ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
     ],

@@ -11,25 +11,11 @@ import pytest
 
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.experiments.tables import evaluated, markdown, pairs, row_of
-
-NAMES = ("recall@5", "ndcg@5")
+from tests.recipes.experiments.found import NAMES, metrics_of
 
 
 def run_of(name: str, variant: str) -> MatrixRun:
     return MatrixRun(name, variant, "rank_grpo", None, {"SEED": "1"})
-
-
-def metrics_of(value: float, gain: float | None = None, **settings: Any) -> dict[str, Any]:
-    model: dict[str, Any] = {name: {"mean": value, "se": 0.01} for name in NAMES}
-    model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
-    model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
-    found: dict[str, Any] = {
-        "settings": {"protocols": ["paper"], "ks": [5]} | settings,
-        "results": {"paper": {"model": model}},
-    }
-    if gain is not None:
-        found["paired"] = {name: {"mean": gain, "se": 0.02, "p": 0.5} for name in NAMES}
-    return found
 
 
 def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:

@@ -27,10 +27,8 @@ SetVariables = Callable[[Mapping[str, str]], None]
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_the_script_starts_the_command_and_submits_the_recipe(recipe: Recipe) -> None:
-    script = (ROOT / recipe.script).read_text()
-    assert f'"$PYTHON" -m {" ".join(recipe.command)} "$@"' in script
-    assert f'"$PYTHON" -m recipes.submit {recipe.name} "$@"' in script
+def test_the_script_starts_the_command(recipe: Recipe) -> None:
+    assert f'exec "$PYTHON" -m recipes {recipe.command} "$@"\n' in (ROOT / recipe.script).read_text()
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -102,10 +100,10 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     refusal, *_ = doctor.diagnose(added, [])
     assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
     monkeypatch.delenv("ROLLOUT_N")
-    monkeypatch.delenv("CATALOG_FILE")
-    assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == os.path.abspath(
-        "data/reddit_v2/catalog.parquet"
-    )
+    with monkeypatch.context() as default:
+        default.delenv("CATALOG_FILE")
+        expected = os.path.abspath("data/reddit_v2/catalog.parquet")
+        assert job_environment(added, settings.compose("short_lists", []), {})["CATALOG_FILE"] == expected
 
     trained: list[Any] = []
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused

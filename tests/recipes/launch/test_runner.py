@@ -24,11 +24,13 @@ from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.preflight import findings
 
+Run = Callable[..., tuple[int, str]]
+
 
 @pytest.fixture
 def run(
     tmp_path: Path, model: Path, set_variables: Callable[..., None], capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[int, str]]]:
+) -> Iterator[Run]:
     """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
     def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
@@ -58,15 +60,16 @@ def saved(run: Path, step: int) -> None:
     saving.save(run, step, write)
 
 
-def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Run, tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
         os.write(1, b"a word of verl\n")  # pytest puts something else in the place of sys.stdout
         os.write(2, b"and of Ray\n")
         os.system("echo and of a child")
 
-    status, err = run(train, check=lambda config: ["a year is odd"])
+    status, err = run(train, check=lambda config: ["a year is odd"], LEARNING_RATE="1e-5")
     assert status == 0
     assert "warning: a year is odd" in err
+    assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in err
     assert f"full log in {tmp_path}/run/run.log" in err
     assert "starting verl's SFT trainer" in err
     assert "Training finished" in err
@@ -76,9 +79,7 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Callable[..., tupl
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_without_a_terminal_lines_say_how_far_a_run_is(
-    run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_lines_say_how_far_a_run_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """stderr of this test is a file."""
     monkeypatch.setattr("convrec.progress.SECONDS", 0.5)
 
@@ -97,9 +98,7 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
     assert re.search(r"^Training:  44% 4/9 \[00:.*, loss nan\]$", err, re.MULTILINE)
 
 
-def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(run: Run, tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
         error = RuntimeError("what Ray says about it")
         error.cause = ValueError("line before\nthe worker ran out of memory")  # type: ignore[attr-defined]
@@ -112,9 +111,7 @@ def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
 
 
-def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
         os.write(1, b"the log is on another disk than what is full\n")
         with open("/dev/full", "w") as full:
@@ -127,7 +124,7 @@ def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(
     assert "Traceback" not in err
 
 
-def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_a_stop_says_that_the_same_command_resumes(run: Run, tmp_path: Path) -> None:
     def train(config: DictConfig) -> None:
         saved(tmp_path / "run", 4)
         raise KeyboardInterrupt
@@ -142,7 +139,7 @@ def test_a_stop_says_that_the_same_command_resumes(run: Callable[..., tuple[int,
 
 
 def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_the_last(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     def log(**data: float) -> None:
         Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps({"step": 9, "data": data}) + "\n")
@@ -164,15 +161,17 @@ def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_t
     assert (status, "already has its 9 steps" in err, "warning" in err) == (0, True, False)
 
 
-def test_a_finished_run_says_what_it_was_not_trained_with(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_a_finished_run_is_left_alone_and_says_what_it_was_not_trained_with(run: Run, tmp_path: Path) -> None:
     run(lambda config: saved(tmp_path / "run", 9))
+    before = sorted((tmp_path / "run").rglob("*"))
     status, err = run(pytest.fail, LR="0.5")
     assert status == 0
     assert "already has its 9 steps" in err
     assert "optim.lr was 5e-05 and is 0.5" in err
+    assert sorted((tmp_path / "run").rglob("*")) == before
 
 
-def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_each_start_gets_a_metrics_file_of_its_own(run: Run, tmp_path: Path) -> None:
     files = []
 
     def train(config: DictConfig) -> None:
@@ -186,7 +185,7 @@ def test_each_start_gets_a_metrics_file_of_its_own(run: Callable[..., tuple[int,
     assert len(read_starts(tmp_path / "run")) == 2
 
 
-def test_a_refusal_leaves_no_folder(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_a_refusal_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     def check(config: DictConfig) -> list[str]:
         raise UserError("TRAIN_FILE: fix it")
 
@@ -195,9 +194,7 @@ def test_a_refusal_leaves_no_folder(run: Callable[..., tuple[int, str]], tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / saving.STOP).touch()  # of the run that trains
     with hold(tmp_path / "run"):
@@ -214,9 +211,7 @@ def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(
     assert not (tmp_path / "run" / RUNNING).exists()
 
 
-def test_fsdp1s_checkpoint_of_another_number_of_processes_is_refused(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_fsdp1s_checkpoint_of_another_number_of_processes_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     saved(tmp_path / "run", 4)
     (tmp_path / "run" / "global_step_4" / "fsdp_config.json").write_text('{"FSDP_version": 1}')
@@ -226,7 +221,7 @@ def test_fsdp1s_checkpoint_of_another_number_of_processes_is_refused(
 
 
 def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
-    run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = tmp_path / "run" / saving.STOP
     stop.parent.mkdir()
@@ -262,23 +257,16 @@ def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: 
     assert said is None or said in warnings[0]
 
 
-def test_a_folder_with_another_models_checkpoints_is_refused(
-    run: Callable[..., tuple[int, str]], tmp_path: Path, model: Path
-) -> None:
+def test_a_folder_with_another_models_checkpoints_is_refused(run: Run, tmp_path: Path, model: Path) -> None:
     assert run(lambda config: saved(tmp_path / "run", 4))[0] == 0
     other = tmp_path / "other" / model.name
     shutil.copytree(model, other)
     status, err = run(pytest.fail, MODEL_PATH=str(other))
     assert status == 2
     assert f"model was '{model}' and is '{other}'" in err
-    status, err = run(lambda config: None, LR="0.5", SEED="8")
-    assert status == 0
-    assert "optim.lr was 5e-05 and is 0.5" in err
 
 
-def test_sft_is_resumed_with_the_batch_that_it_was_started_with(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_sft_is_resumed_with_the_batch_that_it_was_started_with(run: Run, tmp_path: Path) -> None:
     """96 a device, where nobody says it: two devices would have 192."""
     seen = []
 
@@ -307,34 +295,37 @@ def test_checkpoints_that_an_earlier_start_kept_are_not_removed_unasked(
     runner._refuse_to_remove_unasked(tmp_path, 3, [])
 
 
-def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp_path: Path) -> None:
-    log = tmp_path / "run.log"
-    code = (
-        "import atexit, os, pathlib\n"
-        "from recipes.launch.console import output_to\n"
-        "atexit.register(os.write, 2, b'the end ')\n"
-        f"with output_to(pathlib.Path({str(log)!r})): os.write(2, b'the run ')\n"
-        "os.write(2, b'after it ')"
+def in_a_process(log: Path, code: str) -> str:
+    """What Python code leaves on the terminal; `output` is the context in which it goes to the log."""
+    start = (
+        f"import pathlib; from recipes.launch import console; output = console.output_to(pathlib.Path({str(log)!r}))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (ended.stderr, log.read_text()) == ("after it ", "the run the end ")
+    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True).stderr
+
+
+def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp_path: Path) -> None:
+    code = """
+import atexit, os
+atexit.register(os.write, 2, b'the end ')
+with output:
+    os.write(2, b'the run ')
+os.write(2, b'after it ')
+"""
+    assert in_a_process(tmp_path / "run.log", code) == "after it "
+    assert (tmp_path / "run.log").read_text() == "the run the end "
 
 
 def test_a_bar_of_an_interrupted_library_does_not_come_back_on_the_terminal(tmp_path: Path) -> None:
-    log = tmp_path / "run.log"
-    code = (
-        "import pathlib\n"
-        "from tqdm import tqdm\n"
-        "from recipes.launch.console import output_to\n"
-        "held = []\n"
-        "try:\n"
-        f"    with output_to(pathlib.Path({str(log)!r})):\n"
-        "        held.append(tqdm(total=3, desc='Training'))\n"
-        "        held[0].update(1)\n"
-        "        raise KeyboardInterrupt\n"
-        "except KeyboardInterrupt:\n"
-        "    held.clear()"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stderr == ""
-    assert "Training" in log.read_text()
+    code = """
+from tqdm import tqdm
+held = []
+try:
+    with output:
+        held.append(tqdm(total=3, desc='Training'))
+        held[0].update(1)
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    held.clear()
+"""
+    assert in_a_process(tmp_path / "run.log", code) == ""
+    assert "Training" in (tmp_path / "run.log").read_text()

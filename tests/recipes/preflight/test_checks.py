@@ -14,13 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.checkpoints import manifest
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
-from recipes import rank_grpo, sft
-from recipes.launch import ray_training, settings
+from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
-from recipes.preflight import checks, findings, host
+from recipes.preflight import findings, host
 
 ROOT = Path(__file__).resolve().parents[3]
 Refused = Callable[..., str]
@@ -46,15 +44,15 @@ def refused(
     """Run a recipe with these variables and overrides; assert that it is refused, and return the message."""
     import ray
 
-    def run(*overrides: str, recipe: Any = rank_grpo, **variables: str) -> str:
-        set_variables((good if recipe is rank_grpo else good_sft) | variables)
+    def run(*overrides: str, recipe: str = "rank_grpo", **variables: str) -> str:
+        set_variables((good if recipe == "rank_grpo" else good_sft) | variables)
 
         def must_not_train(*args: Any) -> None:
             raise AssertionError("training began")
 
         for name, record in RECIPES.items():
             monkeypatch.setitem(RECIPES, name, replace(record, train=must_not_train))
-        status = recipe.main(list(overrides))
+        status = runner.run(RECIPES[recipe], list(overrides))
         out, err = capfd.readouterr()
         assert status == 2, err
         assert out == ""
@@ -67,6 +65,17 @@ def refused(
     return run
 
 
+@pytest.fixture
+def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables) -> Callable[..., list[str]]:
+    """The warnings of a run that may start."""
+
+    def run(recipe: str = "rank_grpo", **variables: str) -> list[str]:
+        set_variables((good if recipe == "rank_grpo" else good_sft) | variables)
+        return RECIPES[recipe].check(settings.compose(recipe, []))
+
+    return run
+
+
 def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]], Any]) -> str:
     """A copy of the RL table with `change` made to its rows."""
     rows = pq.read_table(source).to_pylist()
@@ -75,13 +84,9 @@ def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]]
     return str(target)
 
 
-def test_the_settings_these_tests_break_are_good(
-    good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables
-) -> None:
-    set_variables(good)
-    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
-    set_variables(good_sft)
-    assert checks.check_sft(settings.compose("sft", [])) == []
+@pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
+def test_the_settings_these_tests_break_are_good(warned: Callable[..., list[str]], recipe: str) -> None:
+    assert warned(recipe) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,6 @@ def test_the_settings_these_tests_break_are_good(
         ({"VAL_FILE": "/no/val.parquet"}, "VAL_FILE=/no/val.parquet: no such file"),
         ({"CATALOG_FILE": "/no/catalog.parquet"}, "CATALOG_FILE=/no/catalog.parquet: no such file"),
         ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt, so at least 2"),
-        ({"REWARD": "ndcg"}, "REWARD=ndcg: expected one of exp_inf, log_decay, exp_gamma, or package.module:function"),
         ({"REWARD": "no_module:f"}, "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
         ({"REWARD": "exp_gamma"}, "REWARD=exp_gamma needs convrec.gamma, a number above 1, not null"),
         ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 x ROLLOUT_N=2 = 8 responses do not divide over 3 devices"),
@@ -118,7 +122,6 @@ def test_an_embedding_must_fit_the_buffer_for_weights_on_a_cpu(refused: Refused,
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("convrec.rewards={relevance: 1, moon: 1}", "expected part: weight, of relevance, diversity"),
         ("convrec.rewards={relevance: 0}", "weights other than 0"),
         ("convrec.rewards={catalog.safety: 1}", "has no column safety, which it needs; add it, or leave the part out"),
         ("convrec.rewards={catalog.title: 1}", "title holds string, where it needs numbers. Columns of numbers: year"),
@@ -135,8 +138,6 @@ def test_an_embedding_must_fit_the_buffer_for_weights_on_a_cpu(refused: Refused,
         ("actor_rollout_ref.rollout.temprature=1", "temprature: no such setting; did you mean"),
         ("convrec.reward=convrec.lists.rank_rewards:dgc", "has no function dgc; did you mean dcg"),
         ("convrec.reward=convrec.lists.rank_rewards:exp_inf", "it raised TypeError"),
-        ("convrec.preset=foo", "convrec.preset=foo (PRESET): expected one of paper, reference"),
-        ("+convrec.numitems=5", "convrec.numitems: no such setting; did you mean convrec.num_items?"),
         ("reward.custom_reward_function.path=/no/reward.py", "custom_reward_function.path=/no/reward.py: no such file"),
         ("reward.custom_reward_function.path=pkg://reward.none", "path=pkg://reward.none: No module named"),
         ("reward.custom_reward_function.name=score", "name=score: pkg://reward.catalog_match has no such function"),
@@ -173,35 +174,15 @@ def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str
 
 
 def test_a_rank_reward_of_the_users_own_is_tried_out(
-    good: dict[str, str],
-    set_variables: SetVariables,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Refused,
+    warned: Callable[..., list[str]], refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checked_rewards.py").write_text(
         "def good(relevance, items):\n    return relevance\n\ndef bad(relevance, items):\n    return [1.0]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    set_variables(good | {"REWARD": "checked_rewards:good"})
-    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
+    assert warned(REWARD="checked_rewards:good") == []
     message = refused(REWARD="checked_rewards:bad")
     assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks: one a rank")
-
-
-def test_a_misspelt_variable_is_warned_about(
-    good: dict[str, str],
-    set_variables: SetVariables,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    set_variables(good)
-    monkeypatch.setenv("LEARNING_RATE", "1e-5")
-    monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])
-    monkeypatch.setattr(ray_training, "train", lambda requirements, config: None)
-    with mock.patch.dict(os.environ):
-        assert rank_grpo.main([]) == 0
-    assert "warning: LEARNING_RATE is set, but no recipe reads it: did you mean LR?" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("variable", "table"), [("TRAIN_FILE", "train"), ("VAL_FILE", "validation")])
@@ -234,11 +215,7 @@ def test_catalog_without_years_for_ground_truth_with_years(
 
 
 def test_data_without_years_train_but_not_with_the_references_matching(
-    good: dict[str, str],
-    sample: Path,
-    tmp_path: Path,
-    set_variables: SetVariables,
-    monkeypatch: pytest.MonkeyPatch,
+    warned: Callable[..., list[str]], refused: Refused, sample: Path, tmp_path: Path
 ) -> None:
     def undate(rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -250,64 +227,48 @@ def test_data_without_years_train_but_not_with_the_references_matching(
         for variable, name in names.items()
     }
     titles = pq.read_table(sample / "catalog.parquet")["title"]
-    catalog = tmp_path / "catalog.parquet"
-    pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), catalog)
-    set_variables(good | files | {"CATALOG_FILE": str(catalog)})
-    assert checks.check_rank_grpo(settings.compose("rank_grpo", [])) == []
-    monkeypatch.setenv("PRESET", "reference")
-    with pytest.raises(UserError, match=r"no years, which convrec\.matching=reference"):
-        checks.check_rank_grpo(settings.compose("rank_grpo", []))
+    files["CATALOG_FILE"] = str(tmp_path / "catalog.parquet")
+    pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), files["CATALOG_FILE"])
+    assert warned(**files) == []
+    assert "no years, which convrec.matching=reference" in refused(**files, PRESET="reference")
 
 
-def test_a_broken_year_is_only_a_warning(
-    good: dict[str, str], sample: Path, tmp_path: Path, set_variables: SetVariables
-) -> None:
+def test_a_broken_year_is_only_a_warning(warned: Callable[..., list[str]], sample: Path, tmp_path: Path) -> None:
     file = tmp_path / "catalog.parquet"
     catalog = pq.read_table(sample / "catalog.parquet").to_pylist()
     catalog[4]["year"] = 201
     pq.write_table(pa.Table.from_pylist(catalog), file)
-    set_variables(good | {"CATALOG_FILE": str(file)})
-    (warning,) = checks.check_rank_grpo(settings.compose("rank_grpo", []))
+    (warning,) = warned(CATALOG_FILE=str(file))
     assert warning.startswith(f"{file}: row 4: ")
     assert "201" in warning
 
 
-def test_more_gpus_than_there_are(
-    good: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("recipe", "present", "said"),
+    [
+        ("rank_grpo", 2, "N_GPUS_PER_NODE=4, but this machine has 2 GPUs"),
+        ("sft", 2, "N_GPUS_PER_NODE=4, but this machine has 2 GPUs"),
+        ("separate_async", 6, r"N_GPUS_PER_NODE=4 and 1 x 4 for the rollout .* this machine has 6 GPUs"),
+    ],
+)
+def test_more_gpus_than_this_machine_has_are_a_clusters(
+    good: dict[str, str],
+    good_sft: dict[str, str],
+    set_variables: SetVariables,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    present: int,
+    said: str,
 ) -> None:
-    set_variables(good | {"N_GPUS_PER_NODE": "8"})
-    monkeypatch.setattr(host, "num_accelerators", lambda: 2)
-    config = settings.compose("rank_grpo", [])
-    with pytest.raises(ValueError, match="N_GPUS_PER_NODE=8, but this machine has 2 GPUs"):
-        checks.check_rank_grpo(config)
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # a cluster's GPUs are not this machine's
-    checks.check_rank_grpo(config)
-
-
-def test_a_rollout_on_gpus_of_its_own_needs_them_beside_those_that_train(
-    good: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_variables(good | {"N_GPUS_PER_NODE": "2"})
-    monkeypatch.setattr(host, "num_accelerators", lambda: 4)
-    config = settings.compose("rank_grpo", ["+scale=separate_async"])
-    with pytest.raises(ValueError, match=r"N_GPUS_PER_NODE=2 and 1 x 4 for the rollout .* this machine has 4 GPUs"):
-        checks.check_rank_grpo(config)
-    config.actor_rollout_ref.rollout.n_gpus_per_node = 2
-    checks.check_rank_grpo(config)
-
-
-def test_sft_counts_the_gpus_of_this_machine_or_of_the_cluster(
-    good_sft: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_variables(good_sft | {"N_GPUS_PER_NODE": "4"})
-    monkeypatch.setattr(host, "num_accelerators", lambda: 2)
-    config = settings.compose("sft", [])
-    with pytest.raises(UserError, match="N_GPUS_PER_NODE=4, but this machine has 2 GPUs"):
-        checks.check_sft(config)
+    set_variables((good_sft if recipe == "sft" else good) | {"N_GPUS_PER_NODE": "4"})
+    monkeypatch.setattr(host, "num_accelerators", lambda: present)
+    name, overrides = (recipe, []) if recipe in RECIPES else ("rank_grpo", [f"+scale={recipe}"])
+    config = settings.compose(name, overrides)
+    with pytest.raises(UserError, match=said):
+        RECIPES[name].check(config)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    config.trainer.nnodes = 2
-    config.data.train_batch_size = 8
-    checks.check_sft(config)
+    config.trainer.nnodes, config.data.train_batch_size = 2, 8
+    RECIPES[name].check(config)
 
 
 @pytest.mark.parametrize(("address", "devices", "asked"), [("", 1, [False]), ("", 2, [False]), ("head:6379", 1, [])])
@@ -326,23 +287,22 @@ def test_sfts_own_machine_is_examined_where_it_trains_there(
     set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
     monkeypatch.setenv("RAY_ADDRESS", address)
     with mock.patch.dict(os.environ):
-        assert sft.main([]) == 0
+        assert runner.run(RECIPES["sft"], []) == 0
     assert found == asked
 
 
 def test_sft_with_fewer_validation_rows_than_devices(
-    good_sft: dict[str, str], set_variables: SetVariables, tmp_path: Path
+    refused: Refused, good_sft: dict[str, str], tmp_path: Path
 ) -> None:
-    table = pq.read_table(good_sft["VAL_FILE"]).slice(0, 3)
-    pq.write_table(table, tmp_path / "three.parquet")
-    set_variables(good_sft | {"N_GPUS_PER_NODE": "4", "VAL_FILE": str(tmp_path / "three.parquet")})
-    with pytest.raises(UserError, match="VAL_FILE has 3 rows, fewer than the 4 devices"):
-        checks.check_sft(settings.compose("sft", []))
+    three = str(tmp_path / "three.parquet")
+    pq.write_table(pq.read_table(good_sft["VAL_FILE"]).slice(0, 3), three)
+    message = refused(recipe="sft", N_GPUS_PER_NODE="4", VAL_FILE=three)
+    assert message.startswith("VAL_FILE has 3 rows, fewer than the 4 devices")
 
 
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     file = sample / "train.parquet"
-    message = refused(recipe=sft, TRAIN_FILE=str(file))
+    message = refused(recipe="sft", TRAIN_FILE=str(file))
     assert message.startswith(f"{file}: no column completion; it has prompt, ")
 
 
@@ -359,21 +319,7 @@ def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     ],
 )
 def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
-    assert refused(recipe=sft, **variables).startswith(said)
-
-
-def test_a_finished_run_is_left_alone(
-    good: dict[str, str], set_variables: SetVariables, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(good["SAVE_PATH"])
-    (run / "global_step_7").mkdir(parents=True)
-    (run / "global_step_7" / "model.pt").touch()
-    manifest.write(run / "global_step_7")
-    (run / "latest_checkpointed_iteration.txt").write_text("7")
-    set_variables(good | {"TOTAL_STEPS": "7"})
-    assert rank_grpo.main([]) == 0
-    assert "already has its 7 steps" in capfd.readouterr().err
-    assert sorted(path.name for path in run.iterdir()) == ["global_step_7", "latest_checkpointed_iteration.txt"]
+    assert refused(recipe="sft", **variables).startswith(said)
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])

@@ -63,12 +63,10 @@ def test_the_trie_is_made_once_and_reaches_rollout_and_nodes(compose: Compose, t
         ({"ALGORITHM": "gspo"}, [], "GRPO and GSPO take ratios and means over all tokens"),
         ({"PRESET": "reference"}, [], "take PRESET=paper"),
         ({}, ["+scale=separate_async_cpu"], "goes on with responses that were broken off"),
-        ({}, ["actor_rollout_ref.actor.strategy=megatron"], "no tensor parallel actor"),
         ({}, ["actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"], "cuts responses"),
         ({}, ["+scale=lora", "actor_rollout_ref.model.target_modules=[lm_head]"], "LoRA on lm_head"),
         ({}, ["actor_rollout_ref.rollout.full_determinism=true"], "without full_determinism"),
         ({}, ["actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"], "processed_logprobs"),
-        ({}, ["actor_rollout_ref.rollout.name=sglang"], "by vLLM"),
         ({"MAX_RESPONSE_LENGTH": "20"}, [], "MAX_RESPONSE_LENGTH=20: 3 items can take"),
     ],
 )

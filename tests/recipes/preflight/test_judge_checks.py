@@ -11,9 +11,9 @@ import pytest
 from convrec.errors import UserError
 from convrec.judges.schema import judge_schema, make_row, swapped_row
 from recipes import evaluate
-from recipes.judge import train
 from recipes.judge.evaluation import format_metrics
-from recipes.launch import settings
+from recipes.launch import runner, settings
+from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks
 
 USER = [{"role": "user", "content": "A horror film?"}]
@@ -36,10 +36,8 @@ def test_the_settings_these_tests_break_are_good(run: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"TRAIN_FILE": "none.parquet"}, "none.parquet: no such file; name one, or make sample data: .*judge_sample"),
-        ({"TRAIN_BATCH_SIZE": "9"}, "TRAIN_FILE has 8 rows, fewer than TRAIN_BATCH_SIZE=9"),
+        ({"TRAIN_FILE": "none.parquet"}, "none.parquet: no such file; name one, or make sample data: .*judge-sample"),
         ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt"),
-        ({"MAX_RESPONSE_LENGTH": "600"}, "more tokens than the 1024 positions"),
         ({"N_GPUS_PER_NODE": "3", "TRAIN_BATCH_SIZE": "3"}, "TENSOR_PARALLEL=3 does not divide the 4 attention heads"),
         ({"N_GPUS_PER_NODE": "4", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "3"}, "mini_batch_size=2 x ROLLOUT_N=3: .* 4"),
     ],
@@ -71,16 +69,11 @@ def test_both_orders_are_there_where_they_count_together(
 
 
 def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, capfd: Any) -> None:
-    assert train.main(["pointwise"]) == 2
+    assert runner.run(RECIPES["judge_pointwise"], []) == 2
     assert (
         "rows.parquet: rows 0, 1, 2, 3, 4 and 3 more: `output` does not hold exactly 1 answer" in capfd.readouterr().err
     )
     assert not (run / "run").exists()
-
-
-def test_a_mode_is_needed(capfd: Any) -> None:
-    assert train.main([]) == train.main(["listwise"]) == 2
-    assert "pointwise,pairwise" in capfd.readouterr().err
 
 
 # ---- evaluation: what is refused before vLLM starts, and how its numbers are shown

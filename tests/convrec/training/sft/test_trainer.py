@@ -199,16 +199,6 @@ def test_the_step_of_the_lowest_validation_loss_is_kept(train: Train, tmp_path: 
     assert saving.complete_steps(tmp_path / "run") == [4, EPOCHS * STEPS_PER_EPOCH]
 
 
-def test_checkpoints_have_a_manifest_and_the_newest_are_kept(train: Train, tmp_path: Path) -> None:
-    train(max_ckpt_to_keep=2)
-    last = EPOCHS * STEPS_PER_EPOCH
-    assert saving.complete_steps(tmp_path / "run") == [last - 1, last]
-    assert sorted(path.name for path in (tmp_path / "run").glob("global_step_*")) == [
-        f"global_step_{last - 1}",
-        f"global_step_{last}",
-    ]
-
-
 def test_the_seed_is_that_of_the_order(train: Train, tmp_path: Path) -> None:
     orders = []
     for name, seed in (("first", 1), ("again", 1), ("other", 2)):

@@ -84,12 +84,20 @@ def test_a_password_in_an_address_is_sent_as_a_header_and_never_said(server: tup
     assert warning.startswith("mlflow goes on offline: http://127.0.0.1 cannot be reached")
 
 
-@pytest.mark.parametrize("address", ["wandb.example.org", "http://host:port"])
-def test_what_is_no_address_is_named(tmp_path: Path, address: str) -> None:
-    variables = {"HOME": "/nowhere", "WANDB_API_KEY": "k", "WANDB_BASE_URL": address}
-    assert go_offline_where_needed(["wandb"], tmp_path, variables) == [
-        f"wandb goes on offline: {address} is no address; it begins with http:// or https://"
-    ]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"SWANLAB_API_HOST": "swanlab.example.org"}, "swanlab.example.org is no address; it begins with http://"),
+        ({"SWANLAB_API_HOST": "http://host:port"}, "http://host:port is no address; it begins with http://"),
+        ({"SWANLAB_API_KEY": "line one\nline two"}, "SWANLAB_API_KEY holds what cannot be sent in a header"),
+    ],
+)
+def test_an_address_or_key_that_is_none_is_named(
+    server: tuple[str, list], tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    (warning,) = go_offline_where_needed(["swanlab"], tmp_path, environment(server[0], "good") | changes)
+    assert warning.startswith(f"swanlab goes on offline: {said}")
+    assert "line one" not in warning
 
 
 def test_a_server_that_is_not_there_or_does_not_answer_goes_on_offline(tmp_path: Path) -> None:
@@ -105,12 +113,6 @@ def test_a_server_that_is_not_there_or_does_not_answer_goes_on_offline(tmp_path:
     )
     assert variables["SWANLAB_MODE"] == "offline"
     assert variables["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mlflow.db"
-
-
-def test_a_key_that_cannot_be_sent_is_not_said(server: tuple[str, list], tmp_path: Path) -> None:
-    variables = environment(server[0], "line one\nline two")
-    (warning,) = go_offline_where_needed(["swanlab"], tmp_path, variables)
-    assert warning.startswith("swanlab goes on offline: SWANLAB_API_KEY holds what cannot be sent")
 
 
 def test_offline_is_offline(server: tuple[str, list], tmp_path: Path) -> None:

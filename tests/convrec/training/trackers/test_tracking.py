@@ -146,7 +146,6 @@ def test_a_tracker_that_cannot_be_opened_is_left_out(
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(next_metrics_file(tmp_path)))
     monkeypatch.setitem(sys.modules, module, None)  # not installed
-    monkeypatch.setenv(f"{tracker.upper()}_MODE", "online")
     trackers = tracking.resumable(tmp_path, "project", "experiment", ["file", tracker])
     trackers.log({"return": 1.0}, step=1)
     assert [*trackers.logger] == ["file"]

@@ -1,6 +1,6 @@
 """A smaller real task: the most mentioned titles of a data set as catalog, and a retrieval teacher's lists for SFT.
 
-    python -m data_prep.retrieval --source data/redial --out data/redial_small --titles 200 --num-items 10
+    python -m benchmarks.studies.retrieval --source data/redial --out data/redial_small --titles 200 --num-items 10
 
 --source holds train.parquet and validation.parquet (schema.RL_SCHEMA; a sample_id is `conversation_turn`, like
 `redial_15875_t6`). Written to --out, whole or not at all:
@@ -15,11 +15,6 @@ A model from scratch learns what goes with what from sft_titles in a minute or t
 long at the same popular list for everyone. So: SFT on sft_titles, then on sft_train.
 The teacher (data_prep/retrieval_teacher.py) has read the training conversations only, never the one it answers.
 """
-
-if __name__ == "__main__":  # before imports that take seconds
-    from convrec.runs import supervisor
-
-    supervisor.begin()
 
 import argparse
 import os
@@ -50,8 +45,9 @@ from convrec.lists.catalog import Catalog, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
-from data_prep.retrieval_teacher import RetrievalTeacher, with_lists
-from data_prep.tables import check_out, group_of
+from convrec.progress import Progress
+from data_prep.retrieval_teacher import RetrievalTeacher, list_text
+from data_prep.tables import check_out, group_of, message
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
@@ -139,6 +135,28 @@ def title_prompts(rows: list[dict], num_items: int, count: int, seed: int) -> li
     return result
 
 
+def drawn_lists(
+    teacher: RetrievalTeacher, rows: list[dict], num_items: int, copies: int, noise: float, seed: int
+) -> list[list[Pair]]:
+    """`copies` lists for each row, one after the other: item after item drawn from softmax(score / noise) of what is
+    left (Gumbel's trick); without noise the best ones."""
+    rng = np.random.default_rng(seed)
+    lists = []
+    for start in Progress(range(0, len(rows), 256), desc="train", unit="block"):
+        scores_BM = np.repeat(teacher.scores(rows[start : start + 256]), copies, axis=0)
+        scores_BM += noise * rng.gumbel(size=scores_BM.shape)
+        for order in np.argsort(-scores_BM, axis=1, kind="stable"):
+            lists.append([teacher.catalog[m] for m in order[:num_items]])
+    return lists
+
+
+def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
+    """Rows of the SFT table."""
+    return [
+        row | {"completion": message("assistant", list_text(items))} for row, items in zip(rows, lists, strict=True)
+    ]
+
+
 def _with_year(title: str) -> re.Pattern[str]:
     return re.compile(re.escape(title) + r" \((?:18|19|20)\d\d\)")
 
@@ -201,7 +219,7 @@ def write_reduced(
     copies = [row | {"sample_id": f"{row['sample_id']}.{copy}"} for row in prompts for copy in range(lists_per_cut)]
     lists = {split: teacher.lists(reduced[split], num_items, split) for split in ("validation", "test")}
     demonstrations = {
-        "sft_train": with_lists(copies, teacher.lists(prompts, num_items, "train", lists_per_cut, noise, seed)),
+        "sft_train": with_lists(copies, drawn_lists(teacher, prompts, num_items, lists_per_cut, noise, seed)),
         "sft_validation": with_lists(reduced["validation"], lists["validation"]),
     }
     short = title_prompts(train, num_items, title_rows, seed)
@@ -242,7 +260,7 @@ def _compare(
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.retrieval", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.retrieval", description=__doc__.split("\n")[0])
     parser.add_argument("--source", required=True, help="folder with train.parquet and validation.parquet")
     parser.add_argument("--out", required=True, help="folder to write; must not be there")
     parser.add_argument("--titles", type=int, default=200, help="catalog: the most mentioned ones (%(default)s)")
@@ -266,7 +284,3 @@ def main(argv: list[str] | None = None) -> None:
                 for metric in ("recall", "ndcg")
             )
             print(f"{split:>10} {name:>10}  {figures}  distinct {result['distinct_items']}  n {result['n']}")
-
-
-if __name__ == "__main__":
-    main()

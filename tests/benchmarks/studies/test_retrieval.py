@@ -1,18 +1,31 @@
-"""The reduced task: no leak between the splits, the right rows, and a teacher that knows only what it may."""
+"""The reduced task: no leak between the splits, and the right rows."""
 
+import sys
+from pathlib import Path
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.schema import RL_SCHEMA, prompt_text, split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
-from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
-from data_prep.retrieval import cuts, hold_out, main, most_mentioned, reduce_rows, title_prompts, write_reduced
+from data_prep.retrieval_teacher import RetrievalTeacher
 from data_prep.tables import conversation_of
+from tests.data_prep.conftest import COMEDY, HORROR, make_rows, row
 
-from .conftest import make_rows, row
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from benchmarks.studies.retrieval import (
+    cuts,
+    drawn_lists,
+    hold_out,
+    main,
+    reduce_rows,
+    title_prompts,
+    write_reduced,
+)
 
 SIZES = {"titles": 13, "num_items": 4, "test_rows": 20, "lists_per_cut": 4, "noise": 0.1, "title_rows": 50}
 
@@ -72,22 +85,6 @@ def test_teacher_lists_are_distinct_unseen_catalog_titles(written):
         assert not {item.title for item in items} & set(demonstration["seen_titles"])
 
 
-def test_a_cut_has_several_different_lists_around_the_best_one(written):
-    out, _ = written
-    lists = {}
-    for demonstration in read(out, "sft_train"):
-        name, _, copy = demonstration["sample_id"].rpartition(".")
-        lists.setdefault(name, []).append((copy, demonstration["completion"][0]["content"]))
-    assert all([copy for copy, _ in some] == ["0", "1", "2", "3"] for some in lists.values())
-    assert sum(len({text for _, text in some}) > 1 for some in lists.values()) > len(lists) / 2
-
-
-def test_teacher_beats_popularity_where_words_tell(written):
-    _, results = written
-    for split in ("validation", "test"):
-        assert results[split]["teacher"]["recall@4"]["mean"] > results[split]["popularity"]["recall@4"]["mean"] + 0.1
-
-
 def test_same_seed_same_rows(source, written, tmp_path):
     out, _ = written
     write_reduced(source, tmp_path / "again", **SIZES)
@@ -104,12 +101,6 @@ def test_reduced_rows_keep_catalog_truths_only():
     assert kept["groundtruth_with_release_year"] == [["Up", "2009"]]
     assert kept["prompt"][0]["content"] == prompt_text("USER: hi\n", 5)
     assert kept["sample_id"] == "a_t1"
-
-
-def test_most_mentioned_counts_rows_and_breaks_ties_by_name():
-    truths = [[("B", "1"), ("B", "1")], [("A", "1")], [("C", "1")]]
-    rows = [row(f"{i}_t1", "", [], truth) for i, truth in enumerate(truths)]
-    assert list(most_mentioned(rows, 2).items()) == [(("A", "1"), 1), (("B", "1"), 1)]
 
 
 def test_cuts_end_with_a_users_turn_and_name_what_was_seen_so_far():
@@ -144,29 +135,24 @@ def test_hold_out_takes_whole_conversations():
     kept, held = hold_out(rows, 5, seed=1)
     assert (len(held), len(kept)) == (6, 14)
     assert not {conversation_of(r["sample_id"]) for r in kept} & {conversation_of(r["sample_id"]) for r in held}
+    unnamed = [r | {"sample_id": f"user{n}"} for n, r in enumerate([*rows, rows[0]])]  # the last has the first's prompt
+    kept, held = hold_out(unnamed, 8, seed=0)
+    assert not {r["prompt"][0]["content"] for r in kept} & {r["prompt"][0]["content"] for r in held}
 
 
-def test_refusals(source, written, tmp_path, capsys):
-    out, _ = written
-    with pytest.raises(UserError, match="already there"):
-        write_reduced(source, out)
-    with pytest.raises(UserError, match="half of --titles"):
-        write_reduced(source, tmp_path / "x", titles=6, num_items=4)
-    with pytest.raises(UserError, match="--noise -1"):
-        write_reduced(source, tmp_path / "x", num_items=4, noise=-1)
-    with pytest.raises(UserError, match="ask for fewer"):
-        write_reduced(source, tmp_path / "x", titles=50, num_items=4, test_rows=20)
-    with pytest.raises(SystemExit, match="2"):
-        main(["--source", str(tmp_path / "none"), "--out", str(tmp_path / "x")])
-    assert "no such file" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+def test_lists_are_drawn_around_the_best_one():
+    rows, catalog = make_rows("train", 30, 3), HORROR + COMEDY
+    teacher = RetrievalTeacher(rows, catalog)
+    scores, (best,) = teacher.scores(rows[:1])[0], teacher.lists(rows[:1], 4, "x")
+    for noise in (0.0, 1e-6):
+        assert drawn_lists(teacher, rows[:1], 4, 1, noise, seed=1) == [best]
+    firsts = [items[0] for items in drawn_lists(teacher, rows[:1], 4, 2000, 0.5, seed=1)]
+    expected = np.exp(scores / 0.5) / np.exp(scores / 0.5).sum()
+    np.testing.assert_allclose([firsts.count(pair) / 2000 for pair in catalog], expected, atol=0.04)
 
 
-@pytest.mark.parametrize(("data", "titles"), [("generated", 13), ("redial", 50)])
-def test_command_line(source, tmp_path, capsys, request, data, titles):
-    if data == "redial":
-        source = request.getfixturevalue("shared_dir") / "data" / "redial"
-    sizes = [f"--titles={titles}", "--num-items=5", "--test-rows=20", "--title-rows=50"]
-    main(["--source", str(source), "--out", str(tmp_path / "small"), *sizes])
+def test_the_command_on_real_data(shared_dir, tmp_path, capsys):
+    sizes = ["--titles=50", "--num-items=5", "--test-rows=20", "--title-rows=50"]
+    main(["--source", str(shared_dir / "data" / "redial"), "--out", str(tmp_path / "small"), *sizes])
     assert "teacher  recall@5 0." in capsys.readouterr().out
-    assert len(read(tmp_path / "small", "catalog")) == titles
+    assert len(read(tmp_path / "small", "catalog")) == 50

@@ -1,0 +1,5 @@
+"""`python -m recipes COMMAND` is `convrec COMMAND`."""
+
+from recipes.cli import main
+
+main()
