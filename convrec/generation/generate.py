@@ -17,10 +17,9 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
-from convrec.generation.placement import Placement
+from convrec.generation.placement import Placement, Room
 from convrec.generation.pool import Job, Pool
 from convrec.generation.prompts import Messages, as_messages, prompt_id
-from convrec.generation.room import Room
 from convrec.progress import Progress
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a

@@ -1,5 +1,6 @@
 """Several replicas that share one queue of jobs. A task whose replica is killed is asked again, and no other."""
 
+import itertools
 import queue
 import sys
 import threading
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from convrec.generation.placement import Room
 from convrec.generation.process import Died, Load, Replica
-from convrec.generation.room import Room
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
 
@@ -39,12 +40,9 @@ class Pool:
         self._lock = threading.Lock()
         self._is_closed = False
         self._replicas: dict[int, tuple[Any, Replica]] = {}  # by its index in the room, with what it has loaded
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index in range(len(room.starts)):
-            self._free.put(index)
         self._own = threading.local()  # a thread's index
         # a thread a replica, which lives as long as the pool: see Process
-        self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica")
+        self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica", self._begin, (itertools.count(),))
 
     def answers(
         self, jobs: Iterable[Job], progress: Callable[[int], object] = lambda number: None
@@ -75,11 +73,12 @@ class Pool:
 
     # ---- in a replica's thread
 
+    def _begin(self, numbers: "itertools.count[int]") -> None:
+        self._own.index = next(numbers)
+
     def _do(self, number: int, job: Job, results: "queue.SimpleQueue[Any]", progress: Callable[[int], object]) -> None:
         """Put what `answers` gives, then None; or the error."""
         try:
-            if not hasattr(self._own, "index"):
-                self._own.index = self._free.get()
             for part, task in enumerate(job.tasks):
                 results.put((number, part, self._ask(job.settings, task, progress)))
             results.put(None)

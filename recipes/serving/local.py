@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from convrec.errors import UserError
-from convrec.generation.room import room_here
+from convrec.generation.placement import room_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from convrec.errors import UserError
+from convrec.generation.placement import Start
 from convrec.generation.process import Died, Replica
-from convrec.generation.room import Start
 from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
 from recipes.serving.replicas import Gone

@@ -14,8 +14,7 @@ import pytest
 from convrec import Recommendations, RecommendedItem, Recommender
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
-from convrec.generation.placement import Placement
-from convrec.generation.room import Room
+from convrec.generation.placement import Placement, Room
 from recipes.recommend import recommend
 from recipes.tiny_model import make_tiny_model
 
