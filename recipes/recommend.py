@@ -32,7 +32,7 @@ from convrec.progress import Progress
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
-from recipes.batch.replicas import BatchRequest, load
+from recipes.batch.replicas import load
 
 
 def recommend(
@@ -79,7 +79,8 @@ def recommend(
         done = parts.rows_done()
         # the checkpoint itself: of a run that still trains, each replica would find another best one
         checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
-        request = BatchRequest(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
+        asked = {"model": checkpoint, "catalog": str(Path(catalog).absolute()), "max_items": k, **settings}
+        asked["tensor_parallel"] = tensor_parallel
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
@@ -88,7 +89,7 @@ def recommend(
             def jobs() -> Iterator[Job]:
                 for number, part in parts.missing(read_chats(source)):
                     numbers.append(number)
-                    yield Job(request, [part])
+                    yield Job(asked, [part])
 
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
             with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:

@@ -57,7 +57,8 @@ class Front:
         keep_to_the_nodes_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        models = {name: Model(ServedProcesses(handle)) for name, handle in self.models.items()}
+        seconds = self.settings.limits.timeout_seconds
+        models = {name: Model(ServedProcesses(handle), seconds) for name, handle in self.models.items()}
         return http.build(self.settings, models, self.key)
 
 

@@ -50,7 +50,8 @@ def serve_here(
             processes[process.name].append(opened.enter_context(closing(process)))
         for process in chain.from_iterable(processes.values()):
             process.ready.result()
-        models = {name: Model(LocalProcesses(of_model)) for name, of_model in processes.items()}
+        seconds = settings.limits.timeout_seconds
+        models = {name: Model(LocalProcesses(of_model), seconds) for name, of_model in processes.items()}
         app = http.build(settings, models, service_key(settings.loopback))
         options: dict[str, Any] = {
             "access_log": False,

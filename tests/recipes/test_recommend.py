@@ -50,8 +50,8 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     recipe.recommend(**options, progress=False)
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
     (given,) = asked
-    assert given.model == str(run / "global_step_2" / "actor" / "huggingface")
-    loaded = find_model(given.model, Path(given.catalog), given.settings["item"], given.settings["num_items"])
+    assert given["model"] == str(run / "global_step_2" / "actor" / "huggingface")
+    loaded = find_model(given["model"], Path(given["catalog"]), given["item"], given["num_items"])
     assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)
     assert loaded.chat_template_kwargs == found.chat_template_kwargs == {"enable_thinking": True}
     assert find_model("run", catalog, None, None).version != found.version

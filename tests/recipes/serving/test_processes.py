@@ -77,7 +77,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             processes.append(ModelProcess(process, ModelSettings(name="films", path=path), 100, log, socket))
         for one in processes:
             one.ready.result(60)
-        return Model(LocalProcesses(processes))
+        return Model(LocalProcesses(processes), 600)
 
     yield start
     for one in processes:
