@@ -15,7 +15,6 @@ if __name__ == "__main__":  # before imports that take seconds
 
 import argparse
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -84,17 +83,11 @@ def recommend(
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-            numbers: list[int] = []  # of the jobs: their parts
-
-            def jobs() -> Iterator[Job]:
-                for number, part in parts.missing(read_chats(source)):
-                    numbers.append(number)
-                    yield Job(asked, [part])
-
+            jobs = (Job(asked, [part]) for part in parts.missing(read_chats(source)))
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
             with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:
-                for job, _, table in pool.answers(jobs()):
-                    parts.keep(numbers[job], table)
+                for _, _, table in pool.answers(jobs):
+                    parts.keep(table)
                     bar.update(table.num_rows)
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
 
