@@ -19,6 +19,8 @@ class Films:
     """The processes of a model: five films in their order. `refusal` is raised by whatever is asked; `wait` holds an
     answer back, and a stream after its first item."""
 
+    is_up, running = True, 0
+
     def __init__(self) -> None:
         self.items = {str(row): (title, 1980 + row) for row, title in enumerate(TITLES)}
         self.refusal: Exception | None = None
@@ -35,9 +37,6 @@ class Films:
 
     async def call_all(self, method: str) -> list[Any]:
         return [await getattr(self, method)()]
-
-    def has_other(self) -> bool:
-        return False
 
     async def describe(self) -> dict[str, Any]:
         await self._answer({})
@@ -113,7 +112,7 @@ def service(films: Films) -> Callable[..., Any]:
             limits=Limits(**limits),  # type: ignore[arg-type]
             loopback=loopback,
         )
-        return build(settings, dict.fromkeys(names, Model(films, settings.limits.timeout_seconds)), key)
+        return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key)
 
     return make
 
