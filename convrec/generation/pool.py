@@ -93,7 +93,7 @@ class Pool:
             with self._lock:
                 progress(number)
 
-        for times in range(1, ASKED_AT_MOST + 1):
+        for times in itertools.count(1):
             try:
                 return self._replica(settings).ask(task, tell)
             except Died as died:
@@ -106,7 +106,6 @@ class Pool:
                 tqdm.write(
                     f"a replica died ({died.reason}): another one starts and is asked its batch", file=sys.stderr
                 )
-        raise AssertionError
 
     def _replica(self, settings: Any) -> Replica:
         index = self._own.index
