@@ -24,8 +24,8 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.placement import AUTO, Placement, add_placement, visible_gpus
-from convrec.generation.pool import Job, Pool
+from convrec.generation.placement import Placement, add_placement, visible_gpus
+from convrec.generation.pool import AUTO, Job, Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.serving.served_model import find_model

@@ -23,7 +23,8 @@ from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.generation.generate import ONE, Constraint, Messages, answer_side_by_side, generate, questions
 from convrec.generation.offline import Answer
-from convrec.generation.placement import Placement, Room
+from convrec.generation.placement import Placement
+from convrec.generation.pool import Room
 from convrec.same_request import digest
 
 KEY = b"convrec.generation_key"

@@ -11,7 +11,7 @@ import ray
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.placement import Room, count_of
+from convrec.generation.pool import Room, count_of
 from convrec.generation.process import Died, Load, Process
 from convrec.runs import guard
 

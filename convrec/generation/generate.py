@@ -17,8 +17,8 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
-from convrec.generation.placement import Placement, Room
-from convrec.generation.pool import Job, Pool
+from convrec.generation.placement import Placement
+from convrec.generation.pool import Job, Pool, Room
 from convrec.generation.prompts import Messages, prompt_id
 from convrec.progress import Progress
 

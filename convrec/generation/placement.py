@@ -7,33 +7,18 @@ takes the same three options for it: --tensor-parallel, --replicas, --address.
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.process import Load, Process, Replica
+from convrec.generation.pool import AUTO, Room, count_of
+from convrec.generation.process import Process
 from convrec.runs import guard, supervisor
 
-AUTO = "auto"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of CUDA, ROCm, WSL
-Start: TypeAlias = Callable[[Load, Any, Path], Replica]  # of (load, settings, log), as Process takes them
-
-
-@dataclass(frozen=True)
-class Room:
-    """Where replicas are started: each of `starts` has GPUs or cores of its own, and can be called again and again.
-
-    folder: of this node, removed with the replicas, also where this process is killed; None where they are elsewhere.
-    """
-
-    starts: Sequence[Start]
-    tensor_parallel: int
-    on_gpu: bool
-    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -121,8 +106,3 @@ def divide_node(replicas: int | str, tensor_parallel: int, gpus: Sequence[str], 
         return [on_cpu | {"OMP_NUM_THREADS": str(max(1, cores // count))}] * count
     starts = range(0, count * tensor_parallel, tensor_parallel)
     return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[start : start + tensor_parallel])} for start in starts]
-
-
-def count_of(replicas: int | str, room: int) -> int:
-    """room: how many replicas the GPUs are enough for."""
-    return max(1, room) if replicas == AUTO else int(replicas)

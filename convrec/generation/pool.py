@@ -6,15 +6,35 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tqdm import tqdm
 
-from convrec.generation.placement import Room
 from convrec.generation.process import Died, Load, Replica
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
+AUTO = "auto"  # --replicas: as many as there is room for
+Start: TypeAlias = Callable[[Load, Any, Path], Replica]  # of (load, settings, log), as Process takes them
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where replicas are started: each of `starts` has GPUs or cores of its own, and can be called again and again.
+
+    folder: of this node, removed with the replicas, also where this process is killed; None where they are elsewhere.
+    """
+
+    starts: Sequence[Start]
+    tensor_parallel: int
+    on_gpu: bool
+    folder: Path | None = None
+
+
+def count_of(replicas: int | str, room: int) -> int:
+    """room: how many replicas the GPUs are enough for."""
+    return max(1, room) if replicas == AUTO else int(replicas)
 
 
 class Job(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from convrec.errors import UserError
-from convrec.generation.placement import Start
+from convrec.generation.pool import Start
 from convrec.generation.process import Died, Replica
 from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
