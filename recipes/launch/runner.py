@@ -57,7 +57,6 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
-    from convrec.training.trackers.access import go_offline_where_needed
     from recipes.preflight import (
         finding,
         findings,  # late: a wrong variable is refused before these imports
@@ -89,7 +88,6 @@ def _run(
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
     warnings += _frequency_warnings(config)
-    warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
     for warning in warnings:
         console.say(f"warning: {warning}")
 

@@ -14,8 +14,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.training.trackers.access import OFFLINE_MODES
-from convrec.training.trackers.tracking import tracker_environment
+from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose, compose_files
