@@ -1,6 +1,7 @@
 """One run of a recipe as its user sees it: bad input refused, a finished run left alone, progress, an exit status."""
 
 import contextlib
+import errno
 import math
 import os
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.checkpoints import hub, saving
+from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import cut_off_step, hold, lacks_validation, latest_step, next_metrics_file
@@ -17,7 +18,6 @@ from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
-from recipes.launch.full_disk import explanation
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
@@ -45,7 +45,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
             try:
                 status = _run(console, start, recipe, arguments, config, [*warnings, *more])
             except OSError as error:  # of what is written before training
-                console.say(f"failed: {explanation(error, run_folder) or one_line(error)}")
+                console.say(f"failed: {_said_of(error, run_folder)}")
                 status = 1
     except UserError as error:
         console.say(f"error: {error}")
@@ -112,10 +112,7 @@ def _run(
     try:
         with guard.guarded(gone) as temporary:
             supervisor.note(temporary=str(temporary))
-            with (
-                output_to(log_file),
-                progress(console, run_folder, steps, title, recipe.shown, hub.download_note(model)),
-            ):
+            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
                 recipe.train(recipe.requirements, config)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
@@ -129,12 +126,20 @@ def _run(
         with contextlib.suppress(OSError), open(log_file, "a") as log:  # the disk may be full
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {explanation(error, run_folder) or one_line(error)}\n"
+            f"failed after {_seconds_since(start)}: {_said_of(error, run_folder)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
+
+
+def _said_of(error: BaseException, run_folder: Path) -> str:
+    """The error's line; of a full disk, which errors do not name, where to look."""
+    line = one_line(error)
+    if os.strerror(errno.ENOSPC) in line:
+        line += f". Make room: `df -h {run_folder} /tmp /dev/shm` says where (SAVE_KEEP limits what is kept)"
+    return line
 
 
 def _stopped(console: Console, text: str) -> int:
