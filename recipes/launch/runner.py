@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import math
 import os
 import time
 import traceback
@@ -87,7 +86,6 @@ def _run(
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
-    warnings += _frequency_warnings(config)
     for warning in warnings:
         console.say(f"warning: {warning}")
 
@@ -159,21 +157,6 @@ def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: lis
             f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
             f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
         )
-
-
-def _frequency_warnings(config: DictConfig) -> list[str]:
-    """The best step by validation is kept only where it was saved."""
-    test, save, steps = config.trainer.test_freq, config.trainer.save_freq, config.trainer.total_training_steps
-    if test <= 0 or save <= 0:
-        return []
-    first = math.lcm(test, save)
-    if first <= steps if steps else first == max(test, save):
-        return []
-    when = f"first at step {first}" if not steps else "at no step but the last"
-    return [
-        f"TEST_FREQ={test} and SAVE_FREQ={save} meet {when}: the best step by validation is known only among steps "
-        "that are validated and saved; let one be a multiple of the other"
-    ]
 
 
 def _seconds_since(start: float) -> str:
