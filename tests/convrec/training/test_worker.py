@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from convrec.training.worker import ConvRecWorker, report_new_rate, send_weights_as
+from convrec.training.worker import ConvRecWorker, send_weights_as
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
 WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
@@ -77,14 +77,6 @@ def test_a_resumed_run_trains_with_the_rates_of_its_settings(
     again, before_and_now = start(checkpoint=tmp_path, **resumed)
     assert before_and_now == (rates[0], whole[4])
     assert train(again, 4) == whole[4:]
-
-
-def test_a_new_rate_is_said(warnings_of_worker: list[str]) -> None:
-    report_new_rate(0, 1e-3, 5e-4)  # no checkpoint
-    report_new_rate(4, 1e-3, 1e-3)
-    assert not warnings_of_worker
-    report_new_rate(4, 1e-3, 5e-4)
-    assert warnings_of_worker == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
 
 
 def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:
