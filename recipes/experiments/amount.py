@@ -18,7 +18,7 @@ from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
 from recipes.planning import work as planned_work
 
-ONE_DEVICE = ["trainer.n_gpus_per_node=1"]  # where nothing says another number (cluster_runs.tasks_of)
+ONE_DEVICE = ["trainer.n_gpus_per_node=1"]  # where nothing says another number
 
 
 def composed(runs: Sequence[MatrixRun], out: Path) -> dict[str, DictConfig]:

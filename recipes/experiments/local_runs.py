@@ -1,11 +1,11 @@
-"""What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
+"""What a matrix does on this machine: make its data, check its evaluation, train and evaluate a run."""
 
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,25 +79,15 @@ def train(run: MatrixRun, out: Path) -> None:
             process.wait()  # it ends within a bounded time (convrec.runs.supervisor)
             raise
     if status:
-        raise UserError(f"{run.name}: {script} ended with status {status}; the same command resumes")
+        raise UserError(f"{script} ended with status {status}; the same command resumes")
 
 
-def train_and_evaluate(
-    runs: Sequence[MatrixRun],
-    out: Path,
-    settings: Mapping[str, Any],
-    after_each: Callable[[MatrixRun, bool], None],
-) -> None:
-    """settings: of `evaluate`. after_each: called when a run is trained, with True, and when it is evaluated.
-
-    Raises UserError at the first run that fails.
-    """
-    for run in runs:
-        say(f"== {run.name}")
-        train(run, out)
-        after_each(run, True)
-        evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
-        after_each(run, False)
+def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> Generator[None]:
+    """settings: of `evaluate`. Yields between the two. Raises UserError when one fails."""
+    say(f"== {run.name}")
+    train(run, out)
+    yield
+    evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
 
 
 def evaluation_of(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

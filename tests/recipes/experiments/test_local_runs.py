@@ -23,7 +23,7 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
     train(run, Path("out"))
     assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 a=b\n"
     monkeypatch.setenv("STATUS", "3")
-    with pytest.raises(UserError, match=r"r-s1: run_rank_grpo\.sh ended with status 3"):
+    with pytest.raises(UserError, match=r"^run_rank_grpo\.sh ended with status 3"):
         train(run, Path("out"))
 
 
