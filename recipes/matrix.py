@@ -87,7 +87,7 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     files = [Path(evaluation[name]) for name in PATHS if evaluation.get(name)]
     if not (dry_run or on_cluster) or all(file.exists() for file in files):  # else they may come, or be the cluster's
         local_runs.check_evaluation(evaluation, configs, out)
-    say("\n".join(described(runs, configs, out)))
+    say(described(runs, configs, out))
     if dry_run:
         say("nothing was started (--dry-run)")
         return 0
@@ -95,7 +95,7 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     evaluated: list[MatrixRun] = []
 
     def after_each(run: MatrixRun) -> None:
-        say("\n".join(described(runs, configs, out)))
+        say(described(runs, configs, out))
         evaluated.append(run)
         write_tables(out, all_runs, run.name)
 
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
     parallel_help = "runs at once on a cluster (1): as many as it has slots for"
     parser.add_argument("--parallel", type=int, metavar="N", help=parallel_help)
-    dry_run_help = "check the file and say what would run: runs, steps, hours as far as they are known"
+    dry_run_help = "check the file and say how many runs and steps it is"
     parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
     options = parser.parse_args(arguments)
     if options.parallel is not None and options.parallel < 1:

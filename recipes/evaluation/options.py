@@ -109,3 +109,17 @@ def add_options(parser: argparse.ArgumentParser, optional: Sequence[str] = ()) -
         parser.add_argument(*names, **of_parser)
     add_skip_damaged(parser, f"leave damaged rows out and name them in {REPORT}")
     add_placement(parser)
+
+
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """These options as the command takes them."""
+    arguments = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            arguments += [flag] if value else []
+        elif isinstance(value, list):
+            arguments += [flag, *map(str, value)]
+        elif value is not None:
+            arguments.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
+    return arguments

@@ -5,7 +5,6 @@ runs when the matrix is started again is known by its id and waited for. OUT is 
 machine share: what is finished, and what the tables have, is read there.
 """
 
-import json
 import re
 import shlex
 import time
@@ -23,6 +22,7 @@ from convrec.same_request import digest
 from recipes.cluster.client import POLL_SECONDS, persist, submit_job
 from recipes.cluster.job_environment import runtime_environment
 from recipes.cluster.jobs import say, submit_training
+from recipes.evaluation.options import arguments_of
 from recipes.experiments.amount import is_finished
 from recipes.experiments.local_runs import evaluation_of
 from recipes.experiments.matrix_runs import MatrixRun
@@ -104,10 +104,10 @@ class MatrixJobs:
             return
         replicas = self.evaluate.get("replicas", 1)
         engines = replicas if isinstance(replicas, int) else 1  # "auto": what the GPUs of its job are enough for
-        arguments = json.dumps(evaluation_of(run, self.out, self.evaluate), default=str)
+        arguments = arguments_of({"replicas": 1} | evaluation_of(run, self.out, self.evaluate))
         submit_job(
             self.client,
-            entrypoint=shlex.join(["python", "-m", "recipes", "evaluation-job", arguments]),
+            entrypoint=shlex.join(["python", "-m", "recipes", "evaluate", "--overwrite", *arguments]),
             runtime_env=runtime_env,
             submission_id=job,
             entrypoint_num_gpus=self.evaluate.get("tensor_parallel", 1) * engines,

@@ -3,7 +3,6 @@
 tests/e2e/test_matrix.py does it with Ray and the recipes themselves.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -22,6 +21,8 @@ from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
 from recipes import matrix as command
+from recipes.evaluate import parse_arguments
+from recipes.evaluation.options import arguments_of
 from recipes.experiments import cluster_runs
 from recipes.experiments.amount import composed
 from recipes.experiments.cluster_runs import MatrixJobs
@@ -33,8 +34,8 @@ from recipes.preflight.cluster_findings import WAITS_VARIABLE
 
 PLAYED = """#!/bin/sh
 echo "$@" >> {folder}/commands
-case "$4" in
-  {{*) out=$(echo "$4" | sed 's/.*"out": "\\([^"]*\\)".*/\\1/'); mkdir -p "$out"; echo '{{}}' > "$out/metrics.json" ;;
+case "$3" in
+  evaluate) out=$(echo "$@" | sed 's/.*--out=\\([^ ]*\\).*/\\1/'); mkdir -p "$out"; echo '{{}}' > "$out/metrics.json" ;;
   *) case "$SAVE_PATH" in *bad*) echo "error: no such luck"; echo "full log: there"; exit 2 ;; esac
      while [ -e {folder}/wait ]; do sleep 0.02; done
      mkdir -p "$SAVE_PATH"; echo "$TOTAL_STEPS" > "$SAVE_PATH/latest_checkpointed_iteration.txt"
@@ -141,15 +142,11 @@ def test_the_jobs_have_what_they_need(matrix: Started, tmp_path: Path) -> None:
     assert matrix.client.most_at_once == 1
     commands = (tmp_path / "commands").read_text().splitlines()
     assert commands[0] == "-m recipes train sft"
-    (evaluation,) = [line for line in commands if '/evaluation/good-s1"' in line]
-    files = {name: str(tmp_path / EVALUATE[name]) for name in ("data", "catalog")}  # absolute: the job runs elsewhere
-    assert json.loads(evaluation.removeprefix("-m recipes evaluation-job ")) == {
-        "model": f"{matrix.out}/good-s1",
-        "out": f"{matrix.out}/evaluation/good-s1",
-        "against": f"{matrix.out}/evaluation/sft",
-        **EVALUATE,
-        **files,
-    }
+    (evaluation,) = [line for line in commands if f"--out={matrix.out}/evaluation/good-s1" in line]
+    given = parse_arguments(evaluation.split()[3:])
+    assert (given.model, given.against) == (f"{matrix.out}/good-s1", f"{matrix.out}/evaluation/sft")
+    assert given.data == str(tmp_path / "test.parquet")  # absolute: the job runs elsewhere
+    assert (given.ks, given.tensor_parallel, given.replicas, given.overwrite) == ([5], 2, 3, True)
     slots = {job[len("matrix-12345678-") : -2]: slots for job, slots in matrix.client.slots.items()}
     assert slots["good-s1-evaluate"] == (6, None)  # a process that asks Ray for nothing
     assert slots["sft-train"] == slots["good-s1-train"] == (None, "1")
@@ -162,7 +159,7 @@ def test_started_again_it_leaves_finished_runs_alone_and_tries_failed_ones_again
     (tmp_path / "commands").unlink()
     (tmp_path / "python").write_text(PLAYED.format(folder=tmp_path).replace("*bad*", "*no*"))
     assert matrix.start() == []
-    trained = [line for line in (tmp_path / "commands").read_text().splitlines() if "{" not in line]
+    trained = [line for line in (tmp_path / "commands").read_text().splitlines() if "train" in line]
     assert trained == ["-m recipes train sft"] * 2  # bad, of_bad
     assert any(job.endswith("-bad-train-2") for job in matrix.client.jobs)
 
@@ -219,3 +216,11 @@ def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
     too_small = [free | {"total": 0, "free": 0}]  # what the cluster lacks is not waited for
     monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
     assert cluster_findings.slots_for(configs["sft"], {WAITS_VARIABLE: "1"}) == too_small
+
+
+def test_the_evaluation_of_a_job_has_the_options_of_the_file() -> None:
+    options = {"model": "m", "out": "o", "data": "d", "catalog": "c", "delimiter": "- ", "replicas": "auto"}
+    options |= {"constrained": True, "limit": None, "fuzzy_cutoff": 91.5, "slices": [], "ks": [5, 10]}
+    options["chat_template_kwargs"] = {"enable_thinking": True}
+    given = vars(parse_arguments(arguments_of(options)))
+    assert {name: given[name] for name in options} == options
