@@ -16,7 +16,6 @@ from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.supervisor import die_with
 from recipes.cluster.jobs import say
-from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.setup import set_up
@@ -48,12 +47,10 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
     """
     shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
     options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
-    probe, constrained, allow = (options.pop(name, None) for name in ("probe", "constrained", "allow"))
+    constrained, allow = (options.pop(name, None) for name in ("constrained", "allow"))
     options |= {"out": str(out / "evaluation"), "baselines": ["copy"]}  # a baseline that needs no training
     try:
         split = set_up(EvaluationOptions(**options)).split
-        if probe:
-            empty_prompt(split)
         if allow and not constrained:
             raise UserError("allow: it says what constrained lists may hold; add constrained: true")
         if allow:

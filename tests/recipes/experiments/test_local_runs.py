@@ -59,7 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp_path: Path) -> None:
-    more = {"ks": [5, 10], "baselines": [], "constrained": True, "probe": True, "protocols": ["paper", "strict"]}
+    more = {"ks": [5, 10], "baselines": [], "constrained": True, "protocols": ["paper", "strict"]}
     check_evaluation({**files, **more, "replicas": "auto", "train": None}, CONFIGS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
