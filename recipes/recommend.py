@@ -21,7 +21,7 @@ from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
 from convrec.generation.placement import Placement, add_placement
-from convrec.generation.pool import Job, Pool
+from convrec.generation.pool import Pool
 from convrec.generation.room import AUTO, visible_gpus
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
@@ -79,17 +79,17 @@ def recommend(
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-            numbers: list[int] = []  # of the jobs: their parts
+            numbers: list[int] = []  # of the tasks: their parts
 
-            def jobs() -> Iterator[Job]:
+            def tasks() -> Iterator[Any]:
                 for number, part in parts.missing(read_chats(source)):
                     numbers.append(number)
-                    yield Job(request, [part])
+                    yield part
 
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-            with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:
-                for job, _, table in pool.answers(jobs()):
-                    parts.keep(numbers[job], table)
+            with bar, placement.open() as room, closing(Pool(room, load, request, log)) as pool:
+                for task, table in pool.answers(tasks()):
+                    parts.keep(numbers[task], table)
                     bar.update(table.num_rows)
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
 
