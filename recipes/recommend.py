@@ -20,7 +20,7 @@ from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
 from convrec.generation.placement import Placement, add_placement, visible_gpus
-from convrec.generation.pool import AUTO, Job, Pool
+from convrec.generation.pool import AUTO, Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.serving.served_model import find_model
@@ -78,10 +78,9 @@ def recommend(
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-            jobs = (Job(asked, [part]) for part in parts.missing(read_chats(source)))
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-            with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:
-                for _, _, table in pool.answers(jobs):
+            with bar, placement.open() as room, closing(Pool(room, load, asked, log)) as pool:
+                for _, table in pool.answers(parts.missing(read_chats(source))):
                     parts.keep(table)
                     bar.update(table.num_rows)
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}

@@ -12,7 +12,7 @@ from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.generation import offline
-from convrec.generation.generate import Questions, ask
+from convrec.generation.generate import ask
 from convrec.generation.placement import Placement
 from convrec.generation.pool import Pool
 from convrec.llm import Answer, AnswerCache, Messages, NoAnswer, Usage
@@ -39,6 +39,7 @@ class LocalModel:
         self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # none: what fails here ends the run
         self._open = ExitStack()
         self._opened: Pool | None = None
+        self._loaded: offline.Request | None = None  # by the replicas of the pool
 
     @cached_property
     def name(self) -> str:
@@ -63,14 +64,14 @@ class LocalModel:
 
         if missing:
             batch = [(request["messages"], list[int]()) for _, request in missing]
-            questions = Questions(self._engine(sampling), batch, keep)
             with Progress(total=len(missing), desc=label, unit="answer", note=lambda: str(self.usage)) as bar:
-                ask(self._pool(), [questions], bar, label)
+                for found in ask(self._pool(self._engine(sampling)), batch, bar, label):
+                    keep(found)
         return [answers[path] for path in paths]
 
     def close(self) -> None:
         self._open.close()
-        self._opened = None
+        self._opened = self._loaded = None
 
     def _engine(self, sampling: dict[str, Any]) -> offline.Request:
         if "max_tokens" not in sampling:
@@ -81,14 +82,17 @@ class LocalModel:
             max_prompt_tokens=PROMPT_TOKENS,
             sampling={key: sampling[key] for key in sampling if key not in ("max_tokens", "chat_template_kwargs")},
             seed=0,
+            tensor_parallel=self.placement.tensor_parallel,
             chat_template_kwargs=sampling.get("chat_template_kwargs", {}),
             cuts=False,
         )
 
-    def _pool(self) -> Pool:
-        if self._opened is None:
+    def _pool(self, request: offline.Request) -> Pool:
+        if self._opened is None or self._loaded != request:
+            self.close()
             room = self._open.enter_context(self.placement.open())
-            self._opened = self._open.enter_context(closing(Pool(room, offline.load, self.log)))
+            self._opened = self._open.enter_context(closing(Pool(room, offline.load, request, self.log)))
+            self._loaded = request
         return self._opened
 
     def _keep(self, request: dict[str, Any], found: offline.Answer) -> Answer:
