@@ -37,7 +37,7 @@ from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages.models import MODEL_JUDGES, TRAINED_JUDGES, add_models, asker_of, model_of
+from data_prep.stages.models import MODEL_JUDGES, add_models, asker_of, model_of
 from data_prep.stages.ranges import cores
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -93,7 +93,7 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         candidates = record["settings"]["candidates"] if record else given.candidates
         judged = min(given.judged or candidates, candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
-        if given.criteria and given.judge in TRAINED_JUDGES:
+        if given.criteria and given.judge == "pointwise":
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
         return partial(reflect.run, asker=asker), settings
     if name == "adjust":
@@ -166,9 +166,6 @@ def _run(name: str, given: argparse.Namespace) -> None:
         FailedQuestions(folder, name).write()
     for warning in summary.get("warnings", ()):
         print(f"    warning: {warning}", file=sys.stderr)
-    for direction in ("up", "down") if name == "adjust" else ():
-        for line in summary["moved"][direction]:
-            print(f"    {direction:>4}  {line}")
 
 
 def _check_ahead(given: argparse.Namespace) -> None:
@@ -191,7 +188,7 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("moved", "sources", "warnings")}
+    return {name: value for name, value in summary.items() if name not in ("sources", "warnings")}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -244,8 +241,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="reflect (%(default)s); see data_prep/stages/reflect.py",
     )
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
-    add("--judged", type=int, help="reflect: candidates that a pointwise or pairwise judge rates (all)")
-    add("--criteria", help="reflect: those of a pointwise or pairwise judge, criteria.yaml beside it (the defaults)")
+    add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
+    add("--criteria", help="reflect: those of a pointwise judge, criteria.yaml beside it (the defaults)")
     add(
         "--softmax",
         choices=tuple(adjust.PENALTY),
