@@ -1,13 +1,7 @@
 """The client against a real HTTP server: what is sent, retried, paid for, kept and hidden."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 from openai._constants import INITIAL_RETRY_DELAY, MAX_RETRY_DELAY
@@ -16,7 +10,6 @@ from convrec.errors import UserError
 from convrec.llm import LLM, Answer, AnswerCache, Endpoint, NoAnswer, endpoint
 from convrec.llm.client import MAX_RETRIES, UNANSWERED_IN_A_ROW, back_off, wanted_pause
 
-ROOT = Path(__file__).resolve().parents[3]
 KEY = "sk-very-secret"
 
 
@@ -313,38 +306,6 @@ def test_the_cache_forgives_damage_and_keeps_requests_apart(tmp_path):
     cache.put(one, Answer("\ud83d odd"))  # half a surrogate pair
     assert cache.get(one) == Answer("\ud83d odd")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [cache.path(one).name]
-
-
-def test_a_killed_run_is_resumed_without_paying_twice(chat_server, tmp_path):
-    half = threading.Event()
-
-    def behave(body, count):
-        if count >= 10:
-            half.set()
-            time.sleep(0 if done else 30)
-        return echo(body, count)
-
-    done: list[bool] = []
-    server = chat_server(behave)
-    code = (
-        "import sys; from convrec.llm import *\n"
-        "LLM(endpoint(), sys.argv[1], concurrency=2).ask_all([str(i) for i in range(20)])"
-    )
-    environment = os.environ | {"LLM_BASE_URL": server.url, "LLM_MODEL": "tiny", "LLM_API_KEY": KEY}
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=environment)
-    try:
-        assert half.wait(30)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    done.append(True)
-    before = [body["messages"][0]["content"] for body in server.bodies]
-    answers = client(server, tmp_path).ask_all([str(i) for i in range(20)])
-    assert [answer.text for answer in answers] == [f"re: {i}" for i in range(20)]
-    after = [body["messages"][0]["content"] for body in server.bodies[len(before) :]]
-    # of the first run's requests only those that were under way (two at most) are asked again
-    assert len(set(before) & set(after)) <= 2
-    assert len(before) >= 11
 
 
 def test_endpoints_come_from_the_environment(monkeypatch):
