@@ -97,7 +97,8 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
         return partial(reflect.run, asker=asker), settings
     if name == "adjust":
-        softmax = _softmax(given)
+        record = read_record(Path(given.out), "remap")
+        softmax = "catalog" if record and record["settings"]["remap"] == "full" else "candidates"  # what has scores
         penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
         settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
         return partial(adjust.run, workers=workers), settings
@@ -110,15 +111,6 @@ def _remap(given: argparse.Namespace) -> str:
     folder = Path(given.out)
     record = None if given.remap or given.redo else read_record(folder, "remap")
     return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
-
-
-def _softmax(given: argparse.Namespace) -> str:
-    """--softmax; where it is not given, what remap leaves scores of. Raises UserError where it leaves too few."""
-    record = read_record(Path(given.out), "remap")
-    is_remapped = record is not None and record["settings"]["remap"] == "full"
-    if given.softmax == "catalog" and not is_remapped:
-        raise UserError(f"--softmax catalog: {given.out} has remap none, which scores the teacher's items alone")
-    return given.softmax or ("catalog" if is_remapped else "candidates")
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -243,12 +235,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
     add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
     add("--criteria", help="reflect: those of a pointwise judge, criteria.yaml beside it (the defaults)")
-    add(
-        "--softmax",
-        choices=tuple(adjust.PENALTY),
-        help="adjust: over all of the catalog, or the candidates alone (catalog; candidates with --remap none)",
-    )
-    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 over the candidates)")
+    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 with --remap none)")
     add("--max-epochs", type=int, default=100, help="adjust: passes of the fit; 0: w = 1 and b = 0 (%(default)s)")
     add("--workers", type=int, help="remap, adjust: processes (one for every core)")
     add_models(parser)
