@@ -1,5 +1,7 @@
 """vLLM for real, on a tiny model made here: the weights it samples from are the checkpoint's, tied head or not."""
 
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -94,6 +96,19 @@ def test_two_replicas_one_of_them_killed_write_what_one_does(
     assert "a replica died (exit status -9): another one starts and is asked its batch" in capsys.readouterr().err
     assert children() == []
     assert {path.name for path in tmp_path.iterdir()} == {"vllm.log", "vllm-1.log"}
+
+
+@pytest.mark.e2e
+def test_replicas_on_a_cluster_write_the_same_and_leave_nothing(
+    model: Path, answered: tuple[list[Answer], Path]
+) -> None:
+    before = set(Path("/tmp").glob("convrec-*"))  # of guards
+    assert generate(model, PROMPTS, placement=Placement(2, address="local"), **ASKED) == answered[0]
+    assert "ray" in sys.modules
+    deadline = time.monotonic() + 20
+    while left := set(Path("/tmp").glob("convrec-*")) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 @pytest.mark.e2e
