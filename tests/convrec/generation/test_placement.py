@@ -52,6 +52,11 @@ def test_a_replica_on_a_cluster_is_on_one_node() -> None:
         divide_cluster(7, 1, cpus)
 
 
+def test_an_address_where_nothing_is_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--address 127\.0\.0\.1:1: "), Placement(address="127.0.0.1:1").open():
+        pass
+
+
 def test_the_options_and_what_is_no_number_of_replicas() -> None:
     parser = argparse.ArgumentParser()
     add_placement(parser)

@@ -66,9 +66,9 @@ def test_its_evaluations_are_in_the_report(run: Path, tmp_path: Path) -> None:
         assert text in page, text
     assert "No evaluation yet" not in page
 
-    # all answers the same: no rank correlation, which JSON has as null
-    unknown = {"rank_correlation": {"mean": None, "se": None}, "n": 2, "num_contexts": 2, "baseline": {"mae": 1.0}}
+    # no verdict at all: no error, which JSON has as null
+    unknown = {"mae": {"mean": None, "se": None}, "n": 2, "num_contexts": 2, "baseline": {"mae": 1.0}}
     pointwise = write_evaluation(tmp_path / "pointwise", "pointwise", unknown)
-    assert "correlation" in report([run], tmp_path / "report.html", {"p": pointwise}).read_text()
+    assert "mae" in report([run], tmp_path / "report.html", {"p": pointwise}).read_text()
     with pytest.raises(UserError, match="evaluated with judge pointwise, a with judge pairwise"):
         report([run], tmp_path / "report.html", {"a": pairwise, "b": pointwise})
