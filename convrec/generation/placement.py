@@ -55,21 +55,18 @@ class Placement:
             yield room_here(self.replicas, self.tensor_parallel, folder, guard.environment(folder))
 
 
-OF_CLUSTER = "of a Ray cluster (auto, HOST:6379) that has the engines, instead of this node"
-
-
-def add_placement(parser: argparse.ArgumentParser, prefix: str = "", address: str = OF_CLUSTER) -> None:
-    """The three options, with `prefix` before the help of the first two; address: help of the third."""
+def add_placement(parser: argparse.ArgumentParser) -> None:
+    """The three options."""
     add = parser.add_argument
-    add("--tensor-parallel", type=int, default=1, help=f"{prefix}GPUs of one engine (%(default)s)")
+    add("--tensor-parallel", type=int, default=1, help="GPUs of one engine (%(default)s)")
     add(
         "--replicas",
         type=_replicas,
         metavar="auto|N",
         default=AUTO,
-        help=f"{prefix}engines side by side (%(default)s: one for every --tensor-parallel GPUs; 1 on a CPU)",
+        help="engines side by side (%(default)s: one for every --tensor-parallel GPUs; 1 on a CPU)",
     )
-    add("--address", help=address)
+    add("--address", help="of a Ray cluster (auto, HOST:6379) that has the engines, instead of this node")
 
 
 def _replicas(text: str) -> int | str:

@@ -104,9 +104,6 @@ class LLM:
                 raise UserError(f"{error}; what was answered is kept, run again to go on") from None
             raise
 
-    def close(self) -> None:
-        """Nothing is open between two calls."""
-
     async def _ask_all(self, prompts: Sequence[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 

@@ -26,7 +26,7 @@ from convrec.lists.matching import Matcher
 from convrec.progress import Progress
 from data_prep.stages import reflect, remap
 from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
-from data_prep.stages.ranges import ALONE, Range, RangeMap, Workers, ranges_of
+from data_prep.stages.ranges import Range, RangeMap, processes, ranges_of
 from data_prep.stages.record import Summary, count_rows, read_range, read_record
 from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, item_name, year_column
 from data_prep.stages.spaces import space_of
@@ -59,11 +59,11 @@ class Counts(NamedTuple):
         return int(self.truth_M.sum())
 
 
-def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Summary:
+def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
     """settings: softmax, penalty, max_epochs (most passes over the conversations; 0: w = 1 and b = 0)."""
     ranges, softmax = ranges_of(count_rows(folder / ROWS)), settings["softmax"]
     matcher, writable_M = remap.writable_catalog(folder)
-    with scratch_folder(folder / "adjust") as scratch, workers.open() as map_ranges:
+    with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
         counts = Counts(frozenset(), 0, 0, np.zeros(len(writable_M), int))
         prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
         for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
