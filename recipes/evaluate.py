@@ -10,8 +10,7 @@ template). OUT gets metrics.json, rows.parquet (for each row of the split: sampl
 and generations.parquet, which is used again while the contents of the checkpoint and the sampling settings are the
 same. `--constrained` has it write a second list for each prompt, in which nothing is invented, repeated or seen.
 `--against OTHER_OUT` compares with an earlier evaluation row by row. Without `--model` the `--baselines` alone are
-scored. `--probe` scores beside the model its list for no conversation at all, and for each row its list for another
-conversation. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
+scored. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
 the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
 

@@ -45,7 +45,7 @@ def matrix_of(cluster: Cluster) -> dict:
 
 def start(cluster: Cluster, file: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "recipes", "matrix", str(file)],
+        [sys.executable, "-m", "recipes", "matrix", str(file), "--parallel", "2"],
         env=cluster.environment | {"RAY_ADDRESS": f"http://127.0.0.1:{cluster.dashboard}"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -76,7 +76,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     assert "0 of 2 runs finished; 0 of 2 steps" in left
     assert left.count(" goes on; to end it: ray job stop matrix-") == 2
     for name in RUNS:
-        assert [line for line in said if line.startswith(f"{name}-train runs already: matrix-")]
+        assert [line for line in said if line.endswith(f"-{name}-train-1 runs already")]
         assert len(read_starts(out / name)) == 1  # not submitted twice
         assert trained_steps(out / name) == [1]
         evaluation = read_json(out / "evaluation" / name / "metrics.json")

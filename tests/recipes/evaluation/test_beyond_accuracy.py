@@ -17,7 +17,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
-from recipes.evaluation.baselines import BASELINES, others_prompts
+from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Context,
@@ -208,14 +208,6 @@ def test_parts_of_numbers_are_told_apart_and_what_is_no_number_is_in_none(
     assert _parts(values) == labels
 
 
-def test_another_conversation_is_never_ones_own_and_each_is_given_once() -> None:
-    prompts = [str(number // 2) for number in range(20)]
-    others = others_prompts(prompts, seed=1)
-    assert all(one != other for one, other in zip(prompts, others, strict=True))
-    assert sorted(set(others)) == sorted(set(prompts))
-    assert all(others[2 * n] == others[2 * n + 1] for n in range(10))
-
-
 def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [part for name in ("test", "catalog") for part in (sample / f"{name}.parquet",)]
     arguments = ["--data", str(files[0]), "--catalog", str(files[1]), "--out", str(tmp_path / "out")]
@@ -251,7 +243,7 @@ def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.Ca
     for given, problem in (
         ([], "no --model, and no --train for the baseline popularity"),
         (["--baselines"], "no --model and no --baselines"),
-        (["--baselines", "copy", "--probe"], "--probe: it is about a model's lists; give --model"),
+        (["--baselines", "copy", "--constrained"], "--constrained: it is about a model's lists; give --model"),
         (["--constrained"], "--constrained: it is about a model's lists; give --model"),
         (["--baselines", "copy", "--slices", "moon"], "--slices moon: no column of"),
     ):

@@ -178,26 +178,6 @@ def test_protocol_reference_has_the_reference_matcher_unless_told_otherwise(
     assert recall == {None: pytest.approx([2 / 3, 1 / 3]), "fuzzy": pytest.approx([2 / 3, 2 / 3])}
 
 
-def test_probes_are_the_list_for_no_conversation_and_for_another_one(
-    files: Files, asked: Asked, tmp_path: Path
-) -> None:
-    metrics = run(files, tmp_path / "out", probe=True)
-    assert asked == [["space", "crime", ""]]
-    results = metrics["results"]["paper"]
-    recall = {name: results[name]["recall@1"]["mean"] for name in ("empty conversation", "another's conversation")}
-    # a wants Alien, b and c want Heat. The other's: a and b get crime's list, in which Toy Story is first; c gets Alien
-    assert recall == {"empty conversation": pytest.approx(2 / 3), "another's conversation": 0.0}
-    minus = metrics["minus"]["empty conversation"]
-    # distinct items Alien, Jaws, Heat, Toy Story of four, against Heat alone
-    assert (minus["coverage"]["mean"], minus["coverage"]["n"]) == (0.75, 3)
-    assert minus["recall@3"]["mean"] == pytest.approx(1 - 2 / 3)
-    rows = pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()
-    assert [row["recommended"] for row in rows[::2]] == [[0, 3, 1], [2, 1]]
-    with pytest.raises(UserError, match="has one alone"):
-        run(files, tmp_path / "alone", probe=True, limit=1)
-    assert len(asked) == 1
-
-
 # ---- against an earlier evaluation
 
 
