@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from convrec.checkpoints import hub
 from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
@@ -123,7 +122,6 @@ def answer_side_by_side(asked: Sequence[Questions], room: Room, log: Path | None
         unit="list",
         mininterval=0.5,
         disable=not progress,
-        note=hub.download_note(asked[0].request.model),
     )
     with bar, closing(Pool(room, offline.load, log)) as pool:
         ask(pool, asked, bar, "generating")

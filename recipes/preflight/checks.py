@@ -275,15 +275,11 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
     return warnings
 
 
-def missing_files(config: DictConfig) -> list[str]:
-    """`VARIABLE=path` of every file of the config that is not there."""
-    catalog = OmegaConf.select(config, "convrec.catalog_file")
-    named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
-    return [f"{name}={path}" for name, files in named.items() for path in listed(files) if not Path(path).is_file()]
-
-
 def require_files(config: DictConfig, maker: str = "data sample") -> None:
     """Raise UserError with all files that are missing, not the first alone."""
-    if missing := missing_files(config):
-        each = "; ".join(f"{name}: no such file" for name in missing)
+    catalog = OmegaConf.select(config, "convrec.catalog_file")
+    named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
+    missing = [(name, path) for name, files in named.items() for path in listed(files) if not Path(path).is_file()]
+    if missing:
+        each = "; ".join(f"{name}={path}: no such file" for name, path in missing)
         raise UserError(f"{each}; name one, or make sample data: convrec {maker}")

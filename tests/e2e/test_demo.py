@@ -98,7 +98,9 @@ def test_the_trackers_of_a_resumed_run_have_its_whole_curve_and_its_samples(demo
 
     run = demo.out / "rank_grpo"
     logged = {row["step"]: row["rank_grpo/return@1"] for row in read_metrics(run) if "rank_grpo/return@1" in row}
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    first, newest = sorted((run / "tensorboard").iterdir())
+    assert (first.name, newest.name) == ("start1", "start2")
+    events = EventAccumulator(str(newest)).Reload()
     assert {event.step: event.value for event in events.Scalars("rank_grpo/return@1")} == pytest.approx(logged)
     assert len(events.Scalars("rank_grpo/return@1")) == RL_STEPS
     assert "val/generations/text_summary" in events.Tags()["tensors"]

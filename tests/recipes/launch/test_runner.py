@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError
@@ -119,8 +119,7 @@ def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_
 
     status, err = run(train)
     assert status == 1
-    assert "No space left on device: " in err
-    assert "Make room" in err
+    assert f"No space left on device. Make room: `df -h {tmp_path / 'run'} /tmp" in err
     assert "Traceback" not in err
 
 
@@ -236,25 +235,6 @@ def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
     seen = []
     assert run(lambda config: seen.append(stop.exists()))[0] == 0
     assert seen == [True]
-
-
-@pytest.mark.parametrize(
-    ("test", "save", "steps", "said"),
-    [
-        (20, 40, None, None),
-        (40, 20, None, None),
-        (-1, 20, None, None),
-        (20, 30, 60, None),
-        (20, 30, None, "meet first at step 60"),
-        (20, 30, 59, "meet at no step but the last"),
-        (20, 100, 60, "meet at no step but the last"),
-    ],
-)
-def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: int | None, said: str | None) -> None:
-    trainer = {"test_freq": test, "save_freq": save, "total_training_steps": steps}
-    warnings = runner._frequency_warnings(OmegaConf.create({"trainer": trainer}))
-    assert len(warnings) == (said is not None)
-    assert said is None or said in warnings[0]
 
 
 def test_a_folder_with_another_models_checkpoints_is_refused(run: Run, tmp_path: Path, model: Path) -> None:
