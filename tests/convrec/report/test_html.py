@@ -104,10 +104,6 @@ def test_the_result_comes_first_and_the_best_model_of_a_metric_is_marked(tmp_pat
     assert re.findall(r'<td class="best">([\d.]+) <span class="se">(\S)', html) == [("0.3000", "±")]
 
 
-def test_the_same_report_is_the_same_file(tmp_path: Path) -> None:
-    assert write(tmp_path) == write(tmp_path)
-
-
 def test_missing_numbers_and_charts_do_not_break_the_page(tmp_path: Path) -> None:
     html = write(
         tmp_path,

@@ -39,6 +39,11 @@ def recommender(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
     state = tmp_path_factory.mktemp("state")
     with Recommender.load(*files, state=state, max_items=20, max_prompt_length=300, max_num_seqs=8) as loaded:
         yield loaded
+    loaded.close()
+    with pytest.raises(RuntimeError, match="the engine was closed"):
+        loaded.recommend(SAID)
+    with pytest.raises(RuntimeError, match="the engine was closed"):
+        asyncio.run(asyncio.wait_for(loaded.arecommend(SAID), 5))
 
 
 def ids(found: Recommendations) -> list[str]:
