@@ -10,7 +10,7 @@ Nothing here knows about recommendations: a judge's prompts are stored the same 
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,9 @@ from tqdm import tqdm
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.generation.generate import ONE, Constraint, Messages, answer_side_by_side, generate, questions
+from convrec.generation.generate import ONE, Constraint, Messages, generate
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Room
 from convrec.same_request import digest
 
 KEY = b"convrec.generation_key"
@@ -87,23 +86,6 @@ def model_answers(
                 **settings,
             )
     return store.answers(), len(missing)
-
-
-def models_answers(
-    requests: Sequence[GenerationRequest], room: Room, log: Path, *, progress: bool = True, **settings: Any
-) -> None:
-    """Have several models answer at once, each on replicas of its own; their answers are kept at their paths."""
-    asked = []
-    with ExitStack() as stores:
-        for request in requests:
-            store = request.store(settings)
-            if missing := store.missing():
-                stores.enter_context(store.written_at_the_end())
-                asked.append(
-                    questions(request.model_path, missing, store.keep, constraint=request.constraint, **settings)
-                )
-        if asked:
-            answer_side_by_side(asked, room, log, progress)
 
 
 class Store:

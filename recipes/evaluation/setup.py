@@ -91,7 +91,7 @@ def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
 def set_up(options: EvaluationOptions) -> Setup:
     """Read and check everything. Raises UserError."""
     options = _checked(options)
-    placement = Placement(options.replicas, options.tensor_parallel, options.address)
+    placement = Placement(options.replicas, options.tensor_parallel)
     trained_with = _config_of_run(options)
     lists, matching_of = _list_settings(options, trained_with)
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]

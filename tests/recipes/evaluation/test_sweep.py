@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation import answers as generations
-from convrec.generation.generate import Questions
-from convrec.generation.pool import Room
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.sweep import sweep_steps
-from tests.recipes.evaluation.small import generated, row, write_catalog, write_rows
+from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 # what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
 LISTS = {0.0: "Jaws (1975)\nJaws (1975)", 2.0: "Jaws (1975)\nHeat (1995)", 4.0: "Heat (1995)\nNowhere (2001)"}
@@ -119,30 +116,6 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
     assert difference["NDCG@2"].startswith("+")
     assert difference["in catalog"].startswith("-0.5000")  # 1.0 and 0.5 above
     assert "–" not in difference["NDCG@2"] + difference["wrong list length"]
-
-
-def test_with_several_replicas_all_checkpoints_are_asked_at_once_and_scored_alike(
-    run: Path, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_once: list[list[str]] = []
-
-    def fake_side_by_side(asked: list[Questions], room: Room, log: Path, progress: bool) -> None:
-        assert len(room.starts) == 2
-        at_once.append([of_model.request.model for of_model in asked])
-        for of_model in asked:
-            of_model.keep(generated(*[answer("", of_model.request.model)] * len(of_model.batch)))
-
-    monkeypatch.setattr(generations, "answer_side_by_side", fake_side_by_side)
-    command = ["--model", str(run), "--sweep", *options]
-    assert evaluate.main([*command, "--out", str(tmp_path / "one"), "--replicas", "1"]) == 0
-    assert at_once == []
-    monkeypatch.setattr(generations, "generate", None)  # nothing is asked when it comes to scores
-    assert evaluate.main([*command, "--out", str(tmp_path / "two"), "--replicas", "2"]) == 0
-    assert [len({*models}) for models in at_once] == [3]
-    for table in ("sweep.csv", "slices.csv"):
-        assert (tmp_path / "two" / table).read_text() == (tmp_path / "one" / table).read_text()
-    assert evaluate.main([*command, "--out", str(tmp_path / "two"), "--replicas", "2"]) == 0
-    assert len(at_once) == 1  # all are there
 
 
 def test_a_sweep_with_other_settings_does_not_overwrite_one(
