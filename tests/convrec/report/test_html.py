@@ -116,15 +116,6 @@ def test_missing_numbers_and_charts_do_not_break_the_page(tmp_path: Path) -> Non
     assert "nan" not in html
 
 
-def test_many_models_are_rows_and_few_are_columns(tmp_path: Path) -> None:
-    def corners(count: int) -> list[str]:
-        table = [{"model": f"m{number}", "NDCG@5": 0.1, "in catalog": 1.0} for number in range(count)]
-        return re.findall(r'<th scope="col">([^<]+)</th>', write(tmp_path, table=table, gains=[]))
-
-    assert corners(3) == ["m0", "m1", "m2"]
-    assert corners(6) == ["NDCG@5", "in catalog"]
-
-
 def test_lists_fold_and_their_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
     lines = [ListLine("Alien (1979)", (HIT,)), ListLine("Heat (1995)", (REPEATED, SEEN))]
     example = Example("USER: hello\n", [("Alien", "1979")], {"before": [], "after": lines}, "the best")
