@@ -203,6 +203,6 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     assert "expected NAME=FOLDER" in capsys.readouterr().err
     assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
     assert "no metrics.json" in capsys.readouterr().err
-    assert evaluate.main([*options, "--baselines", "copy", "--out", str(second), "--overwrite"]) == 0
+    assert evaluate.main([*options, "--out", str(second), "--overwrite"]) == 0
     assert report.main([str(run), "--evaluations", f"a={second}"]) == 2
     assert "second: baselines alone" in capsys.readouterr().err
