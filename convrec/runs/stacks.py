@@ -37,7 +37,7 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
     pids = sorted(guard_process.processes_of(Path(folder)))
     for pid in pids:
         if (Path(folder) / STACKS / str(pid)).exists():  # else the signal would end it
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, STACKS_SIGNAL)
     time.sleep(SECONDS)
     found = [stack for pid in pids if (stack := _of_process(pid, Path(folder), node))]

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
-from convrec.runs.folder import cut_off_step, hold, lacks_validation, latest_step, next_metrics_file
+from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
@@ -71,9 +71,8 @@ def _run(
     if done:
         warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
     is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
-    if cut_off_step(run_folder, done):
-        then = "its validation is made now" if is_unvalidated else "how long the step took is not known"
-        warnings.append(f"the run ended between the checkpoint of step {done} and the step's end: {then}")
+    if is_unvalidated:
+        warnings.append(f"the run ended between the checkpoint of step {done} and its validation, which is made now")
     if steps and done >= steps and not is_unvalidated:
         for warning in warnings:
             console.say(f"warning: {warning}")

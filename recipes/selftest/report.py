@@ -1,7 +1,5 @@
 """Runs phases with a line for each, the table and the JSON of `recipes.gpu_check`."""
 
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -9,8 +7,6 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from convrec.files import write_json
 from recipes.selftest.checks import Machine
@@ -42,13 +38,7 @@ def as_json(what: dict[str, str], outcomes: Sequence[Outcome], gpus: int, start:
         "finished": len(outcomes) == len(what),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
         "seconds": round(time.time() - start, 1),
-        "host": {
-            "gpus": gpus,
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": psutil.virtual_memory().total,
-            "kernel": platform.release(),
-        },
-        "versions": next((outcome.figures for outcome in outcomes if outcome.phase == "versions"), {}),
+        "gpus": gpus,
         "left_out": {outcome.phase: outcome.reason for outcome in outcomes if outcome.status == "skipped"},
         "phases": [{"what": what[outcome.phase], **asdict(outcome)} for outcome in outcomes],
     }

@@ -1,11 +1,13 @@
 """Phase `versions`: the packages fit together, and which they and the GPUs are."""
 
-import os
 import platform
 from importlib import metadata
 from typing import Any
 
+import psutil
+
 from recipes.preflight.findings import version_findings
+from recipes.preflight.host import usable_cores
 from recipes.preflight.node import PINNED, installed_version
 from recipes.selftest.checks import CheckFailed, Machine
 
@@ -21,6 +23,8 @@ def versions(machine: Machine) -> dict[str, Any]:
         "python": platform.python_version(),
         "convrec": metadata.version("convrec"),
         "cuda": torch.version.cuda,
-        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "cores": usable_cores(),
+        "memory, GiB": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [str(torch.cuda.get_device_properties(number)) for number in range(machine.gpus)],
     }
