@@ -48,20 +48,6 @@ class GenerationRequest(NamedTuple):
     path: Path
     constraint: Constraint | None = None
 
-    def store(self, settings: Mapping[str, Any]) -> "Store":
-        """Raises UserError for a model that is half written."""
-        folder = Path(self.model_path)
-        if folder.is_dir():
-            check_hugging_face(folder)
-        # an id is its own name
-        what = {"model": fingerprint(folder) if folder.is_dir() else self.model_path, **settings}
-        if self.constraint:  # the trie's name has the key of its contents
-            excluded = sorted(self.constraint.exclude.items())
-            what["constraint"] = [Path(self.constraint.trie).name, self.constraint.num_items, excluded]
-        if settings.get("temperature") == 0:
-            what.pop("seed", None)
-        return Store(what, self.prompts, self.path)
-
 
 def model_answers(
     request: GenerationRequest, *, placement: Placement = ONE, progress: bool = True, **settings: Any
@@ -72,7 +58,17 @@ def model_answers(
     the same with any seed. vLLM's log goes beside the answers. Raises UserError for a model that is half written,
     before vLLM starts.
     """
-    store = request.store(settings)
+    folder = Path(request.model_path)
+    if folder.is_dir():
+        check_hugging_face(folder)
+    # an id is its own name
+    what = {"model": fingerprint(folder) if folder.is_dir() else request.model_path, **settings}
+    if request.constraint:  # the trie's name has the key of its contents
+        excluded = sorted(request.constraint.exclude.items())
+        what["constraint"] = [Path(request.constraint.trie).name, request.constraint.num_items, excluded]
+    if settings.get("temperature") == 0:
+        what.pop("seed", None)
+    store = Store(what, request.prompts, request.path)
     if missing := store.missing():
         with store.written_at_the_end():
             generate(

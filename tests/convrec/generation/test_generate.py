@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation import answers
 from convrec.generation import generate as module
 from convrec.generation.answers import GenerationRequest, model_answers
 from convrec.generation.generate import generate, size_of_batch
@@ -92,15 +91,15 @@ def test_two_replicas_write_what_one_does(
 
 
 @pytest.mark.e2e
-def test_answers_that_are_kept_are_not_asked_for_again(
-    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_models_answers_are_its_own_and_asked_once(answered: tuple[list[Answer], Path], tmp_path: Path) -> None:
+    other = make_model(tmp_path / "untied", tied=False)
     prompts = {prompt_id(messages): messages for messages in PROMPTS}
-    request = GenerationRequest(str(model), prompts, tmp_path / "answers.parquet")
-    found, new = model_answers(request, **ASKED)
-    assert ([answer["text"] for answer in found.values()], new) == ([answer["text"] for answer in answered[0]], 11)
-    monkeypatch.setattr(answers, "generate", None)
-    assert model_answers(request, **ASKED)[1] == 0
+    asked = GenerationRequest(str(other), prompts, tmp_path / "answers.parquet")
+    for times in range(2):  # the same question finds them, and starts nothing
+        found, new = model_answers(asked, temperature=0.0, **ASKED)
+        assert (len(found), new) == (len(prompts), 0 if times else len(prompts))
+    assert not {one["text"] for one in found.values()} & {answer["text"] for answer in answered[0]}
+    assert found[prompt_id(PROMPTS[1])]["token_ids"] == greedy_by_transformers(other, TEXTS[1], 24)
 
 
 @pytest.mark.e2e
