@@ -37,7 +37,7 @@ from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages.models import MODEL_JUDGES, TRAINED_JUDGES, add_models, asker_of, model_of
+from data_prep.stages.models import MODEL_JUDGES, add_models, asker_of, model_of
 from data_prep.stages.ranges import cores
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -93,11 +93,12 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         candidates = record["settings"]["candidates"] if record else given.candidates
         judged = min(given.judged or candidates, candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
-        if given.criteria and given.judge in TRAINED_JUDGES:
+        if given.criteria and given.judge == "pointwise":
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
         return partial(reflect.run, asker=asker), settings
     if name == "adjust":
-        softmax = _softmax(given)
+        record = read_record(Path(given.out), "remap")
+        softmax = "catalog" if record and record["settings"]["remap"] == "full" else "candidates"  # what has scores
         penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
         settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
         return partial(adjust.run, workers=workers), settings
@@ -110,15 +111,6 @@ def _remap(given: argparse.Namespace) -> str:
     folder = Path(given.out)
     record = None if given.remap or given.redo else read_record(folder, "remap")
     return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
-
-
-def _softmax(given: argparse.Namespace) -> str:
-    """--softmax; where it is not given, what remap leaves scores of. Raises UserError where it leaves too few."""
-    record = read_record(Path(given.out), "remap")
-    is_remapped = record is not None and record["settings"]["remap"] == "full"
-    if given.softmax == "catalog" and not is_remapped:
-        raise UserError(f"--softmax catalog: {given.out} has remap none, which scores the teacher's items alone")
-    return given.softmax or ("catalog" if is_remapped else "candidates")
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -166,9 +158,6 @@ def _run(name: str, given: argparse.Namespace) -> None:
         FailedQuestions(folder, name).write()
     for warning in summary.get("warnings", ()):
         print(f"    warning: {warning}", file=sys.stderr)
-    for direction in ("up", "down") if name == "adjust" else ():
-        for line in summary["moved"][direction]:
-            print(f"    {direction:>4}  {line}")
 
 
 def _check_ahead(given: argparse.Namespace) -> None:
@@ -191,7 +180,7 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("moved", "sources", "warnings")}
+    return {name: value for name, value in summary.items() if name not in ("sources", "warnings")}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -244,14 +233,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="reflect (%(default)s); see data_prep/stages/reflect.py",
     )
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
-    add("--judged", type=int, help="reflect: candidates that a pointwise or pairwise judge rates (all)")
-    add("--criteria", help="reflect: those of a pointwise or pairwise judge, criteria.yaml beside it (the defaults)")
-    add(
-        "--softmax",
-        choices=tuple(adjust.PENALTY),
-        help="adjust: over all of the catalog, or the candidates alone (catalog; candidates with --remap none)",
-    )
-    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 over the candidates)")
+    add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
+    add("--criteria", help="reflect: those of a pointwise judge, criteria.yaml beside it (the defaults)")
+    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 with --remap none)")
     add("--max-epochs", type=int, default=100, help="adjust: passes of the fit; 0: w = 1 and b = 0 (%(default)s)")
     add("--workers", type=int, help="remap, adjust: processes (one for every core)")
     add_models(parser)

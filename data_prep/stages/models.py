@@ -5,14 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
+from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.llm import LLM, endpoint
 from convrec.llm.client import MAX_RETRIES
 from data_prep.stages.asking import Asker, FailedQuestions
 
-TRAINED_JUDGES = MODES  # with this project
-MODEL_JUDGES = ("list", *TRAINED_JUDGES)
-MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096} | dict.fromkeys(TRAINED_JUDGES, MAX_RESPONSE_TOKENS)
+MODEL_JUDGES = ("list", "pointwise")
+MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": MAX_RESPONSE_TOKENS}
 
 
 def asker_of(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
@@ -27,9 +26,8 @@ def asker_of(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, di
 def model_of(given: argparse.Namespace, role: str) -> LLM:
     """The model behind the role's address. Raises UserError where there is none."""
     cache = given.cache or Path(given.out) / "answers"
-    price = given.judge_price if role == "judge" and given.judge_price else given.price
     options = {"concurrency": given.concurrency, "max_retries": given.retries, "timeout": given.timeout}
-    return LLM(endpoint(role), cache, price=price, most_failed=given.skip_failed, **options)
+    return LLM(endpoint(role), cache, most_failed=given.skip_failed, **options)
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +39,6 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "an answer; OUT/failed.jsonl names them (%(default)s)")  # fmt: skip
     add("--cache", help="models: folder of the answers (OUT/answers)")
     add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
-    add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
-    add("--judge-price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: the judge's (--price)")
 
 
 def _sampling(text: str) -> dict[str, Any]:
