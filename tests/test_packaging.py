@@ -122,21 +122,16 @@ def test_a_python_that_does_not_run_is_passed_over_or_named(tmp_path: Path) -> N
     shim.chmod(0o755)
     script = (ROOT / "scripts" / "setup_env.sh").read_text()
     functions = script[script.index("say()") : script.index("fingerprint()")]
-    found = subprocess.run(
-        ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"],
-        env={"PATH": f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+
+    def find_python(**environment: str) -> subprocess.CompletedProcess:
+        command = ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    path = os.environ["PATH"]
+    found = find_python(PATH=f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{path}")
+    assert found.returncode == 0
     assert Path(found.stdout.strip()) != shim
-    named = subprocess.run(
-        ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"],
-        env={"PATH": os.environ["PATH"], "PYTHON": str(shim)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    named = find_python(PATH=path, PYTHON=str(shim))
     assert named.returncode != 0
     assert "PYTHON=" in named.stderr
 

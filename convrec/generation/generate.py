@@ -7,7 +7,7 @@ not depend on what is computed together: in float32, which a CPU has.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +58,8 @@ def generate(
     """An answer to each of the prompts, in their order.
 
     A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
-    the template's own arguments; None asks a thinking model to answer right away. `placement`: where the replicas run,
-    which share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
+    the template's own arguments; None asks a thinking model to answer right away. `placement`: the replicas, which
+    share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
     what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
     is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
@@ -67,11 +67,12 @@ def generate(
     model = check_model_path(model_path)
     if not prompts:
         return []
+    sampling = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": seed if temperature > 0 else None}
     request = offline.Request(
         model=str(Path(model).absolute()) if Path(model).exists() else model,
         max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
-        sampling={"temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": seed if temperature > 0 else None},
+        sampling=sampling,
         seed=seed,
         tensor_parallel=placement.tensor_parallel,
         chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
@@ -80,37 +81,28 @@ def generate(
     )
     exclude = constraint.exclude if constraint else {}
     asked = [(one, exclude.get(prompt_id(one), [])) for one in prompts]
+    answers: dict[int, Answer] = {}
     bar = Progress(
-        total=len(asked),
+        total=len(prompts),
         desc="generating (starting vLLM)",
         unit="list",
         mininterval=0.5,
         disable=not progress,
     )
-    answers: dict[int, Answer] = {}
-    log = Path(log_file) if log_file else None
-    with placement.open() as room, bar, closing(Pool(room, offline.load, request, log)) as pool:
-        for batch in ask(pool, asked, bar, "generating"):
+
+    def advance(number: int) -> None:
+        bar.set_description_str("generating", refresh=False)
+        bar.update(number)
+
+    with bar, placement.open() as room, closing(Pool(room, offline.load, request, log_file)) as pool:
+        size = size_of_batch(len(prompts), len(room.starts), room.on_gpu)
+        starts = range(0, len(prompts), size)
+        for number, of_batch in pool.answers((asked[start : start + size] for start in starts), advance):
+            batch = list(enumerate(of_batch, starts[number]))
             answers.update(batch)
             if on_batch:
                 on_batch(batch)
-    return [answers[index] for index in range(len(asked))]
-
-
-def ask(pool: Pool, conversations: offline.Batch, bar: Progress, label: str) -> Iterator[list[tuple[int, Answer]]]:
-    """(index of the conversation, its answer) of each batch as it comes. label: the bar's, once there are answers."""
-    size = size_of_batch(len(conversations), len(pool.room.starts), pool.room.on_gpu)
-    starts = range(0, len(conversations), size)
-
-    def advance(number: int) -> None:
-        bar.set_description_str(label, refresh=False)
-        bar.update(number)
-
-    done = 0
-    for number, answers in pool.answers((conversations[start : start + size] for start in starts), advance):
-        done += len(answers)
-        advance(max(0, done - bar.n))  # a replica on another node says nothing before
-        yield list(enumerate(answers, starts[number]))
+    return [answers[index] for index in range(len(prompts))]
 
 
 def size_of_batch(prompts: int, replicas: int, on_gpu: bool) -> int:

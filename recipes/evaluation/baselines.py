@@ -1,5 +1,4 @@
-"""Baselines scored as a model is: popularity, retrieval from similar training conversations, what the conversation
-names, a model behind an API."""
+"""Baselines scored as a model is: popularity, retrieval from similar training conversations, a model behind an API."""
 
 import os
 import sys
@@ -20,10 +19,8 @@ from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
 from convrec.same_request import digest
-from recipes.evaluation.mentions import copied_lists
 from recipes.evaluation.split import Split, as_items
 
-OF_TRAINING = ("popularity", "retrieval")  # these need the training split
 NEIGHBOURS = 50
 API = "api:"  # --model api:NAME
 Lists = list[list[Item | None]]  # one for each row of the split
@@ -74,7 +71,6 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
 BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
     "popularity": popular,
     "retrieval": retrieve,
-    "copy": lambda split, _, num_items: copied_lists(split, num_items),
 }
 
 

@@ -87,7 +87,6 @@ class EvaluationOptions:
     skip_damaged: float | None = None
     replicas: int | str = 1
     tensor_parallel: int = 1
-    address: str | None = None
     run: str | None = None
     progress: bool = True
 

@@ -17,7 +17,7 @@ from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
-from recipes.evaluation.baselines import API, BASELINES, OF_TRAINING
+from recipes.evaluation.baselines import API, BASELINES
 from recipes.evaluation.beyond_accuracy import Context, context_of
 from recipes.evaluation.constrained import make_constraint
 from recipes.evaluation.options import EvaluationOptions
@@ -91,7 +91,7 @@ def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
 def set_up(options: EvaluationOptions) -> Setup:
     """Read and check everything. Raises UserError."""
     options = _checked(options)
-    placement = Placement(options.replicas, options.tensor_parallel, options.address)
+    placement = Placement(options.replicas, options.tensor_parallel)
     trained_with = _config_of_run(options)
     lists, matching_of = _list_settings(options, trained_with)
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]
@@ -135,7 +135,7 @@ def set_up(options: EvaluationOptions) -> Setup:
 
 
 def _checked(options: EvaluationOptions) -> EvaluationOptions:
-    """The options, without the baselines that cannot be made. Raises UserError for what does not go together."""
+    """The options, without baselines where no --train is. Raises UserError for what does not go together."""
     out, against = Path(options.out), options.against
     if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
         raise UserError(f"--out {out}: a file is in its place; name a folder")
@@ -143,16 +143,15 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
     if options.allow and not options.constrained:
         raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
-    baselines = [name for name in options.baselines if options.train or name not in OF_TRAINING]
     if options.model is None:
         if needs_model := [name for name in ("against", "constrained") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
         if not options.baselines:
             raise UserError(f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})")
-        if not baselines:
+        if not options.train:
             names = " and ".join(options.baselines)
             raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
-    return replace(options, baselines=baselines)
+    return options if options.train else replace(options, baselines=())
 
 
 def _config_of_run(options: EvaluationOptions) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
     shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
     options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
     constrained, allow = (options.pop(name, None) for name in ("constrained", "allow"))
-    options |= {"out": str(out / "evaluation"), "baselines": ["copy"]}  # a baseline that needs no training
+    # a baseline in the model's place; where no training split is given, of the split itself
+    options = {"train": options.get("data")} | options | {"out": str(out / "evaluation"), "baselines": ["popularity"]}
     try:
         split = set_up(EvaluationOptions(**options)).split
         if allow and not constrained:

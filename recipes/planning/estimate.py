@@ -210,15 +210,3 @@ def with_room(run: Run, memory: float) -> Run:
     spans = [gpus for gpus in range(1, node + 1) if node % gpus == 0 and heads % gpus == 0]
     wider = [replace(run, tensor_parallel=gpus) for gpus in spans]
     return next((each for each in wider if cache_lacks(each, memory) <= 0), wider[-1])
-
-
-def remedy(run: Run, memory: float) -> str:
-    """Words of a command line that make it fit: the fewest nodes, doubled, and a replica over more GPUs where vLLM's
-    share is too small. Empty where none do."""
-    base = with_room(run, memory) if cache_lacks(run, memory) > 0 else run
-    while lacks(base, memory):
-        base = replace(base, nodes=2 * base.nodes)
-        if base.nodes > 1024:
-            return ""
-    words = {"N_NODES": (run.nodes, base.nodes), "TENSOR_PARALLEL": (run.tensor_parallel, base.tensor_parallel)}
-    return " ".join(f"{name}={new}" for name, (old, new) in words.items() if new != old)

@@ -72,7 +72,6 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "a GPU receives in a step, GiB": received_bytes(run) / GIB,
         },
         "lacks": short,
-        "remedy": estimate.remedy(run, gpu.memory) if short else "",
         "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
     }
 
@@ -90,7 +89,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
             lines += ["", title, *(f"  {name:42}{shown(figure):>18}" for name, figure in figures.items())]
     lines += ["", f"does not fit: {'; '.join(plan['lacks'])}" if plan["lacks"] else "fits"]
     if plan["lacks"]:
-        lines.append(f"  try: {plan['remedy'] or 'other GPUs'}; or fewer tokens a micro-batch, or offloading")
+        lines.append("  try: more N_NODES or TENSOR_PARALLEL, fewer tokens a micro-batch, or offloading")
     lines += ["", "rests on, from what makes a run fast to what makes it slow"]
     for constant in plan["constants"]:
         ends = shown([constant["fast"], constant["slow"]])

@@ -6,7 +6,6 @@ that both must give the same numbers. Ctrl-C and resuming are SFT's, in test_sft
 
 import json
 import re
-import time
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ from convrec.checkpoints import saving
 from convrec.runs.folder import read_metrics
 from convrec.runs.guard_process import NO_WORKER_SECONDS
 
-from .conftest import reachable_from_elsewhere, trained_steps
+from .conftest import reachable_from_elsewhere, trained_steps, wait_for
 from .two_nodes import PLANTED, ROLLOUTS, Cluster
 
 STEPS = 4
@@ -110,10 +109,7 @@ def test_a_node_that_is_lost_is_named_with_what_it_held(trained, own_data, tmp_p
     try:
         cluster.start()
         job = cluster.submit("lost", N_NODES="2", TOTAL_STEPS="1000")
-        deadline = time.monotonic() + 600
-        while not trained_steps(cluster.folder / "lost") and job.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert job.poll() is None, job.communicate()
+        wait_for(job, lambda: trained_steps(cluster.folder / "lost"))
         reachable = reachable_from_elsewhere(cluster.processes())
         (raylet,) = [
             p for p in cluster.processes() if p.name() == "raylet" and str(cluster.other_folder) in str(p.cmdline())

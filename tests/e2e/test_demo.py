@@ -41,7 +41,6 @@ def test_summary_has_its_schema_and_the_path_is_the_last_line(demo):
                 assert 0 <= value["se"] < 0.1
         assert 0 <= model["catalog_hit_ratio"] <= 1
     assert set(summary["seconds"]) >= {"data", "model", "sft", "rank_grpo", "evaluation", "report"}
-    assert 2**30 < summary["peak_memory_bytes"] < 16 * 2**30
     assert summary["versions"]["verl"] == "0.9.1"
     report = (demo.out / "report.html").read_text()
     assert summary["report"] == str(demo.out / "report.html")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from convrec.files import read_json
 from convrec.runs.folder import read_metrics
 from convrec.runs.starts import read_starts
 
-from .conftest import ROOT, trained_steps
+from .conftest import ROOT, trained_steps, wait_for
 from .two_nodes import Cluster
 
 RUNS = ("rank-LR=1e-6", "rank-LR=1e-3")
@@ -60,11 +59,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     file, out = tmp_path / "matrix.yaml", nodes.folder / "matrix"
     file.write_text(yaml.safe_dump(matrix_of(nodes)))
     first = start(nodes, file)
-    deadline = time.monotonic() + 300
-    while not all((out / name / "starts.jsonl").exists() for name in RUNS):
-        assert first.poll() is None, first.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    wait_for(first, lambda: all((out / name / "starts.jsonl").exists() for name in RUNS))
     os.kill(first.pid, signal.SIGINT)
     _, left = first.communicate(timeout=60)
 

@@ -64,12 +64,9 @@ def test_a_list_of_the_catalog_without_what_was_seen(service):
     second = service.client.post("/v1/recommendations", json={**ASK, "seen": seen}).json()
     assert len(second["items"]) == 5
     assert not {item["item_id"] for item in second["items"]} & set(seen)
-    with service.client.stream("POST", "/v1/recommendations", json={**ASK, "stream": True}) as stream:
-        assert [line for line in stream.iter_lines() if line.startswith("event")] == ["event: item"] * 5 + [
-            "event: end"
-        ]
-    page = service.client.get("/")
-    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    stream = service.client.post("/v1/recommendations", json={**ASK, "stream": True}).text  # as the page asks
+    assert re.findall(r"^event: (\w+)", stream, re.MULTILINE) == [*["item"] * 5, "end"]
+    assert "<title>" in service.client.get("/").text
     refused = service.client.post("/v1/recommendations", json={"conversation": " "})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
 

@@ -13,6 +13,7 @@ from convrec.checkpoints.saving import BEST
 from convrec.runs.folder import LATEST
 from convrec.serving.served_model import find_model
 from recipes import recommend as recipe
+from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
 
 
@@ -38,10 +39,10 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     asked = []
 
     class Pool:
-        def __init__(self, room: Any, load: Any, settings: Any, log: Path) -> None:
+        def __init__(self, room: Any, load: Any, settings: dict[str, Any], log: Path) -> None:
             asked.append(settings)
 
-        def answers(self, tasks: Iterable[Any]) -> Iterator[tuple[int, pa.Table]]:
+        def answers(self, tasks: Iterable[list[Chat]]) -> Iterator[tuple[int, pa.Table]]:
             (run / BEST).write_text(json.dumps({"step": 4}))  # a validation, before a replica has loaded
             for number, (chat,) in reversed([*enumerate(tasks)]):  # whichever part is done first
                 yield number, pa.Table.from_pylist([{"row": chat.row}], SCHEMA)

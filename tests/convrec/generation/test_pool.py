@@ -51,12 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def two(folder: Path) -> "closing[Pool]":
-    room = Room([partial(Process, environment={})] * 2, on_gpu=False)
+    room = Room([partial(Process, environment={})] * 2, on_gpu=False, folder=folder)
     return closing(Pool(room, import_module("words_target").load, str(folder), folder / "log"))
-
-
-def answered(pool: Pool, *tasks: list[str], told: list[int] | None = None) -> dict[int, list[str]]:
-    return dict(pool.answers(tasks, (told if told is not None else []).append))
 
 
 def asked(folder: Path) -> list[str]:
@@ -66,8 +62,8 @@ def asked(folder: Path) -> list[str]:
 def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[int] = []
     with two(folder) as pool:
-        answers = answered(pool, *TASKS, told=told)
-        again = answered(pool, ["h"], told=told)  # by the replicas that are there
+        answers = dict(pool.answers(TASKS, told.append))
+        again = dict(pool.answers([["h"]], told.append))  # by the replicas that are there
     assert answers == {number: [word.upper() for word in task] for number, task in enumerate(TASKS)}
     assert again == {0: ["H"]}
     assert asked(folder) == ["a,b", "c,kill once", "c,kill once", "d", "e,f", "g", "h"]
@@ -79,20 +75,20 @@ def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys
 
 
 def test_a_task_that_no_replica_survives_ends_it_after_the_answers_of_others(folder: Path) -> None:
-    answers = []
+    answers: list[tuple[int, list[str]]] = []
     message = f"{ASKED_AT_MOST} replicas one after the other died of one batch: exit"
     with pytest.raises(RuntimeError, match=message), two(folder) as pool:
-        answers.extend(pool.answers([word] for word in ("a", "kill", "b")))
+        answers.extend(pool.answers([["a"], ["kill"], ["b"]]))
     assert sorted(answers) == [(0, ["A"]), (2, ["B"])]
     assert asked(folder) == ["a", "b", *["kill"] * ASKED_AT_MOST]
 
 
 def test_errors_of_the_child_are_not_tried_again(folder: Path) -> None:
     with pytest.raises(UserError, match="word 7 is wrong"), two(folder) as pool:
-        answered(pool, ["wrong"])
+        list(pool.answers([["wrong"]]))
     message = r"exit status 1; the end of .*\n[\s\S]*ValueError: out of paper"
     with pytest.raises(RuntimeError, match=message), two(folder) as pool:
-        answered(pool, ["broken"])
+        list(pool.answers([["broken"]]))
     assert asked(folder) == ["broken", "wrong"]
 
 

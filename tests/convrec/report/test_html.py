@@ -104,10 +104,6 @@ def test_the_result_comes_first_and_the_best_model_of_a_metric_is_marked(tmp_pat
     assert re.findall(r'<td class="best">([\d.]+) <span class="se">(\S)', html) == [("0.3000", "±")]
 
 
-def test_the_same_report_is_the_same_file(tmp_path: Path) -> None:
-    assert write(tmp_path) == write(tmp_path)
-
-
 def test_missing_numbers_and_charts_do_not_break_the_page(tmp_path: Path) -> None:
     html = write(
         tmp_path,
@@ -118,15 +114,6 @@ def test_missing_numbers_and_charts_do_not_break_the_page(tmp_path: Path) -> Non
     text = Page(html).text
     assert text.count("Nothing was logged yet.") == 1
     assert "nan" not in html
-
-
-def test_many_models_are_rows_and_few_are_columns(tmp_path: Path) -> None:
-    def corners(count: int) -> list[str]:
-        table = [{"model": f"m{number}", "NDCG@5": 0.1, "in catalog": 1.0} for number in range(count)]
-        return re.findall(r'<th scope="col">([^<]+)</th>', write(tmp_path, table=table, gains=[]))
-
-    assert corners(3) == ["m0", "m1", "m2"]
-    assert corners(6) == ["NDCG@5", "in catalog"]
 
 
 def test_lists_fold_and_their_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:

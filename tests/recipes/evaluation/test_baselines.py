@@ -93,15 +93,6 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     assert len(other.bodies) == 2
 
 
-def test_an_api_without_an_address_says_which_variable(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("LLM_BASE_URL", raising=False)
-    arguments = ["--model", "api:x", "--data", files["data"], "--catalog", files["catalog"]]
-    assert evaluate.main([*arguments, "--out", str(tmp_path / "o")]) == 2
-    assert "LLM_BASE_URL is not set" in capsys.readouterr().err
-
-
 def test_a_refused_prompt_is_said_scored_as_empty_and_not_kept(
     files: dict[str, str],
     tmp_path: Path,

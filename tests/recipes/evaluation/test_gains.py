@@ -39,12 +39,12 @@ def test_the_gain_is_row_by_row_over_the_first_evaluation(tmp_path: Path) -> Non
     assert chart.caption.startswith("3 rows, 2 conversations.")
 
 
-def test_of_several_models_each_is_a_row(tmp_path: Path) -> None:
+def test_of_several_models_each_has_a_chart(tmp_path: Path) -> None:
     values = {"SFT": [0.1, 0.2, 0.3], "GRPO": [0.1, 0.2, 0.6], "Rank-GRPO": [0.4, 0.2, 0.6]}
     evaluations = {name: write_rows(tmp_path / name, ndcg) for name, ndcg in values.items()}
-    ndcg, recall = gain_charts(evaluations, [5, 20], 0)
-    assert (ndcg.title, recall.title) == ("NDCG@20: gain over SFT", "Recall@20: gain over SFT")
-    assert {name: gain["mean"] for name, gain in ndcg.gains.items()} == pytest.approx({"GRPO": 0.1, "Rank-GRPO": 0.2})
+    charts = gain_charts(evaluations, [5, 20], 0)
+    assert [chart.title for chart in charts] == ["GRPO minus SFT", "Rank-GRPO minus SFT"]
+    assert [chart.gains["NDCG@20"]["mean"] for chart in charts] == pytest.approx([0.1, 0.2])
     (tmp_path / "GRPO" / "rows.parquet").unlink()
     with pytest.raises(UserError, match=r"GRPO/rows\.parquet: gone since it was evaluated"):
         gain_charts(evaluations, [5, 20], 0)

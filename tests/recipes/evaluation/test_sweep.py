@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -105,17 +104,10 @@ def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
         "the largest gain",
         "catalog coverage",
         "Catalog coverage on test, by checkpoint",
-        "Parts of the split: rank_grpo (step 4)",
         "Protocol paper takes items that the user has seen",
     ):
         assert text in html, text
-    assert "ndcg@" not in html  # one name everywhere: NDCG@2, in the parts of the split too
-    of_table = html.split("<h2>Evaluation</h2>")[1].split("</table>")[0]
-    rows = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', of_table, re.DOTALL)
-    difference = {name: cells.split("<td>")[-1] for name, cells in rows}  # the last column
-    assert difference["NDCG@2"].startswith("+")
-    assert difference["in catalog"].startswith("-0.5000")  # 1.0 and 0.5 above
-    assert "–" not in difference["NDCG@2"] + difference["wrong list length"]
+    assert "ndcg@" not in html  # one name everywhere: NDCG@2
 
 
 def test_a_sweep_with_other_settings_does_not_overwrite_one(
@@ -211,6 +203,6 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     assert "expected NAME=FOLDER" in capsys.readouterr().err
     assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
     assert "no metrics.json" in capsys.readouterr().err
-    assert evaluate.main([*options, "--baselines", "copy", "--out", str(second), "--overwrite"]) == 0
+    assert evaluate.main([*options, "--out", str(second), "--overwrite"]) == 0
     assert report.main([str(run), "--evaluations", f"a={second}"]) == 2
     assert "second: baselines alone" in capsys.readouterr().err
