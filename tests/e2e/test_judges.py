@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -189,26 +188,18 @@ def conversations(sft: Path) -> Path:
     return folder
 
 
-def reflect_arguments(conversations: Path, out: Path) -> list[str]:
-    """Of all stages of a build that asks about four conversations."""
-    files = [f"--{name}={conversations / name}.parquet" for name in ("train", "validation", "catalog")]
-    return ["all", "--out", str(out), *files, "--share=0.1", "--candidates=20", "--max-epochs=2", "--remap=full"]
-
-
-def read_answers(out: Path) -> list[str]:
-    return [json.loads(path.read_text())["answer"]["text"] for path in (out / "answers").rglob("*.json")]
-
-
 def test_a_served_judge_rates_candidates_in_the_reflect_step(
     sft: Path, conversations: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address and a model name are all it takes."""
+    """An address and a model name are all it takes; a build that asks about four conversations."""
     monkeypatch.setenv("JUDGE_BASE_URL", served)
     monkeypatch.setenv("JUDGE_MODEL", "judge")
     out = sft / "demonstrations"
+    files = [f"--{name}={conversations / name}.parquet" for name in ("train", "validation", "catalog")]
+    sizes = ["--share=0.1", "--candidates=20", "--max-epochs=2", "--remap=full"]
     judge = ["--teacher=retrieval", "--judge=pointwise", "--judged=3", '--sampling={"max_tokens": 24}']
-    reflect_build.main([*reflect_arguments(conversations, out), *judge])
-    answers = read_answers(out)
+    reflect_build.main(["all", "--out", str(out), *files, *sizes, *judge])
+    answers = [json.loads(path.read_text())["answer"]["text"] for path in (out / "answers").rglob("*.json")]
     verdicts = {score_verdict(text) for text in answers}
     assert verdicts - {None}, answers[:5]
     ratings = [row["ratings"] for row in pq.read_table(out / "reflect.parquet").to_pylist()]
@@ -216,22 +207,4 @@ def test_a_served_judge_rates_candidates_in_the_reflect_step(
     assert given <= {verdict - 2 for verdict in verdicts if verdict is not None} | {0}
     assert all(rating == 0 for some in ratings for rating in some[3:])
     assert any(given) or verdicts <= {None, 2}
-    validate_sft_table(out / "sft_train.parquet")
-
-
-def test_a_served_model_is_teacher_describer_and_judge(
-    sft: Path, conversations: Path, served: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A judge writes no lists: what is tested is the road there and back."""
-    for role in ("TEACHER", "JUDGE"):
-        monkeypatch.setenv(f"{role}_BASE_URL", served)
-        monkeypatch.setenv(f"{role}_MODEL", "judge")
-    out = sft / "asked"
-    reflect_build.main([*reflect_arguments(conversations, out), "--metadata=llm", '--sampling={"max_tokens": 24}'])
-    for stage in ("teacher", "metadata", "reflect"):
-        summary = json.loads((out / f"{stage}.json").read_text())["summary"]
-        assert summary["answers"] > 0, stage
-        assert summary["refused"] == 0, stage
-        assert re.match(r"[1-9]\d* asked, .* tokens", summary["usage"]), stage
-    assert all(read_answers(out))
     validate_sft_table(out / "sft_train.parquet")
