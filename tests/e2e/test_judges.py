@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from recipes.report import report
 from recipes.tiny_model import make_tiny_model, read_texts
 
 from .conftest import ROOT
+from .two_nodes import free_port
 
 pytestmark = pytest.mark.long
 
@@ -137,9 +137,7 @@ def test_pointwise_grpo_trains(sft: Path) -> None:
 @pytest.fixture(scope="module")
 def served(sft: Path) -> Iterator[str]:
     """The address of vLLM's OpenAI-compatible server with the SFT judge, under the name `judge`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment |= {"VLLM_NO_USAGE_STATS": "1"}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", resolve_model(sft / "sft")]
