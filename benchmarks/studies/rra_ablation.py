@@ -62,9 +62,9 @@ def main() -> None:
     for name, choice in VARIANTS.items():
         folder = options.out / name.replace(" ", "_")
         inputs = ["--train", data / "train.parquet", "--validation", data / "heldout.parquet"]
-        inputs += ["--catalog", data / "genres.parquet", "--share", 1, "--num-items", num_items]
-        make(folder / "sft_validation.parquet", "recipes demonstrations all", *inputs, "--teacher", "retrieval", *choice,
-             "--out", folder)  # fmt: skip
+        inputs += ["--catalog", data / "genres.parquet", "--share", 1, "--num-items", num_items, "--out", folder]
+        inputs += ["--teacher", "retrieval", *choice]
+        make(folder / "sft_validation.parquet", "recipes demonstrations all", *inputs)
         demonstrations[name] = folder / "sft_validation.parquet"
         if name in TRAINED:
             train(folder / "sft_train.parquet", start, folder / "model", options.steps, 3e-3, options.num_items)

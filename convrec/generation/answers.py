@@ -24,8 +24,7 @@ from convrec.files import write_table
 from convrec.generation.generate import ONE, Constraint, Messages, answer_side_by_side, generate, questions
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.prompts import prompt_id as prompt_id
-from convrec.generation.room import Room
+from convrec.generation.pool import Room
 from convrec.same_request import digest
 
 KEY = b"convrec.generation_key"

@@ -18,9 +18,8 @@ from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Job, Pool
-from convrec.generation.prompts import Messages, as_messages, prompt_id
-from convrec.generation.room import Room
+from convrec.generation.pool import Job, Pool, Room
+from convrec.generation.prompts import Messages, prompt_id
 from convrec.progress import Progress
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
@@ -52,7 +51,7 @@ class Questions(NamedTuple):
 
 def questions(
     model_path: str | Path,
-    prompts: Sequence[str | Messages],
+    prompts: Sequence[Messages],
     keep: Keep,
     *,
     max_tokens: int,
@@ -64,7 +63,6 @@ def questions(
 ) -> Questions:
     """As `generate` has them. Raises UserError for a bad model path."""
     model = check_model_path(model_path)
-    conversations = [as_messages(prompt) for prompt in prompts]
     exclude = constraint.exclude if constraint else {}
     sampling = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": seed if temperature > 0 else None}
     request = offline.Request(
@@ -77,17 +75,16 @@ def questions(
         trie=str(Path(constraint.trie).absolute()) if constraint else None,
         num_items=constraint.num_items if constraint else 0,
     )
-    return Questions(request, [(one, exclude.get(prompt_id(one), [])) for one in conversations], keep)
+    return Questions(request, [(one, exclude.get(prompt_id(one), [])) for one in prompts], keep)
 
 
 def generate(
     model_path: str | Path,
-    prompts: Sequence[str | Messages],
+    prompts: Sequence[Messages],
     *,
     placement: Placement = ONE,
     log_file: str | Path | None = None,
     progress: bool = True,
-    batch_size: int | None = None,
     on_batch: Keep | None = None,
     **settings: Any,
 ) -> list[Answer]:
@@ -95,10 +92,9 @@ def generate(
 
     A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
     the template's own arguments; None asks a thinking model to answer right away. `placement`: where the replicas run,
-    which share the prompts in batches. `on_batch` gets the answers to every `batch_size` prompts as soon as they are
-    there: what an interrupted call has paid for can be kept. Of several replicas they come in any order. None:
-    CPU_BATCH or GPU_BATCH, fewer where that has all replicas end together. A batch whose replica is killed is asked
-    again, and no other one. A sample comes of the prompt and `seed` alone: it depends on no other prompt.
+    which share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
+    what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
+    is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
     """
     answers: dict[int, Answer] = {}
@@ -111,17 +107,11 @@ def generate(
     asked = questions(model_path, prompts, keep, **settings)
     if prompts:
         with placement.open() as room:
-            answer_side_by_side([asked], room, Path(log_file) if log_file else None, progress, batch_size)
+            answer_side_by_side([asked], room, Path(log_file) if log_file else None, progress)
     return [answers[index] for index in range(len(prompts))]
 
 
-def answer_side_by_side(
-    asked: Sequence[Questions],
-    room: Room,
-    log: Path | None = None,
-    progress: bool = True,
-    batch_size: int | None = None,
-) -> None:
+def answer_side_by_side(asked: Sequence[Questions], room: Room, log: Path | None = None, progress: bool = True) -> None:
     """Have each model answer; `Questions.keep` gets the answers as they come.
 
     One model has all replicas. Several go side by side, each on replicas of its own: one, or more where there are more
@@ -136,17 +126,17 @@ def answer_side_by_side(
         note=hub.download_note(asked[0].request.model),
     )
     with bar, closing(Pool(room, offline.load, log)) as pool:
-        ask(pool, asked, bar, "generating", batch_size)
+        ask(pool, asked, bar, "generating")
 
 
-def ask(pool: Pool, asked: Sequence[Questions], bar: Progress, label: str, batch_size: int | None = None) -> None:
+def ask(pool: Pool, asked: Sequence[Questions], bar: Progress, label: str) -> None:
     """As `answer_side_by_side`. label: the bar's, once there are answers."""
     jobs: list[Job] = []
     whose: list[tuple[Questions, list[int]]] = []  # of a job: its questions, and where its batches start
     share = max(1, len(pool.room.starts) // len(asked))
     for of_model in asked:
         request = replace(of_model.request, tensor_parallel=pool.room.tensor_parallel)
-        size = batch_size or size_of_batch(len(of_model.batch), share, pool.room.on_gpu)
+        size = size_of_batch(len(of_model.batch), share, pool.room.on_gpu)
         starts = range(0, len(of_model.batch), size)
         # a job a batch: whoever is free does it. Of several models a job a replica, which loads one model
         for of_job in [[start] for start in starts] if len(asked) == 1 else [starts[i::share] for i in range(share)]:

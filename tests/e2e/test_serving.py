@@ -143,17 +143,21 @@ def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(trained, tmp_path
     seen = pq.read_table(trained.files["CATALOG_FILE"]).to_pylist()[0]
     chats, out = tmp_path / "chats.jsonl", tmp_path / "lists.parquet"
     second = {"id": "b", "conversation": "Any great war movies?", "seen": [f"{seen['title']} ({seen['year']})"]}
-    chats.write_text("\n".join(map(json.dumps, ({"id": "a", "conversation": ASK["conversation"]}, second))))
+    one_item = {"id": "c", "conversation": "Any great war movies?", "allow": second["seen"]}
+    chats.write_text("\n".join(map(json.dumps, ({"id": "a", "conversation": ASK["conversation"]}, second, one_item))))
     command = [sys.executable, "-m", "recipes", "recommend", "--model", str(trained.out / "rank_grpo"), "--k", "5"]
     command += ["--replicas", "2"]  # engines in processes of their own, which must end as well
     command += ["--catalog", trained.files["CATALOG_FILE"], "--in", str(chats), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "2 lists, 0 of them short; 0 were there before\n"
+    assert done.stdout == "3 lists, 1 of them short; 0 were there before\n"
     assert "WARNING" not in done.stderr  # vLLM's words are in the log
     assert f"{out}.log" in done.stderr
     rows = pq.read_table(out).to_pylist()
-    assert [(row["id"], len(row["items"]), row["reason"]) for row in rows] == [("a", 5, None), ("b", 5, None)]
+    assert [(row["id"], len(row["items"])) for row in rows] == [("a", 5), ("b", 5), ("c", 1)]
+    assert [row["reason"] is None for row in rows] == [True, True, False]
+    assert [item["rank"] for item in rows[0]["items"]] == [1, 2, 3, 4, 5]
+    assert all(item["score"] < 0 for item in rows[0]["items"])
     assert seen["title"] not in [item["title"] for item in rows[1]["items"]]
     again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert again.stdout == "nothing to do: these lists are there\n"

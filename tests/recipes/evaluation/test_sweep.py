@@ -13,7 +13,7 @@ import pytest
 from convrec.errors import UserError
 from convrec.generation import answers as generations
 from convrec.generation.generate import Questions
-from convrec.generation.room import Room
+from convrec.generation.pool import Room
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.sweep import sweep_steps
