@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from .conftest import ROOT
+from .two_nodes import free_port
 
 ASK = {"conversation": "USER: Hello. Any great 2000s war movies out there? Thanks!", "k": 5}
 START_SECONDS, BACK_SECONDS = 600, 300  # on busy cores
@@ -28,8 +28,7 @@ NEW = {"item_id": "new-1", "title": "A Film That Was Never Made", "year": 2031}
 @pytest.fixture(scope="module")
 def service(trained, tmp_path_factory):
     """Its address, process and catalog; stopped by Ctrl-C at the end, which must leave nothing behind."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     folder = tmp_path_factory.mktemp("serve")
     # what `make serve` runs, with the demo of the tests
     recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)

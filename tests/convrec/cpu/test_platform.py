@@ -82,9 +82,8 @@ def listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """And gives the setting back, whatever happens."""
+def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the setting back."""
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -95,15 +94,9 @@ def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytes
 
     def build(self: Any, module: Any) -> Any:
         seen.append(self.engine_config.forward_only)
-        if fails:
-            raise ValueError("no memory")
         return module
 
     monkeypatch.setattr(FSDPEngineWithLMHead, "_build_fsdp_module", build)
-    if fails:
-        with pytest.raises(ValueError, match="no memory"):
-            engine._build_fsdp_module("module")
-    else:
-        assert engine._build_fsdp_module("module") == "module"
+    assert engine._build_fsdp_module("module") == "module"
     assert seen == [False]
     assert engine.engine_config.forward_only

@@ -275,23 +275,6 @@ def test_loss_and_gradient_equal_plain_autograd(aggregation, seed, mixed, on_pol
 # --- invariants ---
 
 
-def test_one_rank_over_the_response_is_the_gspo_sequence_ratio():
-    new, old, _, _, _, _ = random_batch(7, B=4, T=10)
-    advantages_B1 = torch.tensor([[1.0], [-1.0], [0.5], [-2.0]], dtype=F64)
-    mask = torch.arange(10) < torch.tensor([[10], [7], [3], [1]])
-    x = new.clone().requires_grad_()
-    # GSPO (arXiv 2507.18071): s_i = (pi_new(y_i) / pi_old(y_i)) ^ (1 / |y_i|), mean over sequences
-    s = (((x - old) * mask).sum(1) / mask.sum(1)).exp()[:, None]
-    gspo = -torch.minimum(s * advantages_B1, s.clamp(0.94, 1.08) * advantages_B1).mean()
-    gspo.backward()
-    units = torch.where(mask, 0, -1)
-    loss, grad, _ = loss_and_grad(
-        new, advantages_B1.expand(4, 10), units, num_ranks=1, global_batch_size=4, old_log_prob_BT=old
-    )
-    torch.testing.assert_close(loss, gspo.detach())
-    torch.testing.assert_close(grad, x.grad)
-
-
 @pytest.mark.parametrize("junk", [0.0, -1e4, float("nan"), float("inf")])
 def test_padding_changes_nothing(junk):
     new, old, ref, advantages, units, sizes = random_batch(11)

@@ -13,7 +13,6 @@ from convrec.report.curves import (
     labels_of,
     read_csv,
     read_curves,
-    series,
     write_csv,
 )
 from recipes import plot
@@ -33,7 +32,8 @@ def write_run(
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Step 0 validated, stopped after 2, resumed at 1: step 2 is the later start's."""
-    first = {0: {"val/ndcg": 0.1}, 1: {"rank_grpo/return@1": 0.2}, 2: {"rank_grpo/return@1": 0.9}}
+    no_number = {"note": "text", "train/loss": math.nan}
+    first = {0: {"val/ndcg": 0.1}, 1: {"rank_grpo/return@1": 0.2} | no_number, 2: {"rank_grpo/return@1": 0.9}}
     second = {2: {"rank_grpo/return@1": 0.3}, 3: {"rank_grpo/return@1": 0.4, "val/ndcg": 0.5}}
     return write_run(tmp_path / "a" / "run", "rank_grpo", [first, second])
 
@@ -50,8 +50,7 @@ def sweep(run: Path, split: str = "test", protocol: str = "paper") -> None:
 def test_the_first_and_the_last_step_are_there_and_repeated_steps_are_the_later_starts(run: Path) -> None:
     curves = read_curves(run)
     assert (curves.name, curves.recipe) == ("run", "rank_grpo")
-    assert curves.series["val/ndcg"] == {0: 0.1, 3: 0.5}
-    assert curves.series["rank_grpo/return@1"] == {1: 0.2, 2: 0.3, 3: 0.4}
+    assert curves.series == {"val/ndcg": {0: 0.1, 3: 0.5}, "rank_grpo/return@1": {1: 0.2, 2: 0.3, 3: 0.4}}
 
 
 def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
@@ -113,15 +112,6 @@ def test_csv_keeps_numbers_and_leaves_out_what_is_missing(tmp_path: Path) -> Non
     write_csv(tmp_path / "t.csv", table)
     assert (tmp_path / "t.csv").read_text() == "step,se,n\n0,,\n5,0.25,3\n"
     assert read_csv(tmp_path / "t.csv") == [{"step": 0.0}, {"step": 5.0, "se": 0.25, "n": 3.0}]
-
-
-def test_series_keep_finite_numbers_by_step() -> None:
-    rows = [
-        {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
-        {"step": 2, "rank_grpo/return@1": 0.4, "val/ndcg@20": 0.3, "loss": float("nan")},
-    ]
-    metrics = series(rows)
-    assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
 
 
 def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart(

@@ -61,6 +61,11 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     assert [item.title for item in items if item] == ["Alien"]
 
 
+def of_api(files: dict[str, str], out: Path) -> list[str]:
+    given = files | {"model": "api:teacher-1", "out": str(out)}
+    return [part for name, value in given.items() for part in (f"--{name}", value)]
+
+
 def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     files: dict[str, str],
     tmp_path: Path,
@@ -74,8 +79,7 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     monkeypatch.setenv("LLM_API_KEY", "a-secret")
     monkeypatch.setenv("LLM_MODEL", "another-model")
     out = tmp_path / "out"
-    arguments = ["--model", "api:teacher-1", "--out", str(out), "--num-items", "5", "--ks", "1", "5", "--paper"]
-    arguments += [part for name, path in files.items() for part in (f"--{name}", path)]
+    arguments = [*of_api(files, out), "--num-items", "5", "--ks", "1", "5", "--paper"]
     arguments += ["--baselines", "popularity", "retrieval"]
     for _ in range(2):
         assert evaluate.main(arguments) == 0
@@ -106,8 +110,7 @@ def test_a_refused_prompt_is_said_scored_as_empty_and_not_kept(
         return "Heat (1995)"
 
     monkeypatch.setenv("LLM_BASE_URL", chat_server(behave).url)
-    arguments = ["--model", "api:teacher-1", "--out", str(tmp_path / "out"), "--num-items", "1", "--ks", "1"]
-    arguments += [part for name, path in files.items() for part in (f"--{name}", path)]
+    arguments = [*of_api(files, tmp_path / "out"), "--num-items", "1", "--ks", "1"]
     for asked in (2, 1):  # the refused one again
         assert evaluate.main(arguments) == 0
         said = capsys.readouterr()
