@@ -62,13 +62,13 @@ def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[lis
 
 @pytest.mark.e2e
 def test_greedy_answers_are_the_checkpoints_own(model: Path, answered: tuple[list[Answer], Path]) -> None:
-    answers, log = answered
-    assert [answer["token_ids"] for answer in answers[:2]] == [
+    found, log = answered
+    assert [answer["token_ids"] for answer in found[:2]] == [
         greedy_by_transformers(model, text, 24) for text in TEXTS[:2]
     ]
-    assert [answer["prompt_truncated"] for answer in answers] == [text is LONG for text in TEXTS]
-    assert answers[TEXTS.index(LONG)]["prompt_tokens"] <= 64
-    assert all(answer["finish_reason"] in ("stop", "length") and "<|im_" not in answer["text"] for answer in answers)
+    assert [answer["prompt_truncated"] for answer in found] == [text is LONG for text in TEXTS]
+    assert found[TEXTS.index(LONG)]["prompt_tokens"] <= 64
+    assert all(answer["finish_reason"] in ("stop", "length") and "<|im_" not in answer["text"] for answer in found)
     assert log.stat().st_size > 0
 
 
@@ -84,8 +84,8 @@ def test_two_replicas_write_what_one_does(
 
     log = tmp_path / "vllm.log"
     monkeypatch.setattr(module, "CPU_BATCH", 2)
-    answers = generate(model, PROMPTS, placement=Placement(2), on_batch=keep, log_file=log, **ASKED)
-    assert answers == answered[0]
+    found = generate(model, PROMPTS, placement=Placement(2), on_batch=keep, log_file=log, **ASKED)
+    assert found == answered[0]
     assert sorted(batches) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
     assert {path.name for path in tmp_path.iterdir()} == {"vllm.log", "vllm-1.log"}
 
@@ -108,7 +108,7 @@ def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
     sampled = [
         generate(model, PROMPTS[:2], max_tokens=12, temperature=1.0, seed=seed, progress=False) for seed in (5, 6)
     ]
-    assert len({tuple(answer["token_ids"]) for answers in sampled for answer in answers}) == 4
+    assert len({tuple(answer["token_ids"]) for one in sampled for answer in one}) == 4
 
 
 def test_a_missing_model_is_a_user_error_before_anything_starts(tmp_path: Path) -> None:
