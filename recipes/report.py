@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.report.charts import GainChart, charts_of
+from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
-from convrec.report.page import beyond_accuracy_row, not_measured, number_text, table_row
+from convrec.report.page import GainTable, beyond_accuracy_row, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
-from recipes.evaluation.gains import gain_charts
+from recipes.evaluation.gains import gain_tables
 from recipes.evaluation.results import metrics_of
 from recipes.evaluation.scoring import OF_MODEL, comparable
 from recipes.launch.recipe import RECIPES
@@ -100,7 +100,7 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     first = next(iter(settings.values()))
     protocol, ks = first["protocols"][0], first["ks"]  # further protocols are not shown
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
-    gains = gain_charts(folders, ks, first["seed"])
+    gains = gain_tables(folders, ks, first["seed"])
     columns: dict[str, dict[str, Any]] = {}
     for of_one in results.values():
         columns |= {name: result for name, result in of_one.items() if name not in OF_MODEL}
@@ -125,7 +125,7 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     }
 
 
-def _headline(gains: Sequence[GainChart], results: Evaluations, split: str, k: int) -> str:
+def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: int) -> str:
     """NDCG at the largest k: how much is gained of two evaluations, the value of a single one, "" of more."""
     if len(results) > 2:
         return ""

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from convrec.files import write_text
-from convrec.report.charts import Chart, GainChart
+from convrec.report.charts import Chart
 from convrec.report.drawing import line_key, svg_of
 from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 
@@ -34,9 +34,9 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
     """Write the page, whole or not at all, and return its path. Parts with an entry in NO_EVALUATION can be left out.
 
     title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. charts: heading ->
-    what is drawn under it. headline: the result in a sentence. gains: GainCharts. table: a mapping for each model:
-    "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in order
-    of first appearance. examples: of page.Example.
+    what is drawn under it. headline: the result in a sentence. gains: of page.GainTable. table: a mapping for each
+    model: "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in
+    order of first appearance. examples: of page.Example.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -114,7 +114,7 @@ def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
     ]
 
 
-def _picture(chart: Chart | GainChart) -> str:
+def _picture(chart: Chart) -> str:
     """The address of a picture that is in it."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(chart).encode()).decode()}"
 

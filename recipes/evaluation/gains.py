@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from convrec.lists.metrics import paired
-from convrec.report.charts import GainChart
+from convrec.report.page import GainTable
 from convrec.statistics import FLIPS
 from recipes.evaluation.results import rows_of
 
 _CAPTION = (
-    "{n} rows, {contexts} conversations. Thick line: one standard error to each side (bootstrap over conversations); "
-    "thin line: two. p: two-sided, of each metric alone, by {flips:,} sign flips of whole conversations, so that "
-    "{least:.4f} is the least."
+    "{n} rows, {contexts} conversations. Standard errors by bootstrap over conversations. p: two-sided, of each metric "
+    "alone, by {flips:,} sign flips of whole conversations, so that {least:.4f} is the least."
 )
 
 
-def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainChart]:
-    """A chart for each further evaluation (name -> OUT of recipes.evaluate), a row a metric; [] of fewer than two.
+def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainTable]:
+    """A table for each further evaluation (name -> OUT of recipes.evaluate), a row a metric; [] of fewer than two.
 
     Raises UserError when the rows of one are gone.
     """
@@ -35,7 +34,7 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     return [
-        GainChart(f"{name} minus {reference}", {title_of(metric): of_name[metric] for metric in metrics}, caption)
+        GainTable(f"{name} minus {reference}", {title_of(metric): of_name[metric] for metric in metrics}, caption)
         for name, of_name in differences.items()
     ]
 

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from convrec.report.charts import Chart, GainChart
-from convrec.report.drawing import draw_chart, draw_gains, line_key, svg_of
+from convrec.report.charts import Chart
+from convrec.report.drawing import draw_chart, line_key, svg_of
 
 
 def axes_of(chart: Chart) -> Axes:
@@ -60,12 +60,3 @@ def test_the_lines_of_many_runs_look_different() -> None:
 def test_text_is_text() -> None:
     svg = svg_of(Chart("Loss", "nats $x$ <b>", {"$a": {0: 1.0, 1: 2.0}}))
     assert ">nats $x$ &lt;b&gt;</text>" in svg
-
-
-def test_a_gain_is_drawn_with_one_and_two_standard_errors_beside_0() -> None:
-    gains = {"NDCG@20": {"mean": 0.02, "se": 0.01}, "R" * 40: {"mean": -0.01, "se": math.nan}}
-    axis = Figure().subplots()
-    draw_gains(axis, GainChart("B minus A", gains))
-    drawn = [line.get_xdata() for line in axis.lines]  # 0; two errors, one, the mean; of the other the mean alone
-    assert [*map(list, drawn)] == [[0, 0], pytest.approx([0, 0.04]), pytest.approx([0.01, 0.03]), [0.02], [-0.01]]
-    assert f"{'R' * 27}…" in svg_of(GainChart("B minus A", gains))

@@ -363,12 +363,12 @@ def test_the_command_replaces_its_own_results_alone(
     assert said.err == "no --train: left out the baseline popularity\n"
     assert "Recall@3" in said.out  # none of 5, 10, 15, 20 fits lists of three
     kept = (tmp_path / "out" / "rows.parquet").read_bytes()
-    of_copy = [*arguments, "--num-items", "3", "--baselines", "copy"]
-    assert command.main(of_copy) == 2
+    of_baseline = [*arguments, "--num-items", "3", "--train", files["data"]]
+    assert command.main(of_baseline) == 2
     message = f"it holds an evaluation whose model was '{files['model']}' and is None; give another, or --overwrite"
     assert capsys.readouterr().err == f"error: --out {tmp_path / 'out'}: {message}\n"
     assert (tmp_path / "out" / "rows.parquet").read_bytes() == kept
     assert command.main(of_model) == 0
-    assert command.main([*of_copy, "--overwrite"]) == 0
+    assert command.main([*of_baseline, "--overwrite"]) == 0
     assert not (tmp_path / "out" / "rows.parquet").exists()
     assert len(asked) == 1
