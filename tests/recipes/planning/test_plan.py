@@ -1,7 +1,6 @@
 """Figures of whole plans, what does not fit, and the lines of a dry run."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ from omegaconf import DictConfig, open_dict
 
 from convrec.errors import UserError
 from recipes.launch.recipe import RANK_GRPO, SFT
-from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of, with_room
+from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of
 from recipes.planning.models import KNOWN, model_size
-from recipes.planning.plan import NODES, make_plan, plans_at_scale, shown, summary
+from recipes.planning.plan import make_plan, shown, summary
 from recipes.planning.step_time import GPUS, START
-from tests.recipes.planning.conftest import run
 
 Config = Callable[..., DictConfig]
 Plan = dict[str, Any]
@@ -160,24 +158,6 @@ def test_the_papers_run_fits_and_70b_on_a_node_lacks_everything(config_with: Con
     assert "67.1 can be used" in said[0]
     enough = config_with(keys={"data.train_batch_size": 256, N_NODES: 4, TENSOR_PARALLEL: 2})  # as the page says
     assert lacks(run_of(enough, KNOWN["32B"][1]), CARD) == []
-
-
-def test_a_replica_divides_a_nodes_gpus_and_the_models_heads() -> None:
-    """14 heads of the 0.5B; 70B's weights need four of eight GPUs' halves, three of six are not enough."""
-    assert with_room(run("0.5B", memory_share=0.01), CARD).tensor_parallel == 2
-    assert with_room(run("3B"), CARD).tensor_parallel == 1
-    assert with_room(run("70B"), CARD).tensor_parallel == 4
-    assert with_room(run("70B", gpus_per_node=6), CARD).tensor_parallel == 2  # 64 heads: not 3, not 6
-
-
-@pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
-def test_the_table_has_every_size_and_number_of_nodes(recipe: str, config_with: Config) -> None:
-    """More nodes never make a run stop fitting."""
-    config = config_with(recipe, {"data.train_batch_size": 1024})
-    plans = plans_at_scale(config, run_of(config, KNOWN["0.5B"][1]), GPUS["H100"], 100_000, 0)
-    assert [(plan["model"], plan["nodes"]) for plan in plans] == [(name, nodes) for name in KNOWN for nodes in NODES]
-    for plan, wider in pairwise(plans):
-        assert wider["model"] != plan["model"] or plan["lacks"] or not wider["lacks"]
 
 
 # ---- the dry run ----
