@@ -50,7 +50,7 @@ def main() -> None:
         "file": (lines.tokens.nbytes + lines.ends_S.nbytes + 2 * lines.row_W.nbytes) / 2**20,
         "peak while it is made": peak_mib() - before,
     }
-    report |= {"nodes": len(trie), "lines": len(lines.row_W), "left_out": len(lines.left_out)}
+    report |= {"nodes": len(trie.token_L), "lines": len(lines.row_W), "left_out": len(lines.left_out)}
     report["first tokens"] = int(trie.first_child[INNER + 1] - trie.first_child[INNER])
 
     excluded = rng.sample(range(len(catalog)), EXCLUDED)

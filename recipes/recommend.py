@@ -10,7 +10,6 @@ on where it was.
 
 import argparse
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.placement import Placement, add_placement
-from convrec.generation.pool import Pool
-from convrec.generation.room import AUTO, visible_gpus
+from convrec.generation.placement import Placement, add_placement, visible_gpus
+from convrec.generation.pool import AUTO, Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
-from recipes.batch.replicas import BatchRequest, load
+from recipes.batch.replicas import load
 
 
 def recommend(
@@ -75,21 +73,15 @@ def recommend(
         done = parts.rows_done()
         # the checkpoint itself: of a run that still trains, each replica would find another best one
         checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
-        request = BatchRequest(checkpoint, str(Path(catalog).absolute()), k, tensor_parallel, settings)
+        asked = {"model": checkpoint, "catalog": str(Path(catalog).absolute()), "max_items": k, **settings}
+        asked["tensor_parallel"] = tensor_parallel
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-            numbers: list[int] = []  # of the tasks: their parts
-
-            def tasks() -> Iterator[Any]:
-                for number, part in parts.missing(read_chats(source)):
-                    numbers.append(number)
-                    yield part
-
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-            with bar, placement.open() as room, closing(Pool(room, load, request, log)) as pool:
-                for task, table in pool.answers(tasks()):
-                    parts.keep(numbers[task], table)
+            with bar, placement.open() as room, closing(Pool(room, load, asked, log)) as pool:
+                for _, table in pool.answers(parts.missing(read_chats(source))):
+                    parts.keep(table)
                     bar.update(table.num_rows)
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
 

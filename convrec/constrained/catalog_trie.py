@@ -30,6 +30,7 @@ VERSION = 1  # of the file
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
 # comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
 INNER, LAST, END = 0, 1, 2
+Rows = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class CatalogTrie:
     the line reads as another item or as none (Matcher.match_lines).
     """
 
-    key: str
     tokens: Int32s
     ends_S: Int64s
     row_W: Int32s
@@ -79,12 +79,22 @@ class CatalogTrie:
         return int(inner[: num_items - 1].sum() + lengths_S[lines:].max(initial=0))
 
 
-def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_], key: str = "") -> CatalogTrie:
+def trie_of_lines(
+    inner: Sequence[Sequence[int]], last: Sequence[Sequence[int]], rows: Rows, items: Rows, left_out: Rows, eos: int
+) -> CatalogTrie:
+    """inner, last: tokens of each line inside of a list, and as its last, without the end of the sequence."""
+    sequences = [*inner, *([*tokens, eos] for tokens in last)]
+    tokens = np.fromiter(itertools.chain.from_iterable(sequences), np.int32)
+    ends_S = np.cumsum([len(one) for one in sequences], dtype=np.int64)
+    row_W, item_W, left_out_rows = (np.array(of, np.int32) for of in (rows, items, left_out))
+    return CatalogTrie(tokens, ends_S, row_W, item_W, left_out_rows, eos)
+
+
+def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:
     """The trie of the lines that `keep_W` has."""
     lengths_S, keep_S = np.diff(trie.ends_S, prepend=0), np.tile(keep_W, 2)
     return replace(
         trie,
-        key=key,
         tokens=trie.tokens[np.repeat(keep_S, lengths_S)],
         ends_S=lengths_S[keep_S].cumsum(),
         row_W=trie.row_W[keep_W],
@@ -94,25 +104,21 @@ def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_], key: str = ""
 
 def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
     """The lines of both, those of the first in front. The rows of the second are numbered behind those of the first."""
-    halves = [_halves(trie) for trie in (first, second)]
-    (inner, inner_lengths), (last, last_lengths) = (
-        [np.concatenate(arrays) for arrays in zip(*of_both, strict=True)] for of_both in zip(*halves, strict=True)
-    )
+    both = (first, second)
+    lengths = [np.split(np.diff(trie.ends_S, prepend=0), 2) for trie in both]
+    tokens = [np.split(trie.tokens, [inner.sum()]) for trie, (inner, _) in zip(both, lengths, strict=True)]
     return replace(
         first,
-        tokens=np.concatenate([inner, last]),
-        ends_S=np.concatenate([inner_lengths, last_lengths]).cumsum(),
+        tokens=_inner_then_last(tokens),
+        ends_S=_inner_then_last(lengths).cumsum(),
         row_W=np.concatenate([first.row_W, second.row_W]),
         item_W=np.concatenate([first.item_W, second.item_W]),
         left_out=np.concatenate([first.left_out, second.left_out]),
     )
 
 
-def _halves(trie: CatalogTrie) -> tuple[tuple[Int32s, Int64s], tuple[Int32s, Int64s]]:
-    """(tokens, lengths) of the lines inside of a list, and of the last lines."""
-    lines = len(trie.row_W)
-    border, lengths_S = (int(trie.ends_S[lines - 1]) if lines else 0), np.diff(trie.ends_S, prepend=0)
-    return (trie.tokens[:border], lengths_S[:lines]), (trie.tokens[border:], lengths_S[lines:])
+def _inner_then_last(halves: Sequence[Sequence[npt.NDArray[Any]]]) -> npt.NDArray[Any]:
+    return np.concatenate([of_one for of_both in zip(*halves, strict=True) for of_one in of_both])
 
 
 def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
@@ -191,14 +197,14 @@ def catalog_trie(
     try:
         return load_catalog_trie(path), path
     except (FileNotFoundError, UserError):  # damaged: it is made again
-        trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows, key)
+        trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows)
         if keep:
             save_catalog_trie(path, trie)
         return trie, path
 
 
 def build_catalog_trie(
-    matcher: Matcher, tokenizer: Any, delimiter: str, allowed_rows: Collection[int] | None = None, key: str = ""
+    matcher: Matcher, tokenizer: Any, delimiter: str, allowed_rows: Collection[int] | None = None
 ) -> CatalogTrie:
     """Encode the lines and read them back, as matching reads a model's.
 
@@ -225,14 +231,12 @@ def build_catalog_trie(
         (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(index)
     if not kept:
         raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
-    sequences = [inner[index] for index in kept] + [[*last[index], eos] for index in kept]
-    return CatalogTrie(
-        key,
-        np.fromiter(itertools.chain.from_iterable(sequences), np.int32),
-        np.cumsum([len(tokens) for tokens in sequences], dtype=np.int64),
-        np.array([rows[index] for index in kept], np.int32),
-        np.array([matcher.index.items[rows[index]] for index in kept], np.int32),
-        np.array([rows[index] for index in left_out], np.int32),
+    return trie_of_lines(
+        [inner[index] for index in kept],
+        [last[index] for index in kept],
+        [rows[index] for index in kept],
+        [matcher.index.items[rows[index]] for index in kept],
+        [rows[index] for index in left_out],
         eos,
     )
 
@@ -259,7 +263,7 @@ ARRAYS = {"tokens": np.int32, "ends_S": np.int64, "row_W": np.int32, "item_W": n
 
 
 def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
-    arrays = {name: getattr(trie, name) for name in ("key", "eos_token_id", *ARRAYS)}
+    arrays = {name: getattr(trie, name) for name in ("eos_token_id", *ARRAYS)}
     with written_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
 
@@ -269,7 +273,7 @@ def load_catalog_trie(path: Path) -> CatalogTrie:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name].astype(kind) for name, kind in ARRAYS.items()}
-            trie = CatalogTrie(key=str(file["key"]), eos_token_id=int(file["eos_token_id"]), **arrays)
+            trie = CatalogTrie(eos_token_id=int(file["eos_token_id"]), **arrays)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None
     lengths = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))

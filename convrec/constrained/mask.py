@@ -19,10 +19,8 @@ class TrieMask:
     def apply(self, logits_BV: torch.Tensor, walks: Mapping[int, Walk]) -> torch.Tensor:
         """Set the logits of all tokens to -inf that a row's walk does not allow, in place; the others stay as they are.
 
-        walks: row of the batch -> its list. Other rows are left alone.
+        walks: row of the batch -> its list; one at least. Other rows are left alone.
         """
-        if not walks:
-            return logits_BV
         nodes = np.fromiter((walk.node for walk in walks.values()), np.int64, len(walks))
         starts = self._first_child[nodes].astype(np.int64)
         counts = self._first_child[nodes + 1] - starts
@@ -41,9 +39,6 @@ class TrieMask:
         kept = logits_BV[places]
         if closed:
             kept[torch.tensor(closed, device=kept.device)] = -torch.inf
-        if len(walks) == len(logits_BV):
-            logits_BV.fill_(-torch.inf)
-        else:
-            logits_BV.index_fill_(0, rows_W, -torch.inf)
+        logits_BV.index_fill_(0, rows_W, -torch.inf)
         logits_BV[places] = kept
         return logits_BV

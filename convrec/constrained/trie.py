@@ -31,9 +31,6 @@ class Trie:
     sequence_L: Int32s
     own_S: Int32s
 
-    def __len__(self) -> int:
-        return len(self.token_L)
-
 
 def build_trie(tokens: Int32s, ends_S: Int64s, root_S: Int32s) -> Trie:
     """The trie of S sequences: sequence s is tokens[ends_S[s - 1]:ends_S[s]] below the root root_S[s].

@@ -24,7 +24,6 @@ from convrec.files import write_table
 from convrec.generation.generate import ONE, Constraint, Messages, generate
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.prompts import prompt_id as prompt_id
 from convrec.same_request import digest
 
 KEY = b"convrec.generation_key"

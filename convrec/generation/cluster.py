@@ -11,8 +11,8 @@ import ray
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.process import Died, Load, Process, Reply, read_reply
-from convrec.generation.room import Room, count_of
+from convrec.generation.pool import Room, count_of
+from convrec.generation.process import Died, Load, Process
 from convrec.runs import guard
 
 ROOT = Path(__file__).resolve().parents[2]  # of the packages
@@ -26,9 +26,8 @@ class Actor:
         self.guard = guard.guarded("")  # of this node: when the actor is killed, nothing of its child is left
         self.process = Process(load, settings, self.guard.__enter__() / "vllm.log", environment)
 
-    def reply(self, task: Any) -> Reply:
-        """A message: what is raised here would come through as an error of Ray's."""
-        return self.process.reply(task, lambda number: None)
+    def ask(self, task: Any) -> Any:
+        return self.process.ask(task, lambda number: None)
 
 
 class ActorReplica:
@@ -40,7 +39,9 @@ class ActorReplica:
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
         try:
-            return read_reply(ray.get(self._actor.reply.remote(task)))
+            return ray.get(self._actor.ask.remote(task))
+        except ray.exceptions.RayTaskError as error:  # around what was raised there
+            raise error.cause from None
         except ray.exceptions.RayActorError as error:
             raise Died(f"its actor is gone: {error}".splitlines()[0]) from None
 

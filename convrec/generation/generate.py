@@ -19,7 +19,7 @@ from convrec.generation import offline
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
 from convrec.generation.pool import Pool
-from convrec.generation.prompts import Messages, as_messages, prompt_id
+from convrec.generation.prompts import Messages, prompt_id
 from convrec.progress import Progress
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
@@ -43,7 +43,7 @@ class Constraint:
 
 def generate(
     model_path: str | Path,
-    prompts: Sequence[str | Messages],
+    prompts: Sequence[Messages],
     *,
     max_tokens: int,
     max_prompt_tokens: int = 2048,
@@ -54,22 +54,19 @@ def generate(
     placement: Placement = ONE,
     log_file: str | Path | None = None,
     progress: bool = True,
-    batch_size: int | None = None,
     on_batch: Keep | None = None,
 ) -> list[Answer]:
     """An answer to each of the prompts, in their order.
 
     A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
     the template's own arguments; None asks a thinking model to answer right away. `placement`: where the replicas run,
-    which share the prompts in batches. `on_batch` gets the answers to every `batch_size` prompts as soon as they are
-    there: what an interrupted call has paid for can be kept. Of several replicas they come in any order. None:
-    CPU_BATCH or GPU_BATCH, fewer where that has all replicas end together. A batch whose replica is killed is asked
-    again, and no other one. A sample comes of the prompt and `seed` alone: it depends on no other prompt.
+    which share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
+    what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
+    is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
     Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
     """
     model = check_model_path(model_path)
-    conversations = [as_messages(prompt) for prompt in prompts]
-    if not conversations:
+    if not prompts:
         return []
     request = offline.Request(
         model=str(Path(model).absolute()) if Path(model).exists() else model,
@@ -83,7 +80,7 @@ def generate(
         num_items=constraint.num_items if constraint else 0,
     )
     exclude = constraint.exclude if constraint else {}
-    asked = [(one, exclude.get(prompt_id(one), [])) for one in conversations]
+    asked = [(one, exclude.get(prompt_id(one), [])) for one in prompts]
     bar = Progress(
         total=len(asked),
         desc="generating (starting vLLM)",
@@ -95,18 +92,16 @@ def generate(
     answers: dict[int, Answer] = {}
     log = Path(log_file) if log_file else None
     with placement.open() as room, bar, closing(Pool(room, offline.load, request, log)) as pool:
-        for batch in ask(pool, asked, bar, "generating", batch_size):
+        for batch in ask(pool, asked, bar, "generating"):
             answers.update(batch)
             if on_batch:
                 on_batch(batch)
     return [answers[index] for index in range(len(asked))]
 
 
-def ask(
-    pool: Pool, conversations: offline.Batch, bar: Progress, label: str, batch_size: int | None = None
-) -> Iterator[list[tuple[int, Answer]]]:
+def ask(pool: Pool, conversations: offline.Batch, bar: Progress, label: str) -> Iterator[list[tuple[int, Answer]]]:
     """(index of the conversation, its answer) of each batch as it comes. label: the bar's, once there are answers."""
-    size = batch_size or size_of_batch(len(conversations), len(pool.room.starts), pool.room.on_gpu)
+    size = size_of_batch(len(conversations), len(pool.room.starts), pool.room.on_gpu)
     starts = range(0, len(conversations), size)
 
     def advance(number: int) -> None:

@@ -15,7 +15,6 @@ from convrec.generation import offline
 from convrec.generation.generate import ask
 from convrec.generation.placement import Placement
 from convrec.generation.pool import Pool
-from convrec.generation.prompts import as_messages
 from convrec.llm import Answer, AnswerCache, Messages, NoAnswer, Usage
 from convrec.llm.answers import request_of
 from convrec.progress import Progress
@@ -53,7 +52,7 @@ class LocalModel:
 
         A prompt without room in the model's context, or of more than PROMPT_TOKENS, has an empty answer with `error`.
         """
-        requests = [request_of(self.name, as_messages(prompt), sampling) for prompt in prompts]
+        requests = [request_of(self.name, prompt, sampling) for prompt in prompts]
         paths, answers, unknown = self.cache.look_up(requests)
         missing = list(unknown.items())
         self.usage.cached += len(paths) - len(missing)

@@ -17,7 +17,6 @@ Batch = Sequence[tuple[Messages, list[int]]]
 # text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
 # prompt_tokens, prompt_truncated; {} to a conversation that is too long
 Answer = dict[str, Any]
-Answers = list[Answer]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class _Bar(tqdm):
         return super().update(n)
 
 
-def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
+def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answer]]:
     """Start the engine. Returns what answers a batch.
 
     Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
@@ -85,7 +84,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
     except (TypeError, ValueError) as error:
         raise UserError(f"sampling {request.sampling}: {error}") from None
 
-    def answer(batch: Batch, tell: Callable[[int], None]) -> Answers:
+    def answer(batch: Batch, tell: Callable[[int], None]) -> list[Answer]:
         conversations = [conversation for conversation, _ in batch]
         most = limit if request.cuts else sys.maxsize
         prompts, truncated = encode_prompts(tokenizer, conversations, most, request.chat_template_kwargs)
@@ -95,7 +94,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], Answers]:
         if request.trie:
             of_prompts = [_constrained(sampling, request, batch[index][1]) for index in fitting]
         _Bar.tell = staticmethod(tell)
-        answers: Answers = [{} for _ in batch]
+        answers: list[Answer] = [{} for _ in batch]
         for index, output in zip(fitting, engine.generate(inputs, of_prompts, use_tqdm=_Bar), strict=True):
             (one,) = output.outputs
             answers[index] = {

@@ -1,19 +1,40 @@
 """Several replicas that share one queue of tasks. A task whose replica is killed is asked again, and no other."""
 
+import itertools
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
 from convrec.generation.process import Died, Load, Replica
-from convrec.generation.room import Room
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
+AUTO = "auto"  # --replicas: as many as there is room for
+Start: TypeAlias = Callable[[Load, Any, Path], Replica]  # of (load, settings, log), as Process takes them
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where replicas are started: each of `starts` has GPUs or cores of its own, and can be called again and again.
+
+    folder: of this node, removed with the replicas, also where this process is killed; None where they are elsewhere.
+    """
+
+    starts: Sequence[Start]
+    tensor_parallel: int
+    on_gpu: bool
+    folder: Path | None = None
+
+
+def count_of(replicas: int | str, room: int) -> int:
+    """room: how many replicas the GPUs are enough for."""
+    return max(1, room) if replicas == AUTO else int(replicas)
 
 
 class Pool:
@@ -32,12 +53,9 @@ class Pool:
         self._lock = threading.Lock()
         self._is_closed = False
         self._replicas: dict[int, Replica] = {}  # by its index in the room
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index in range(len(room.starts)):
-            self._free.put(index)
         self._own = threading.local()  # a thread's index
         # a thread a replica, which lives as long as the pool: see Process
-        self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica")
+        self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica", self._begin, (itertools.count(),))
 
     def answers(
         self, tasks: Iterable[Any], progress: Callable[[int], object] = lambda number: None
@@ -67,11 +85,12 @@ class Pool:
 
     # ---- in a replica's thread
 
+    def _begin(self, numbers: "itertools.count[int]") -> None:
+        self._own.index = next(numbers)
+
     def _do(self, number: int, task: Any, results: "queue.SimpleQueue[Any]", progress: Callable[[int], object]) -> None:
         """Put what `answers` gives, or the error."""
         try:
-            if not hasattr(self._own, "index"):
-                self._own.index = self._free.get()
             results.put((number, self._ask(task, progress)))
         except BaseException as error:
             results.put(error)
@@ -84,7 +103,7 @@ class Pool:
             with self._lock:
                 progress(number)
 
-        for times in range(1, ASKED_AT_MOST + 1):
+        for times in itertools.count(1):
             try:
                 return self._replica().ask(task, tell)
             except Died as died:
@@ -97,7 +116,6 @@ class Pool:
                 tqdm.write(
                     f"a replica died ({died.reason}): another one starts and is asked its batch", file=sys.stderr
                 )
-        raise AssertionError
 
     def _replica(self) -> Replica:
         index = self._own.index

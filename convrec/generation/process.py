@@ -13,7 +13,6 @@ from typing import Any, Protocol
 # What a child sends: (kind, value). An error's is the exception, None for one that its log has.
 ANSWER, PROGRESS, ERROR = "answer", "progress", "error"
 LINES_SHOWN = 15
-Reply = tuple[str, Any]  # the last message to a task
 # Settings -> what answers a task, and tells the number of what was finished since the last time. Of a module: it is
 # imported in the child.
 Load = Callable[[Any], Callable[[Any, Callable[[int], None]], Any]]
@@ -68,20 +67,17 @@ class Process:
             self._connection.send((load, settings))
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
-        return read_reply(self.reply(task, progress))
-
-    def reply(self, task: Any, progress: Callable[[int], None]) -> Reply:
-        """What `ask` gives or raises, as a message."""
         with contextlib.suppress(OSError):  # gone: so says what comes next
             self._connection.send(task)
         try:
             while (message := self._connection.recv())[0] == PROGRESS:
                 progress(message[1])
         except (EOFError, OSError):
-            return ERROR, Died(*self._failure())
-        if message == (ERROR, None):
-            return ERROR, RuntimeError("a replica failed: " + "".join(self._failure()))
-        return message
+            raise Died(*self._failure()) from None
+        kind, value = message
+        if kind == ERROR:
+            raise value or RuntimeError("a replica failed: " + "".join(self._failure()))
+        return value
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -93,14 +89,6 @@ class Process:
         code = self._process.wait()
         tail = self._log.read_text(errors="replace").strip().splitlines()[-LINES_SHOWN:]
         return f"exit status {code}", "\n".join([f"; the end of {self._log}:", *tail])
-
-
-def read_reply(reply: Reply) -> Any:
-    """The answer in it; raises its error."""
-    kind, value = reply
-    if kind == ERROR:
-        raise value
-    return value
 
 
 def _environment() -> dict[str, str]:

@@ -12,12 +12,6 @@ from convrec.errors import UserError
 Messages = list[dict[str, str]]
 
 
-def as_messages(prompt: str | Sequence[Mapping[str, str]]) -> Messages:
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    return [{"role": str(message["role"]), "content": str(message["content"])} for message in prompt]
-
-
 def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
     """Stable name of a conversation: equal prompts have equal ids."""
     return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in prompt]).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines
+from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
 from convrec.constrained.lines import encode_lines
 from convrec.data.chat import special_tokens
 from convrec.errors import UserError
@@ -70,7 +70,6 @@ class Snapshot:
     trie_with: the trie of these items alone.
     """
 
-    number: int
     items: Mapping[int, CatalogItem]
     number_of: Mapping[str, int]  # item_id -> number
     named: Mapping[str, tuple[int, ...]]
@@ -119,7 +118,7 @@ class ServedCatalog:
                 title, year = base.titles[row], base.years[row]
                 assert year is not None
                 _add_names(named, number, title, format_item(title, year) if row in rows else None)
-        self._snapshot = self._make_snapshot(0, items, named, lines)
+        self._snapshot = self._make_snapshot(items, named, lines)
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:
             with self._lock:
@@ -140,14 +139,6 @@ class ServedCatalog:
 
     def __iter__(self) -> Iterator[CatalogItem]:
         return iter(self.snapshot.items.values())
-
-    @property
-    def version(self) -> int:
-        """0 at the start, one more with every change."""
-        return self.snapshot.number
-
-    def get(self, item_id: str) -> CatalogItem | None:
-        return self.snapshot.get(item_id)
 
     def find(self, name: str | int, snapshot: Snapshot) -> list[int]:
         """The numbers of the items that an id, `Title (Year)` or a title alone, of any year, stands for; [] for none.
@@ -281,7 +272,7 @@ class ServedCatalog:
             if item.item_id not in left_out:
                 items[number] = item
                 _add_names(named, number, item.title, item.line)
-        return self._make_snapshot(before.number + 1, items, named, lines), left_out
+        return self._make_snapshot(items, named, lines), left_out
 
     def _taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
         """Those of the items that have the line of another: id -> a sentence. changing: the ids that change at all."""
@@ -305,17 +296,7 @@ class ServedCatalog:
         beside = next(iter(self._snapshot.items.values()), items[0])  # a list has its lines in a row: checked with it
         inner, last = encode_lines(self._tokenizer, [beside.line, *(item.line for item in items)], self._delimiter)
         eos = self._snapshot.trie.trie.eos_token_id
-        sequences = inner[1:] + [[*tokens, eos] for tokens in last[1:]]
-        rows = np.array(numbers, np.int32)
-        lines = CatalogTrie(
-            "",
-            np.concatenate([np.array(tokens, np.int32) for tokens in sequences]),
-            np.cumsum([len(tokens) for tokens in sequences], dtype=np.int64),
-            rows,
-            rows,
-            np.array([], np.int32),
-            eos,
-        )
+        lines = trie_of_lines(inner[1:], last[1:], numbers, numbers, (), eos)
         return lines, {
             item.item_id: f"item_id {item.item_id!r}: {item.line!r} has a special token of the model; change the title"
             for item, tokens in zip(items, inner[1:], strict=True)
@@ -323,13 +304,13 @@ class ServedCatalog:
         }
 
     def _make_snapshot(
-        self, number: int, items: dict[int, CatalogItem], named: Mapping[str, tuple[int, ...]], lines: CatalogTrie
+        self, items: dict[int, CatalogItem], named: Mapping[str, tuple[int, ...]], lines: CatalogTrie
     ) -> Snapshot:
         lines = select_lines(lines, np.isin(lines.item_W, list(items)))
         _ = lines.trie  # built here, not in a request
         number_of = {item.item_id: n for n, item in items.items()}
         trie_with = lru_cache(ALLOWED_KEPT)(partial(_trie_with, lines, self._folder))
-        return Snapshot(number, items, number_of, named, TrieFile(lines, self._folder), trie_with)
+        return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with)
 
 
 def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> TrieFile:

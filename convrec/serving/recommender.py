@@ -11,7 +11,8 @@ written greedily: the same request has the same list.
 import asyncio
 import tempfile
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -71,9 +72,6 @@ class Recommendations(Sequence[RecommendedItem]):
     def __getitem__(self, index: Any) -> Any:
         return self.items[index]
 
-    def __iter__(self) -> Iterator[RecommendedItem]:
-        return iter(self.items)
-
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -124,11 +122,9 @@ class Recommender:
         if max_items < 1:
             raise UserError(f"max_items {max_items}: at least 1")
         tokenizer, context = load_tokenizer(found.path)
-        folder = tempfile.TemporaryDirectory(prefix="convrec-serving-")
-        try:
-            served = ServedCatalog(
-                Path(catalog), tokenizer, found.lists, Path(folder.name), Path(state) if state else None
-            )
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
+            served = ServedCatalog(Path(catalog), tokenizer, found.lists, folder, Path(state) if state else None)
             trie = served.snapshot.trie
             limits = _Limits(
                 max_items, max_prompt_length, min(context, max_prompt_length + trie.longest_list(max_items))
@@ -142,12 +138,10 @@ class Recommender:
                 tensor_parallel=tensor_parallel,
                 **engine_settings,
             )
-        except BaseException:
-            folder.cleanup()
-            raise
-        recommender = cls(found, served, tokenizer, engine, limits)
-        recommender._end = weakref.finalize(recommender, _end, engine, folder)
-        return recommender
+            opened.callback(engine.close)
+            recommender = cls(found, served, tokenizer, engine, limits)
+            recommender._end = weakref.finalize(recommender, opened.pop_all().close)
+            return recommender
 
     _end: Any = None
 
@@ -158,15 +152,7 @@ class Recommender:
 
     # ---- lists
 
-    def recommend(
-        self,
-        conversation: Conversation,
-        k: int = 20,
-        *,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
-    ) -> Recommendations:
+    def recommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """The list of k items for a conversation; fewer, with a reason, where fewer are left.
 
         conversation: a text, which is the user's; messages {"role": "user" | "assistant", "content": text}, the user's
@@ -175,7 +161,7 @@ class Recommender:
 
         Raises UserError, which names the argument, for what cannot be read.
         """
-        prepared = self._prepare(conversation, k, seen, allow, exclude)
+        prepared = self._prepare(conversation, k, **filters)
         return self.engine.run(self._write(prepared))
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
@@ -197,16 +183,15 @@ class Recommender:
         Raises UserError, which names the conversation by its number from 0, before any list is written.
         """
         count = len(conversations)
-        of_all: dict[str, Sequence[Any]] = {}
-        for name, given in (("seen", seen), ("allow", allow), ("exclude", exclude)):
-            if given is not None:
-                of_all[name] = given
-                if len(given) != count:
-                    raise UserError(f"{name}: {len(given)} entries for {count} conversations; give one each")
+        given = {"seen": seen, "allow": allow, "exclude": exclude}
+        of_all = {name: entries for name, entries in given.items() if entries is not None}
+        for name, entries in of_all.items():
+            if len(entries) != count:
+                raise UserError(f"{name}: {len(entries)} entries for {count} conversations; give one each")
         prepared = []
         for index, conversation in enumerate(conversations):
             try:
-                filters = {name: given[index] for name, given in of_all.items()}
+                filters: Any = {name: entries[index] for name, entries in of_all.items()}
                 prepared.append(self._prepare(conversation, k, **filters))
             except UserError as error:
                 raise UserError(f"conversation {index}: {error}") from None
@@ -366,8 +351,3 @@ def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":
         output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
         extra_args={ITEMS: prepared.num_items, EXCLUDE: prepared.excluded, VERSION: prepared.trie.path.name},
     )
-
-
-def _end(engine: "Engine", folder: "tempfile.TemporaryDirectory[str]") -> None:
-    engine.close()
-    folder.cleanup()

@@ -85,19 +85,17 @@ class Parts:
         of_this.touch()
         return other
 
-    def missing(self, chats: Iterator[Chat]) -> Iterator[tuple[int, list[Chat]]]:
-        """(number, chats) of the parts that are still to be written."""
-        number = 0
+    def missing(self, chats: Iterator[Chat]) -> Iterator[list[Chat]]:
+        """The chats of each part that is still to be written."""
         while part := list(islice(chats, self.size)):
-            if not self._path(number).exists():
-                yield number, part
-            number += 1
+            if not self._path(part[0].row).exists():
+                yield part
 
     def rows_done(self) -> int:
         return sum(pq.read_metadata(path).num_rows for path in self.folder.glob("*.parquet"))
 
-    def keep(self, number: int, table: pa.Table) -> None:
-        write_table(self._path(number), table)
+    def keep(self, table: pa.Table) -> None:
+        write_table(self._path(table["row"][0].as_py()), table)
 
     def finish(self, rows: int) -> int:
         """Write the output of all parts, in order, and remove them. Returns the number of short lists.
@@ -118,5 +116,5 @@ class Parts:
         shutil.rmtree(self.folder)
         return short
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:08d}.parquet"
+    def _path(self, first_row: int) -> Path:
+        return self.folder / f"{first_row // self.size:08d}.parquet"

@@ -1,7 +1,6 @@
 """What a replica of batch recommendation loads: a Recommender, whose lists cannot be wrong and have scores."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,29 +11,16 @@ from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """What every replica loads and writes. model: a Hugging Face folder or id, as find_model has resolved it; settings:
-    further ones of Recommender.load."""
-
-    model: str
-    catalog: str
-    k: int
-    tensor_parallel: int
-    settings: dict[str, Any]
-
-
-def load(request: BatchRequest) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
-    """Returns what writes the lists of a part, a row of SCHEMA for each chat."""
-    recommender = Recommender.load(
-        request.model, request.catalog, max_items=request.k, tensor_parallel=request.tensor_parallel, **request.settings
-    )
+def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
+    """settings: of Recommender.load. Returns what writes the lists of a part, of max_items each: a row of SCHEMA for
+    each chat."""
+    recommender = Recommender.load(**settings)
 
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:
             lists = recommender.recommend_batch(
                 [chat.conversation for chat in chats],
-                request.k,
+                settings["max_items"],
                 seen=[chat.seen for chat in chats],
                 allow=[chat.allow for chat in chats],
                 exclude=[chat.exclude for chat in chats],

@@ -12,7 +12,7 @@ from convrec.data.damage import REPORT, Damage, counted
 from convrec.data.schema import RL_SCHEMA, TRUTH, truth_of
 from convrec.data.validation import inspect_table
 from convrec.errors import UserError
-from convrec.generation.answers import prompt_id
+from convrec.generation.prompts import prompt_id
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.ranks import Item, format_item

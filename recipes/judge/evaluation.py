@@ -24,8 +24,9 @@ from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import fits, render_prompt
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table
-from convrec.generation.answers import Answer, GenerationRequest, model_answers, prompt_id
+from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.generation.placement import Placement, add_placement
+from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, read_criteria
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import prompt_of, read_judge_table, scores_of

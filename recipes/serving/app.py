@@ -57,7 +57,8 @@ class Front:
         keep_to_the_nodes_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        models = {name: Model(ServedProcesses(handle)) for name, handle in self.models.items()}
+        seconds = self.settings.limits.timeout_seconds
+        models = {name: Model([DeployedModel(handle)], seconds) for name, handle in self.models.items()}
         return http.build(self.settings, models, self.key)
 
 
@@ -67,8 +68,10 @@ class ModelReplica(ModelServer):
         super().__init__(settings, max_items)
 
 
-class ServedProcesses:
-    """recipes.serving.replicas.Processes of a model by Ray Serve: any of its replicas."""
+class DeployedModel:
+    """A recipes.serving.replicas.Backend: any of the replicas that Ray Serve has of a model. It waits for one."""
+
+    is_up, running = True, 0
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.handle = handle
@@ -88,9 +91,6 @@ class ServedProcesses:
     async def call_all(self, method: str) -> list[Any]:
         answers = await self.handle.broadcast(method).results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, Exception)]
-
-    def has_other(self) -> bool:
-        return True  # Ray Serve waits for one
 
 
 def keep_to_the_nodes_address() -> None:

@@ -43,11 +43,7 @@ class Gate:
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # there is none
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # of websockets there is none: the router refuses them
             await self.app(scope, receive, send)
             return
         start, status = time.monotonic(), CLIENT_CLOSED

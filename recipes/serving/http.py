@@ -5,10 +5,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -57,7 +57,6 @@ SENTENCES = {
     "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
 }
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
-T = TypeVar("T")
 
 
 def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
@@ -113,8 +112,8 @@ class Routes:
             self._check_turns(len(request.conversation), "conversation")
         asked = request.model_dump(exclude={"stream", "model"})
         if not request.stream:
-            return JSONResponse({"model": name, **await self._in_time(model.ask("recommend", asked))})
-        events = self._each_in_time(model.stream("recommend_stream", asked))
+            return JSONResponse({"model": name, **await model.ask("recommend", asked)})
+        events = model.stream("recommend_stream", asked)
         texts = (_event(kind, data if kind == "item" else {"model": name, **data}) async for kind, data in events)
         return await _stream(texts, lambda refused: _event("error", refused.body))
 
@@ -124,8 +123,8 @@ class Routes:
         self._check_turns(len(request.messages), "messages")
         asked = request.model_dump(exclude_none=True, exclude={"user"}) | {"model": name}
         if not request.stream:
-            return JSONResponse(await self._in_time(model.ask("chat", asked)))
-        chunks = self._each_in_time(model.stream("chat_stream", asked))
+            return JSONResponse(await model.ask("chat", asked))
+        chunks = model.stream("chat_stream", asked)
         return await _stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
 
     async def list_models(self) -> ModelList:
@@ -133,14 +132,14 @@ class Routes:
 
     async def get_model(self, name: str) -> ModelCard:
         name, model = self._model(name)
-        described = await self._in_time(model.ask("describe"))
+        described = await model.ask("describe")
         return ModelCard(id=name, created=self.created, max_turns=self.limits.max_turns, **described)
 
     async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
         """Add items to the catalog, or write them anew. The next request can be recommended them."""
         name, chosen = self._model(model)
         items = [item.model_dump() for item in body.items]
-        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.ask("put_items", items)))
+        return CatalogChange(model=name, catalog_items=await chosen.ask("put_items", items))
 
     async def delete_items(
         self,
@@ -149,7 +148,7 @@ class Routes:
     ) -> CatalogChange:
         """Remove items from the catalog. No request that comes later is recommended them."""
         name, chosen = self._model(model)
-        return CatalogChange(model=name, catalog_items=await self._in_time(chosen.ask("delete_items", list(item_id))))
+        return CatalogChange(model=name, catalog_items=await chosen.ask("delete_items", list(item_id)))
 
     async def health(self) -> JSONResponse:
         """200 when every model answers, else 503; what is wrong with each."""
@@ -161,7 +160,7 @@ class Routes:
     async def get_metrics(self) -> Response:
         of_replicas: dict[str, str] = {}
         for model in self.models.values():
-            of_replicas |= await self._in_time(model.metrics())
+            of_replicas |= await model.metrics()
         return Response(self.metrics.text(of_replicas), media_type=CONTENT_TYPE)
 
     def _model(self, name: str | None) -> tuple[str, Model]:
@@ -174,28 +173,6 @@ class Routes:
         if turns > self.limits.max_turns:
             most = self.limits.max_turns
             raise Refused(400, f"{field}: {turns:,} turns, more than {most}, the most of this service", field)
-
-    async def _in_time(self, answer: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self.limits.timeout_seconds):
-                return await answer
-        except TimeoutError:
-            raise self._too_late() from None
-
-    async def _each_in_time(self, events: AsyncIterator[T]) -> AsyncIterator[T]:
-        while True:
-            try:
-                async with asyncio.timeout(self.limits.timeout_seconds):
-                    event = await anext(events)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise self._too_late() from None
-            yield event
-
-    def _too_late(self) -> Refused:
-        seconds = self.limits.timeout_seconds
-        return Refused(504, f"no answer within {seconds:g} s, the most of this service; ask again", retry_after=5)
 
 
 def _page(file: str) -> Any:

@@ -5,19 +5,18 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from convrec.errors import UserError
-from convrec.generation.room import room_here
+from convrec.generation.placement import room_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
 from recipes.serving import http
-from recipes.serving.processes import LocalProcesses, ModelProcess
+from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ServiceSettings, service_key
 
@@ -46,12 +45,11 @@ def serve_here(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
-        processes: dict[str, list[ModelProcess]] = {model.name: [] for model in settings.models}
-        for process in _started(settings, replicas, logs, folder):
-            processes[process.name].append(opened.enter_context(closing(process)))
-        for process in chain.from_iterable(processes.values()):
+        processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
+        for process in processes:
             process.ready.result()
-        models = {name: Model(LocalProcesses(of_model)) for name, of_model in processes.items()}
+        seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
+        models = {name: Model([one for one in processes if one.name == name], seconds) for name in names}
         app = http.build(settings, models, service_key(settings.loopback))
         options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
         options |= {"ws": "none", "access_log": False, "log_level": "warning"}

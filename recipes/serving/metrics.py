@@ -1,6 +1,7 @@
 """GET /metrics: what the front counts itself, and vLLM's figures of every replica, in Prometheus' text form."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -37,26 +38,23 @@ class Metrics:
 
     def text(self, of_replicas: Mapping[str, str]) -> bytes:
         """of_replicas: replica -> its exposition; its samples get the label `replica`."""
-        return generate_latest(self.registry) + generate_latest(_Families(merged(of_replicas)))
+        return generate_latest(self.registry) + generate_latest(_OfReplicas(of_replicas))
 
 
-class _Families:
-    def __init__(self, families: list[Metric]) -> None:
-        self.families = families
-
-    def collect(self) -> list[Metric]:
-        return self.families
-
-
-def merged(of_replicas: Mapping[str, str]) -> list[Metric]:
+@dataclass(frozen=True)
+class _OfReplicas:
     """The families of vLLM in several expositions, each once, with the label `replica`."""
-    families: dict[str, Metric] = {}
-    for replica, text in of_replicas.items():
-        for family in text_string_to_metric_families(text):
-            if not family.name.startswith("vllm:"):
-                continue
-            into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    into.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    return list(families.values())
+
+    texts: Mapping[str, str]
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, text in self.texts.items():
+            for family in text_string_to_metric_families(text):
+                if not family.name.startswith("vllm:"):
+                    continue
+                into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    if not sample.name.endswith("_created"):
+                        into.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+        return families.values()

@@ -97,10 +97,6 @@ class ModelServer:
 
         return {self.process: generate_latest().decode()}
 
-    def check_health(self) -> None:
-        """Called every few seconds."""
-        self._end_without_engine()
-
     async def _change(self, method: str, what: list[Any]) -> int:
         with self._refusals():
             recommender = self._with_catalog()
@@ -126,10 +122,11 @@ class ModelServer:
             field = str(error).partition(":")[0]
             raise Refused(400, str(error), field if field in FIELDS else None) from None
         except Exception:
-            self._end_without_engine()
+            self.check_health()
             raise
 
-    def _end_without_engine(self) -> None:
+    def check_health(self) -> None:
+        """End this process where its engine is gone. Called every few seconds."""
         if not self.engine.is_alive:
             print(f"{self.name}: its engine is gone (killed, or out of memory); this process ends", file=sys.stderr)
             sys.stderr.flush()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from convrec.errors import UserError
+from convrec.generation.pool import Start
 from convrec.generation.process import Died, Replica
-from convrec.generation.room import Start
 from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
 from recipes.serving.replicas import Gone
@@ -79,7 +79,8 @@ def _as_bytes(value: Any) -> bytes:
 
 
 class ModelProcess:
-    """One of them. ready: set when it listens for the first time; raises UserError where that does not come."""
+    """One of them, a recipes.serving.replicas.Backend. ready: set when it listens for the first time; raises UserError
+    where that does not come."""
 
     def __init__(self, start: Start, settings: ModelSettings, max_items: int, log: Path, socket: Path) -> None:
         self.name, self.settings = settings.name, (settings, max_items)
@@ -127,7 +128,6 @@ class ModelProcess:
             self.ready.set_result(None)
 
     async def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """As Processes.call; waits for a process that starts."""
         call = self._ask([method, arguments], wait_for_ready=True)
         self.running += 1
         try:
@@ -146,29 +146,12 @@ class ModelProcess:
             self.running -= 1
             call.cancel()
 
+    async def call_all(self, method: str) -> list[Any]:
+        with suppress(Gone):
+            return [answer async for answer in self.call(method)]
+        return []
+
     @cached_property
     def _ask(self) -> Any:
         channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=[*NO_LIMIT, *AGAIN_SOON])
         return channel.unary_stream(f"/{SERVICE}/{METHOD}", _as_bytes, json.loads)
-
-
-class LocalProcesses:
-    """recipes.serving.replicas.Processes of a model on this machine."""
-
-    def __init__(self, processes: Sequence[ModelProcess]) -> None:
-        self.processes = processes
-
-    def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """Of the one that has least to do; where none is up, one that starts."""
-        chosen = min(self.processes, key=lambda process: (not process.is_up, process.running))
-        return chosen.call(method, *arguments)
-
-    async def call_all(self, method: str) -> list[Any]:
-        found = []
-        for process in self.processes:
-            with suppress(Gone):
-                found += [answer async for answer in process.call(method)] if process.is_up else []
-        return found
-
-    def has_other(self) -> bool:
-        return any(process.is_up for process in self.processes)

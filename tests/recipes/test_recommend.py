@@ -30,7 +30,9 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     thinks = "data: {apply_chat_template_kwargs: {enable_thinking: true}}\n"
     (run / "config.yaml").write_text(thinks + "convrec: {num_items: 5, year_tolerance: 1}\n")
     pq.write_table(pa.table({"title": ["Heat", "Ran"], "year": [1995, None]}), catalog)
-    chats.write_text('{"conversation": "hi"}\n')
+    chats.write_text('{"conversation": "hi"}\n' * 3)
+    monkeypatch.setattr(recipe, "CPU_BATCH", 1)
+    monkeypatch.setattr(recipe, "visible_gpus", list)
     monkeypatch.chdir(tmp_path)
     found = find_model("run", catalog, None, None)
     asked = []
@@ -41,8 +43,8 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
 
         def answers(self, tasks: Iterable[Any]) -> Iterator[tuple[int, pa.Table]]:
             (run / BEST).write_text(json.dumps({"step": 4}))  # a validation, before a replica has loaded
-            for number, _ in enumerate(tasks):
-                yield number, pa.Table.from_pylist([{"row": 0}], SCHEMA)
+            for number, (chat,) in reversed([*enumerate(tasks)]):  # whichever part is done first
+                yield number, pa.Table.from_pylist([{"row": chat.row}], SCHEMA)
 
         def close(self) -> None: ...
 
@@ -50,9 +52,10 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     options: dict[str, Any] = {"model": "run", "catalog": catalog, "chats": chats, "out": tmp_path / "lists.parquet"}
     recipe.recommend(**options, progress=False)
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
+    assert pq.read_table(options["out"])["row"].to_pylist() == [0, 1, 2]
     (given,) = asked
-    assert given.model == str(run / "global_step_2" / "actor" / "huggingface")
-    loaded = find_model(given.model, Path(given.catalog), given.settings["item"], given.settings["num_items"])
+    assert given["model"] == str(run / "global_step_2" / "actor" / "huggingface")
+    loaded = find_model(given["model"], Path(given["catalog"]), given["item"], given["num_items"])
     assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)
     assert loaded.chat_template_kwargs == found.chat_template_kwargs == {"enable_thinking": True}
     assert find_model("run", catalog, None, None).version != found.version

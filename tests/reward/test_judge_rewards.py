@@ -103,7 +103,7 @@ NO_PREFERENCES = [None, {}, {"preference": None}, "", "b", "{A", 1, {"helpfulnes
     ],
 )
 def test_a_truth_that_is_none_is_the_datas_fault(read: Callable[[object], object], truth: object, wanted: str) -> None:
-    with pytest.raises(UserError, match=rf"expected {wanted}.*data_prep\.judge"):
+    with pytest.raises(UserError, match=rf"expected {wanted}.*convrec data judge"):
         read(truth)
 
 

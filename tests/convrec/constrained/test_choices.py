@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from convrec.constrained.catalog_trie import CatalogTrie
-from convrec.constrained.choices import ChoiceReader, joined
+from convrec.constrained.choices import ChoiceReader
 from convrec.constrained.walk import Walk
 
 
@@ -38,21 +38,6 @@ def test_choices_are_the_places_with_more_than_one_allowed_token(catalog: Catalo
             assert trie.token_L[choices.chosen_F[choice]] == tokens[place]
         forced += len(tokens) - len(free)
     assert forced
-
-
-def test_joined_counts_places_and_choices_on(catalog: CatalogTrie) -> None:
-    rng, reader = random.Random(1), ChoiceReader(catalog)
-    constraints = [[4], [3, 0, 3], [2, 5]]
-    one_by_one = [reader.of_one(sampled(catalog, n, excluded, rng), [n, *excluded]) for n, *excluded in constraints]
-    together = joined(one_by_one, [10, 200, 3000])
-    assert together.place_F.tolist() == [
-        place + start for one, start in zip(one_by_one, (10, 200, 3000), strict=True) for place in one.place_F
-    ]
-    nodes = [
-        (one.node_F[at], child) for one in one_by_one for at, child in zip(one.closed_at_X, one.closed_X, strict=True)
-    ]
-    assert nodes
-    assert [*zip(together.node_F[together.closed_at_X], together.closed_X, strict=True)] == nodes
 
 
 def test_what_no_list_under_the_constraint_has_raises(catalog: CatalogTrie, tokenizer: Any) -> None:

@@ -23,11 +23,3 @@ def test_each_row_keeps_the_logits_of_its_own_walk_and_other_rows_keep_all(catal
             assert torch.equal(mask.apply(logits_BV, rows), expected_BV)
         for walk in walks.values():
             walk.advance(rng.choice(walk.allowed()))
-
-
-def test_a_batch_of_constrained_rows_alone_and_one_without_any(catalog: CatalogTrie) -> None:
-    mask, logits_BV = TrieMask(catalog, "cpu"), torch.zeros(2, 400)
-    assert torch.equal(mask.apply(logits_BV.clone(), {}), logits_BV)
-    walks = {0: Walk(catalog, 1), 1: Walk(catalog, 1, range(12))}
-    finite = mask.apply(logits_BV, walks).isfinite()
-    assert [row.nonzero().flatten().tolist() for row in finite] == [walks[0].allowed(), [catalog.eos_token_id]]

@@ -6,11 +6,12 @@ import psutil
 import pytest
 
 from convrec.errors import UserError
+from convrec.generation import generate as module
 from convrec.generation.answers import GenerationRequest, model_answers
 from convrec.generation.generate import generate, size_of_batch
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.prompts import as_messages, prompt_id
+from convrec.generation.prompts import prompt_id
 from recipes.tiny_model import make_tiny_model
 
 
@@ -43,7 +44,8 @@ def greedy_by_transformers(folder: Path, prompt: str, max_tokens: int) -> list[i
 
 
 LONG = "Here is the conversation: " + "USER: old news\nSYSTEM: noted\n" * 60 + "USER: Toy Story\n"
-PROMPTS = ["Toy Story (1995)", "Amélie (2001)", LONG, *(f"Film {number}" for number in range(8))]
+TEXTS = ["Toy Story (1995)", "Amélie (2001)", LONG, *(f"Film {number}" for number in range(8))]
+PROMPTS = [[{"role": "user", "content": text}] for text in TEXTS]
 ASKED = {"max_tokens": 24, "max_prompt_tokens": 64, "progress": False}
 
 
@@ -63,21 +65,26 @@ def answered(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[lis
 def test_greedy_answers_are_the_checkpoints_own(model: Path, answered: tuple[list[Answer], Path]) -> None:
     answers, log = answered
     assert [answer["token_ids"] for answer in answers[:2]] == [
-        greedy_by_transformers(model, prompt, 24) for prompt in PROMPTS[:2]
+        greedy_by_transformers(model, text, 24) for text in TEXTS[:2]
     ]
-    assert [answer["prompt_truncated"] for answer in answers] == [prompt is LONG for prompt in PROMPTS]
-    assert answers[PROMPTS.index(LONG)]["prompt_tokens"] <= 64
+    assert [answer["prompt_truncated"] for answer in answers] == [text is LONG for text in TEXTS]
+    assert answers[TEXTS.index(LONG)]["prompt_tokens"] <= 64
     assert all(answer["finish_reason"] in ("stop", "length") and "<|im_" not in answer["text"] for answer in answers)
     assert log.stat().st_size > 0
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "convrec.generation.child" in one.cmdline()]
+    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]  # as guards leave
+    return [one for one in alive if "convrec.generation.child" in one.cmdline()]
 
 
 @pytest.mark.e2e
 def test_two_replicas_one_of_them_killed_write_what_one_does(
-    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    answered: tuple[list[Answer], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batches: list[list[int]] = []
 
@@ -87,7 +94,8 @@ def test_two_replicas_one_of_them_killed_write_what_one_does(
             children()[-1].kill()
 
     log = tmp_path / "vllm.log"
-    answers = generate(model, PROMPTS, placement=Placement(2), batch_size=2, on_batch=kill_once, log_file=log, **ASKED)
+    monkeypatch.setattr(module, "CPU_BATCH", 2)
+    answers = generate(model, PROMPTS, placement=Placement(2), on_batch=kill_once, log_file=log, **ASKED)
     assert answers == answered[0]
     assert sorted(batches) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
     assert "a replica died (exit status -9): another one starts and is asked its batch" in capsys.readouterr().err
@@ -98,29 +106,27 @@ def test_two_replicas_one_of_them_killed_write_what_one_does(
 @pytest.mark.e2e
 def test_another_models_answers_are_its_own_and_asked_once(answered: tuple[list[Answer], Path], tmp_path: Path) -> None:
     other = make_model(tmp_path / "untied", tied=False)
-    prompts = {prompt_id(messages): messages for messages in map(as_messages, PROMPTS)}
+    prompts = {prompt_id(messages): messages for messages in PROMPTS}
     asked = GenerationRequest(str(other), prompts, tmp_path / "answers.parquet")
     for times in range(2):  # the same question finds them, and starts nothing
         found, new = model_answers(asked, temperature=0.0, **ASKED)
         assert (len(found), new) == (len(prompts), 0 if times else len(prompts))
     assert not {one["text"] for one in found.values()} & {answer["text"] for answer in answered[0]}
-    messages = as_messages(PROMPTS[1])
-    assert found[prompt_id(messages)]["token_ids"] == greedy_by_transformers(other, PROMPTS[1], 24)
+    assert found[prompt_id(PROMPTS[1])]["token_ids"] == greedy_by_transformers(other, TEXTS[1], 24)
 
 
 @pytest.mark.e2e
 def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
     model = make_model(tmp_path / "untied", tied=False)
     sampled = [
-        generate(model, ["Toy Story (1995)", "Heat (1995)"], max_tokens=12, temperature=1.0, seed=seed, progress=False)
-        for seed in (5, 6)
+        generate(model, PROMPTS[:2], max_tokens=12, temperature=1.0, seed=seed, progress=False) for seed in (5, 6)
     ]
     assert len({tuple(answer["token_ids"]) for answers in sampled for answer in answers}) == 4
 
 
 def test_a_missing_model_is_a_user_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        generate(tmp_path / "missing", ["x"], max_tokens=5)
+        generate(tmp_path / "missing", PROMPTS, max_tokens=5)
 
 
 def test_no_prompts_start_nothing(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.generation.cluster import divide_cluster
-from convrec.generation.placement import Placement, add_placement
-from convrec.generation.room import divide_node
+from convrec.generation.placement import Placement, add_placement, divide_node
 
 ON_CPU = {"TORCH_COMPILE_DISABLE": "1"}
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.pool import ASKED_AT_MOST, Pool
+from convrec.generation.pool import ASKED_AT_MOST, Pool, Room
 from convrec.generation.process import Process
-from convrec.generation.room import Room
 
 # A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time.
 TARGET = """

@@ -1,8 +1,6 @@
 """The recommender with vLLM's own engine, started once, on a tiny random model."""
 
 import asyncio
-import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec import Recommendations, RecommendedItem, Recommender
+from convrec.constrained.walk import Walk
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
-from convrec.generation.placement import Placement
-from convrec.generation.room import Room
-from recipes.recommend import recommend
 from recipes.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -50,7 +46,7 @@ def ids(found: Recommendations) -> list[str]:
 
 
 def greedy(model: Path, recommender: Recommender, k: int) -> list[RecommendedItem]:
-    """The list by transformers: of the lines left, word by word the likeliest that one of them goes on with."""
+    """The list by transformers: token by token the likeliest of those that may come next."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,23 +56,20 @@ def greedy(model: Path, recommender: Recommender, k: int) -> list[RecommendedIte
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
     )["input_ids"]
-    left, items = {item.line: item for item in recommender.catalog}, []
-    for rank in range(1, k + 1):
-        end = "\n" if rank < k else tokenizer.eos_token
-        lines = {tuple(tokenizer.encode(line + end, add_special_tokens=False)): line for line in left}
-        begun: tuple[int, ...] = ()
-        scores = []
-        while begun not in lines:
-            allowed = sorted({tokens[len(begun)] for tokens in lines if tokens[: len(begun)] == begun})
-            with torch.no_grad():
-                logits_V = network(torch.tensor([[*ids, *begun]])).logits[0, -1]
-            logprobs = logits_V[allowed].log_softmax(0)
-            scores += [logprobs.max().item()] if len(allowed) > 1 else []
-            begun = (*begun, allowed[int(logprobs.argmax())])
-        ids = [*ids, *begun]
-        item = left.pop(lines[begun])
-        score = sum(scores) / len(scores) if scores else 0.0
-        items.append(RecommendedItem(item.item_id, item.title, item.year, rank, score))
+    snapshot = recommender.catalog.snapshot
+    walk, scores, items = Walk(snapshot.trie.trie, k), list[float](), list[RecommendedItem]()
+    while len(items) < k:
+        allowed = walk.allowed()
+        with torch.no_grad():
+            logprobs = network(torch.tensor([ids])).logits[0, -1][allowed].log_softmax(0)
+        scores += [logprobs.max().item()] if len(allowed) > 1 else []
+        ids.append(allowed[int(logprobs.argmax())])
+        walk.advance(ids[-1])
+        if len(walk.items) > len(items):
+            item = snapshot.items[walk.items[-1]]
+            score = sum(scores) / len(scores) if scores else 0.0
+            items.append(RecommendedItem(item.item_id, item.title, item.year, len(walk.items), score))
+            scores.clear()
     return items
 
 
@@ -193,39 +186,3 @@ def test_the_catalog_changes_while_lists_are_written(recommender: Recommender) -
     recommender.add_items([{"item_id": best[-1], "title": title, "year": year}])
     recommender.remove_items(["new"])
     assert ids(recommender.recommend(SAID, k=12)) == best
-
-
-class Here:
-    """A replica in this process."""
-
-    def __init__(self, load: Any, settings: Any, log: Path) -> None:
-        self.write = load(settings)
-
-    def ask(self, task: Any, progress: Any) -> Any:
-        return self.write(task, progress)
-
-    def end(self) -> None: ...
-
-
-def test_a_file_of_conversations(
-    recommender: Recommender, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`convrec recommend`, with the engine that is there instead of one more."""
-    monkeypatch.setattr(Recommender, "load", lambda *_, **__: recommender)
-    monkeypatch.setattr(Placement, "open", lambda self: contextlib.nullcontext(Room([Here], 1, False)))
-    rows: list[dict[str, Any]] = [{"conversation": f"{SAID} {n}", "id": n, "seen": ["f3"]} for n in range(130)]
-    rows[2]["allow"] = ["f1", "f3"]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model, catalog = files
-    asked: dict[str, Any] = {"model": model, "catalog": catalog, "chats": tmp_path / "chats.jsonl", "k": 3}
-    out = tmp_path / "lists.parquet"
-    assert recommend(**asked, out=out, progress=False) == {"rows": 130, "short": 1, "written": 130}
-    written = pq.read_table(out).to_pylist()
-    assert [(row["row"], row["id"]) for row in written] == [(n, str(n)) for n in range(130)]
-    expected = recommender.recommend(rows[5]["conversation"], k=3, seen=["f3"])
-    assert [(item["item_id"], item["rank"]) for item in written[5]["items"]] == [(i.item_id, i.rank) for i in expected]
-    assert [item["score"] for item in written[5]["items"]] == pytest.approx([i.score for i in expected], abs=1e-3)
-    assert ([item["item_id"] for item in written[2]["items"]], written[0]["reason"]) == (["f1"], None)
-    assert recommend(**asked, out=out, progress=False) == {"rows": 130, "short": None, "written": 0}
-    with pytest.raises(UserError, match="already there, of another request"):
-        recommend(**{**asked, "k": 2}, out=out, progress=False)

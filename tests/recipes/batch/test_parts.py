@@ -18,8 +18,8 @@ def table(chats: list[Chat]) -> pa.Table:
     return pa.Table.from_pylist([{"row": chat.row, "reason": reason[chat.row == 3]} for chat in chats], SCHEMA)
 
 
-def missing(parts: Parts) -> dict[int, list[Chat]]:
-    return dict(parts.missing(iter(CHATS)))
+def missing(parts: Parts) -> list[list[Chat]]:
+    return list(parts.missing(iter(CHATS)))
 
 
 def test_a_stopped_request_goes_on_and_ends_in_order(tmp_path: Path) -> None:
@@ -27,16 +27,15 @@ def test_a_stopped_request_goes_on_and_ends_in_order(tmp_path: Path) -> None:
     parts = Parts(out, {"k": 5}, size=2)
     assert not parts.is_done()
     assert parts.begin() is False
-    waiting = missing(parts)
-    assert [len(chats) for chats in waiting.values()] == [2, 2, 1]
-    parts.keep(2, table(waiting[2]))
+    assert missing(parts) == [CHATS[:2], CHATS[2:4], CHATS[4:]]
+    parts.keep(table(CHATS[4:]))
     again = Parts(out, {"k": 5}, size=2)
     assert again.begin() is False
-    assert (again.rows_done(), list(missing(again))) == (1, [0, 1])
+    assert (again.rows_done(), missing(again)) == (1, [CHATS[:2], CHATS[2:4]])
     with pytest.raises(UserError, match=r"lists.parquet.parts: it has 1 lists of 5; .* Start the command again"):
         again.finish(rows=5)
-    for number, chats in missing(again).items():
-        again.keep(number, table(chats))
+    for chats in reversed(missing(again)):
+        again.keep(table(chats))
     assert again.finish(rows=5) == 1
     assert pq.read_table(out)["row"].to_pylist() == [0, 1, 2, 3, 4]
     assert again.is_done()
@@ -47,11 +46,11 @@ def test_another_request_is_not_mixed_with_it(tmp_path: Path) -> None:
     out = tmp_path / "lists.parquet"
     parts = Parts(out, {"k": 5}, size=5)
     parts.begin()
-    parts.keep(0, table(CHATS))
+    parts.keep(table(CHATS))
     other = Parts(out, {"k": 6}, size=5)
     assert other.begin() is True
     assert other.rows_done() == 0
-    other.keep(0, table(CHATS))
+    other.keep(table(CHATS))
     other.finish(rows=5)
     with pytest.raises(UserError, match=r"lists.parquet: already there, of another request; give --overwrite"):
         parts.is_done()

@@ -1,7 +1,7 @@
 """The service's application in this process, over a model that needs no engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -9,14 +9,17 @@ from fastapi.testclient import TestClient
 
 from recipes.serving.errors import Refused
 from recipes.serving.http import build
+from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
 
 TITLES = ("Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie")
 
 
 class Films:
-    """Five films in their order. `refusal` is raised by whatever is asked; `wait` holds an answer back, and
-    a stream after its first item."""
+    """The processes of a model: five films in their order. `refusal` is raised by whatever is asked; `wait` holds an
+    answer back, and a stream after its first item."""
+
+    is_up, running = True, 0
 
     def __init__(self) -> None:
         self.items = {str(row): (title, 1980 + row) for row, title in enumerate(TITLES)}
@@ -24,11 +27,16 @@ class Films:
         self.wait: asyncio.Event | None = None
         self.asked: list[dict[str, Any]] = []
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self, method)(*arguments)
+    async def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        answer = getattr(self, method)(*arguments)
+        if hasattr(answer, "__aiter__"):
+            async for event in answer:
+                yield event
+        else:
+            yield await answer
 
-    def stream(self, method: str, *arguments: Any) -> AsyncIterator[Any]:
-        return getattr(self, method)(*arguments)
+    async def call_all(self, method: str) -> list[Any]:
+        return [await getattr(self, method)()]
 
     async def describe(self) -> dict[str, Any]:
         await self._answer({})
@@ -104,7 +112,7 @@ def service(films: Films) -> Callable[..., Any]:
             limits=Limits(**limits),  # type: ignore[arg-type]
             loopback=loopback,
         )
-        return build(settings, dict.fromkeys(names, films), key)
+        return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key)
 
     return make
 

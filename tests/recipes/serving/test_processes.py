@@ -14,7 +14,7 @@ import pytest
 from convrec.errors import UserError
 from convrec.generation.process import Process
 from recipes.serving.errors import Refused
-from recipes.serving.processes import LocalProcesses, ModelProcess
+from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ModelSettings
 
@@ -77,7 +77,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             processes.append(ModelProcess(process, ModelSettings(name="films", path=path), 100, log, socket))
         for one in processes:
             one.ready.result(60)
-        return Model(LocalProcesses(processes))
+        return Model(processes, 600)
 
     yield start
     for one in processes:
