@@ -59,7 +59,7 @@ def cluster_room(replicas: int | str, tensor_parallel: int, address: str) -> Ite
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         count, gpus, environment = divide_cluster(replicas, tensor_parallel, nodes)
         starts = [partial(ActorReplica, gpus=gpus, environment=environment)] * count
-        yield Room(starts, tensor_parallel, gpus > 0)
+        yield Room(starts, gpus > 0)
 
 
 @contextlib.contextmanager

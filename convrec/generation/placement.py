@@ -81,7 +81,7 @@ def room_here(replicas: int | str, tensor_parallel: int, folder: Path, environme
     gpus = visible_gpus()
     parts = divide_node(replicas, tensor_parallel, gpus, len(os.sched_getaffinity(0)))
     starts = [partial(Process, environment={**environment, **part}) for part in parts]
-    return Room(starts, tensor_parallel, bool(gpus), folder)
+    return Room(starts, bool(gpus), folder)
 
 
 def visible_gpus() -> list[str]:

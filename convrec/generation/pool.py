@@ -27,7 +27,6 @@ class Room:
     """
 
     starts: Sequence[Start]
-    tensor_parallel: int
     on_gpu: bool
     folder: Path | None = None
 

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def two(folder: Path) -> "closing[Pool]":
-    room = Room([partial(Process, environment={})] * 2, tensor_parallel=1, on_gpu=False)
+    room = Room([partial(Process, environment={})] * 2, on_gpu=False)
     return closing(Pool(room, import_module("words_target").load, str(folder), folder / "log"))
 
 
