@@ -38,7 +38,7 @@ from convrec.files import file_hash, write_json, write_table, written_whole
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.same_request import digest
-from data_prep.released import Split, Target, clean_row, find_split, read_split
+from data_prep.released import ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, describe, table_writer
 
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
@@ -142,7 +142,7 @@ def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, An
 
 def _convert_split(
     target: Target,
-    split: Split,
+    split: ReleasedSplit,
     out: Path,
     matcher: Matcher | None,
     made_from: str,

@@ -51,7 +51,7 @@ class Target(NamedTuple):
         return SFT_SCHEMA if self.completion else RL_SCHEMA
 
 
-class Split(NamedTuple):
+class ReleasedSplit(NamedTuple):
     """One split on disk; `identity` changes when its content does."""
 
     name: str  # relative to the source, as messages name it
@@ -59,7 +59,7 @@ class Split(NamedTuple):
     identity: list[Any]
 
 
-def find_split(source: Path, *candidates: str) -> Split | None:
+def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
     """The first of the folders that is there; None when none is. Raises UserError when its shards are not."""
     for candidate in candidates:
         folder = source / candidate
@@ -68,7 +68,7 @@ def find_split(source: Path, *candidates: str) -> Split | None:
     return None
 
 
-def _read_state(name: str, folder: Path) -> Split:
+def _read_state(name: str, folder: Path) -> ReleasedSplit:
     state_file = folder / "state.json"
     if not state_file.is_file():
         raise UserError(f"{folder}: no state.json, so this is no folder of datasets' save_to_disk; {AGAIN}")
@@ -98,10 +98,12 @@ def _read_state(name: str, folder: Path) -> Split:
                 raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
     sizes = [[shard.name, shard.stat().st_size] for shard in shards]
     content = state.get("_fingerprint") or [file_hash(shard) for shard in shards]
-    return Split(name, shards, [name, content, sizes])
+    return ReleasedSplit(name, shards, [name, content, sizes])
 
 
-def read_split(split: Split, columns: tuple[str, ...], progress: str | None = None) -> Iterator[list[dict[str, Any]]]:
+def read_split(
+    split: ReleasedSplit, columns: tuple[str, ...], progress: str | None = None
+) -> Iterator[list[dict[str, Any]]]:
     """Batches of rows with these columns. `progress` is the label of a bar over bytes; None: no bar.
 
     Raises UserError naming the shard for a column that is missing or of another type, and for a damaged shard.

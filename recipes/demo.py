@@ -76,7 +76,7 @@ def schedule(steps: int, validations: int) -> dict[str, str]:
     }
 
 
-class Usage:
+class DemoSeconds:
     """The seconds of all starts of this demo: OUT/progress.json."""
 
     def __init__(self, out: Path) -> None:
@@ -111,7 +111,7 @@ def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[Matrix
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
     """Run what is missing of the demo and return the path of summary.json."""
     out.mkdir(parents=True, exist_ok=True)
-    usage = Usage(out)
+    usage = DemoSeconds(out)
     data, start = out / "data", out / "model"
     settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
     sft, rl = trainings(out, settings)

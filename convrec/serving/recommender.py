@@ -8,6 +8,7 @@ Lists hold items of the catalog only, none twice and none that was seen or exclu
 written greedily: the same request has the same list.
 """
 
+import asyncio
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -167,6 +168,19 @@ class Recommender:
         """`recommend` for asynchronous code; cancelled, the engine stops writing."""
         prepared = self._prepare(conversation, k, **filters)
         return await self.engine.arun(self._write(prepared))
+
+    def recommend_batch(
+        self, conversations: Sequence[Conversation], k: int = 20, filters: Sequence[Filters] | None = None
+    ) -> list[Recommendations]:
+        """A list for each conversation, written together. filters: `seen`, `allow`, `exclude` of each. Raises UserError
+        as `recommend` does, before any list is written, and ValueError for another number of filters."""
+        of_each = filters or [Filters()] * len(conversations)
+        prepared = [self._prepare(said, k, **given) for said, given in zip(conversations, of_each, strict=True)]
+
+        async def write_all() -> list[Recommendations]:
+            return await asyncio.gather(*map(self._write, prepared))
+
+        return self.engine.run(write_all())
 
     def open_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]

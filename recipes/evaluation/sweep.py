@@ -52,9 +52,9 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
-def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest k)
-    with the metrics of the newest step. The start model is asked and scored as the run's are.
+def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
+    """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest
+    k). The start model is asked and scored as the run's are.
 
     The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
     or one with other settings.
@@ -88,11 +88,10 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str
         warned |= {*metrics["warnings"]}
     write_csv(folder / "slices.csv", of_slices)
     write_csv(folder / SWEEP, table)
-    text = (
+    return (
         f"{run} on {options.data}, {of_model['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
-    return text, metrics
 
 
 def _folder_of(folder: Path, step: int) -> str:

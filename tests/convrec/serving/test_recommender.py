@@ -106,6 +106,8 @@ def test_the_same_list_comes_in_every_way(recommender: Recommender) -> None:
     assert ids(found) == ids(expected)
     assert [(item.item_id, item.rank) for item in items] == [(item.item_id, item.rank) for item in expected]
     assert first == ids(recommender.recommend(SAID, k=12))[0]
+    one, other = recommender.recommend_batch([SAID, SAID], k=5, filters=[{"seen": ["f1"]}, {}])
+    assert (ids(one), ids(other)) == (ids(expected), ids(recommender.recommend(SAID, k=5)))
 
 
 def test_seen_allow_and_exclude(recommender: Recommender) -> None:
