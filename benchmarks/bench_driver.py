@@ -41,7 +41,7 @@ def simulate(run: Path, steps: int) -> Iterator[dict[str, float]]:
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
     os.environ |= tracking.tracker_environment(run, "bench", os.environ)
     console, values, phases = Console(), random.Random(0), Phases(300)
-    with output_to(run / "run.log"), progress(console, run, steps, "bench", {"rank_grpo/dcg": "DCG"}, str):
+    with output_to(run / "run.log"), progress(console, run, steps, "bench", {"rank_grpo/dcg": "DCG"}):
         trackers = tracking.resumable(run, "convrec", "bench", ["console", "file", "tensorboard"], {})
         samples = tracking.keep_samples(run, "convrec", "bench")
         cpu, begin = time.process_time(), time.monotonic()

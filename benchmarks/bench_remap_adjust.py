@@ -64,7 +64,7 @@ def main() -> None:
             report[name] = measure(command, given.checkout)
             record = read_record(folder, name)
             assert record is not None
-            report[name]["summary"] = {k: v for k, v in record["summary"].items() if k not in ("moved", "warnings")}
+            report[name]["summary"] = {k: v for k, v in record["summary"].items() if k != "warnings"}
             print(f"{name:8} {report[name]['seconds']:8.1f} s   {report[name]['cpu_seconds']:8.1f} CPU s   "
                   f"{report[name]['peak_mib']:6,} MiB", file=sys.stderr)  # fmt: skip
     print(json.dumps(report))

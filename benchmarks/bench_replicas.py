@@ -6,7 +6,7 @@ python benchmarks/bench_replicas.py --demo outputs/demo [--contexts 2050] [--rou
 CPU whose cores the replicas share, each kind in a process of its own and in turns. `start` is what a single prompt
 takes: imports, Ray where it is used, and the engines; `lists` what all of them take beyond that.
 
-ours      convrec.generation.generate, as evaluation, sweeps, local teachers and batch recommendation call it
+ours      convrec.generation.generate, as evaluation calls it
 ray data  ray.data.llm.build_processor on a local Ray, an engine of one CPU a replica, the same engine settings
 """
 

@@ -37,8 +37,8 @@ from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages.models import MODEL_JUDGES, TRAINED_JUDGES, add_models, asker_of, asking_with, model_of
-from data_prep.stages.ranges import Workers
+from data_prep.stages.models import MODEL_JUDGES, add_models, asker_of, model_of
+from data_prep.stages.ranges import cores
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
 STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes
@@ -71,21 +71,21 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
         settings |= {name: file_hash(path) for name, path in sources.items()}
         return partial(rows.run, sources=sources), settings
-    num_items = _num_items(Path(given.out), name)
+    num_items, workers = _num_items(Path(given.out), name), given.workers or cores()
     if name == "teacher":
         asker, asked = asker_of(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
         settings = {"teacher": given.teacher, "num_items": num_items} | asked
-        return asking_with(teacher.run, asker), settings
+        return partial(teacher.run, asker=asker), settings
     if name == "metadata":
         asker, asked = asker_of(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
-        return asking_with(metadata.run, asker), {"metadata": given.metadata} | asked
+        return partial(metadata.run, asker=asker), {"metadata": given.metadata} | asked
     if name == "remap":
         chosen = _remap(given)
         if chosen == "full":
             check_embedding(given.embedding)
         _check_candidates(given, num_items)
         settings = {key: getattr(given, key) for key in REMAP_SETTINGS} | {"remap": chosen}
-        run = partial(remap.run, num_items=num_items, is_chosen=given.remap is not None, workers=_workers(given))
+        run = partial(remap.run, num_items=num_items, is_chosen=given.remap is not None, workers=workers)
         return run, settings
     if name == "reflect":
         asker, asked = asker_of(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
@@ -93,14 +93,15 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         candidates = record["settings"]["candidates"] if record else given.candidates
         judged = min(given.judged or candidates, candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
-        if given.criteria and given.judge in TRAINED_JUDGES:
+        if given.criteria and given.judge == "pointwise":
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
-        return asking_with(reflect.run, asker), settings
+        return partial(reflect.run, asker=asker), settings
     if name == "adjust":
-        softmax = _softmax(given)
+        record = read_record(Path(given.out), "remap")
+        softmax = "catalog" if record and record["settings"]["remap"] == "full" else "candidates"  # what has scores
         penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
         settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
-        return partial(adjust.run, workers=_workers(given)), settings
+        return partial(adjust.run, workers=workers), settings
     assert name == "demonstrations"
     return demonstrations.run, {"num_items": num_items}
 
@@ -110,19 +111,6 @@ def _remap(given: argparse.Namespace) -> str:
     folder = Path(given.out)
     record = None if given.remap or given.redo else read_record(folder, "remap")
     return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
-
-
-def _softmax(given: argparse.Namespace) -> str:
-    """--softmax; where it is not given, what remap leaves scores of. Raises UserError where it leaves too few."""
-    record = read_record(Path(given.out), "remap")
-    is_remapped = record is not None and record["settings"]["remap"] == "full"
-    if given.softmax == "catalog" and not is_remapped:
-        raise UserError(f"--softmax catalog: {given.out} has remap none, which scores the teacher's items alone")
-    return given.softmax or ("catalog" if is_remapped else "candidates")
-
-
-def _workers(given: argparse.Namespace) -> Workers:
-    return Workers(given.workers, given.address)
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -170,9 +158,6 @@ def _run(name: str, given: argparse.Namespace) -> None:
         FailedQuestions(folder, name).write()
     for warning in summary.get("warnings", ()):
         print(f"    warning: {warning}", file=sys.stderr)
-    for direction in ("up", "down") if name == "adjust" else ():
-        for line in summary["moved"][direction]:
-            print(f"    {direction:>4}  {line}")
 
 
 def _check_ahead(given: argparse.Namespace) -> None:
@@ -186,9 +171,6 @@ def _check_ahead(given: argparse.Namespace) -> None:
         model_of(given, "judge")
     if given.remap != "none":
         check_embedding(given.embedding)
-    if given.address:
-        with _workers(given).open():
-            pass  # the cluster is there
     _check_candidates(given, given.num_items)
 
 
@@ -198,7 +180,7 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 
 def _shown(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("moved", "sources", "warnings")}
+    return {name: value for name, value in summary.items() if name not in ("sources", "warnings")}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -251,16 +233,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="reflect (%(default)s); see data_prep/stages/reflect.py",
     )
     add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
-    add("--judged", type=int, help="reflect: candidates that a pointwise or pairwise judge rates (all)")
-    add("--criteria", help="reflect: those of a pointwise or pairwise judge, criteria.yaml beside it (the defaults)")
-    add(
-        "--softmax",
-        choices=tuple(adjust.PENALTY),
-        help="adjust: over all of the catalog, or the candidates alone (catalog; candidates with --remap none)",
-    )
-    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 over the candidates)")
+    add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
+    add("--criteria", help="reflect: those of a pointwise judge, criteria.yaml beside it (the defaults)")
+    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 with --remap none)")
     add("--max-epochs", type=int, default=100, help="adjust: passes of the fit; 0: w = 1 and b = 0 (%(default)s)")
-    add("--workers", type=int, help="remap, adjust: processes, or tasks at once with --address (one for every core)")
+    add("--workers", type=int, help="remap, adjust: processes (one for every core)")
     add_models(parser)
     given = parser.parse_args(argv)
     _check_numbers(given)

@@ -17,9 +17,8 @@ pairwise   Each response is A in exactly half of the rows, drawn with the seed, 
 pointwise  Of a preference, the better response becomes a row with --chosen-score, the worse one with --rejected-score.
 
 Rows that say the same as an earlier one are left out, and all that contradict each other about the same responses.
-With --model, so are rows whose prompt has more than --max-prompt-length tokens in that model's chat template. OUT gets
-train.parquet, validation.parquet, test.parquet (queries that differ in case, space or only after a long beginning stay
-together), the criteria, left_out.jsonl that names everything left out, and summary.json with the counts.
+OUT gets train.parquet, validation.parquet, test.parquet (queries that differ in case, space or only after a long
+beginning stay together), the criteria, left_out.jsonl that names everything left out, and summary.json with the counts.
 """
 
 import argparse
@@ -34,13 +33,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.chat import fits, render_prompt
 from convrec.data.records import READABLE
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
-from convrec.judges.prompt import MODES, TEMPLATE_SETTINGS
-from convrec.judges.schema import judge_schema, label_of, prompt_of
+from convrec.judges.prompt import MODES
+from convrec.judges.schema import judge_schema, label_of
 from data_prep.judge_data.formats import FORMATS, load
 from data_prep.judge_data.rows import (
     LeftOut,
@@ -58,27 +56,6 @@ VALIDATION_SHARE = 0.1  # but where everything is test
 NAMED = 3  # of what is left out for one reason, on the screen; left_out.jsonl names all
 
 
-def keep_short(rows: Sequence[Row], mode: str, model: str, max_prompt_length: int) -> tuple[list[Row], list[LeftOut]]:
-    """Rows whose rendered prompt fits, and those whose does not."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--model {model}: its tokenizer cannot be loaded ({reason}); give a folder or a hub id"
-        ) from None
-    kept, left_out = [], []
-    for row in rows:
-        rendered = render_prompt(tokenizer, prompt_of(row, mode), **TEMPLATE_SETTINGS)
-        if fits(tokenizer, rendered, max_prompt_length):
-            kept.append(row)
-        else:
-            left_out.append(LeftOut(row["place"], "too_long", f"more than {max_prompt_length} tokens"))
-    return kept, left_out
-
-
 def convert(
     mode: str,
     inputs: Sequence[str | os.PathLike],
@@ -91,8 +68,6 @@ def convert(
     both_orders_in_train: bool = False,
     form: str | None = None,
     criteria: str | os.PathLike | None = None,
-    model: str | None = None,
-    max_prompt_length: int = 4096,
     seed: int = 3407,
 ) -> dict[str, Any]:
     """Write OUT whole or not at all and return its summary. Raises UserError for bad records or when OUT exists.
@@ -115,9 +90,6 @@ def convert(
     rows, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
     rows, duplicates = without_duplicates([row | {"criteria": judged_by} for row in rows], mode)
     left_out += duplicates
-    if model:
-        rows, too_long = keep_short(rows, mode, model, max_prompt_length)
-        left_out += too_long
     parts, ties = split_rows(rows, mode, shares, seed)
     left_out += ties
     if not any(parts.values()):
@@ -134,7 +106,6 @@ def convert(
         "ties_left_out": counts["ties"],
         "identical_left_out": counts["identical"],
         "contradictory_left_out": counts["contradictory"],
-        "too_long_left_out": counts["too_long"] if model else None,
         "rows": {name: len(part) for name, part in parts.items()},
         "labels": {name: _count(label_of(row, mode) for row in part) for name, part in parts.items()},
         "sources": _count(row["source"] for row in rows),
@@ -201,8 +172,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--both-orders", dest="both_orders_in_train", action="store_true", help="pairwise: in train")
     parser.add_argument("--validation-share", type=float, help=f"({VALIDATION_SHARE}; 0 with --test-share 1)")
     parser.add_argument("--test-share", type=float, default=0.1, help="1 for a benchmark (%(default)s)")
-    parser.add_argument("--model", help="leave out prompts too long in this model's chat template")
-    parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens")
     parser.add_argument("--seed", type=int, default=3407, help="of the order of sides and of the splits (%(default)s)")
     try:
         summary = convert(**vars(parser.parse_args(arguments)))

@@ -4,8 +4,7 @@
 
 The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `convrec
 evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers, where
-their verdict is right; the other rows are left out (rejection sampling). With --verdicts lenient a right verdict
-that only the lenient reading finds counts too: its thinking is kept, and the verdict written in the form.
+their verdict is right; the other rows are left out (rejection sampling).
 """
 
 import argparse
@@ -22,12 +21,12 @@ from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.judges.prompt import MODES, query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
-from convrec.judges.verdict import READINGS, preference_verdict, score_verdict, thinking_of
+from convrec.judges.verdict import preference_verdict, score_verdict
 from data_prep.tables import check_out
 
 
 def demonstrations(
-    rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None, verdicts: str = "strict"
+    rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
     """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
     demonstrated = []
@@ -35,7 +34,7 @@ def demonstrations(
         text = (
             verdict_text(mode, label_of(row, mode), row.get("reason") or "")
             if answers is None
-            else right_answer(row, mode, answers.get(number, ""), verdicts)
+            else right_answer(row, mode, answers.get(number, ""))
         )
         if text is not None:
             demonstrated.append(
@@ -48,18 +47,10 @@ def demonstrations(
     return demonstrated
 
 
-def right_answer(row: Mapping[str, Any], mode: str, answer: str, verdicts: str) -> str | None:
-    """The answer where its verdict is the row's label, in the form that training reads; None where it is not."""
-    label = label_of(row, mode)
-    for lenient in (False, True) if verdicts == "lenient" else (False,):
-        verdict = (
-            score_verdict(answer, scores_of(row), lenient=lenient)
-            if mode == "pointwise"
-            else preference_verdict(answer, lenient=lenient)
-        )
-        if verdict == label:
-            return verdict_text(mode, label, thinking_of(answer)) if lenient else answer
-    return None
+def right_answer(row: Mapping[str, Any], mode: str, answer: str) -> str | None:
+    """The answer where its verdict is the row's label; None where it is not."""
+    verdict = score_verdict(answer, scores_of(row)) if mode == "pointwise" else preference_verdict(answer)
+    return answer if verdict == label_of(row, mode) else None
 
 
 def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -77,14 +68,12 @@ def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[in
     return answers
 
 
-def build(
-    mode: str, data: str | Path, out: str | Path, answers: str | Path | None = None, verdicts: str = "strict"
-) -> tuple[int, int]:
+def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | None = None) -> tuple[int, int]:
     """Write OUT; returns (demonstrations, rows of --data). Raises UserError for bad input or when OUT exists."""
     out = Path(out)
     check_out(out)
     rows = read_judge_table(data, mode)
-    demonstrated = demonstrations(rows, mode, read_answers(answers, rows) if answers else None, verdicts)
+    demonstrated = demonstrations(rows, mode, read_answers(answers, rows) if answers else None)
     if not demonstrated:
         raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
     write_table(out, pa.Table.from_pylist(demonstrated, DEMONSTRATION_SCHEMA))
@@ -97,7 +86,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--data", required=True, help="judge rows (parquet)")
     parser.add_argument("--out", required=True, help="parquet to write; must not exist")
     parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")
-    parser.add_argument("--verdicts", choices=READINGS, default="strict", help="of --answers (%(default)s)")
     try:
         written, rows = build(**vars(parser.parse_args(arguments)))
     except UserError as error:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, BadRecord, Damage, add_skip_damaged, counted, place_of
-from convrec.data.records import LONGEST_LINE, LONGEST_POSSIBLE, READABLE, read_records
+from convrec.data.records import READABLE, read_records
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json
@@ -64,30 +64,27 @@ def convert_own(
     rule: SplitRule = BY_OWN_WORD,
     overwrite: bool = False,
     skip_damaged: float | None = None,
-    longest_line: float = LONGEST_LINE,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched"}, "splits": {"by", ...}, "rows": counts,
     "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of the rows, and of the items,
-    that may be left out as damaged; None: none. longest_line: MiB.
+    that may be left out as damaged; None: none.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT})
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
     borders = check_rule(rule)
-    if not 0 < longest_line <= LONGEST_POSSIBLE:
-        raise UserError(f"--longest-line {longest_line:g}: give a size above 0 and up to {LONGEST_POSSIBLE}, in MiB")
     damage = Damage(skip_damaged, end="Nothing was written.")
-    table, dated = read_catalog(Path(catalog), damage, longest_line)
+    table, dated = read_catalog(Path(catalog), damage)
     if not dated or skip_damaged is not None:
         damage.check([Path(catalog)], len(table))  # whether years are missed in the conversations depends on it
     names = {"title", "year", "item_id", "display"}.intersection(table.column_names)
     known = Catalog.from_columns(table.select(sorted(names)).to_pydict())
     matcher = Matcher(known)
-    rows = partial(_rows, paths, longest_line, dated, ItemIds(known))
+    rows = partial(_rows, paths, dated, ItemIds(known))
     reading = Progress(rows(damage), "reading", disable=not progress, unit=" rows")
     facts = complete(list(_facts(reading, matcher, num_items, damage)), rule, damage)
     damage.check(paths, len(facts))
@@ -118,12 +115,10 @@ def convert_own(
     return summary
 
 
-def _rows(
-    paths: Sequence[Path], longest_line: float, dated: bool, ids: ItemIds, damage: Damage
-) -> Iterator[tuple[Path, int, Row]]:
+def _rows(paths: Sequence[Path], dated: bool, ids: ItemIds, damage: Damage) -> Iterator[tuple[Path, int, Row]]:
     """(file, number, row) of all that can be read; the rest goes to `damage`."""
     for path in paths:
-        for number, record in read_records(path, damage, longest_line):
+        for number, record in read_records(path, damage):
             try:
                 yield path, number, read_row(record, dated, ids)
             except BadRecord as problem:
@@ -253,9 +248,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")
     parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="the last of the rows, by time")
     add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
-    parser.add_argument(
-        "--longest-line", type=float, default=LONGEST_LINE, metavar="MIB", help="longer ones are damage (%(default)s)"
-    )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = vars(parser.parse_args(arguments))
     rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))

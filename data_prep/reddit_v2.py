@@ -15,7 +15,7 @@ Parts that the source lacks are left out and named. A row stays a row: one for e
 Text is left as it is (`?` for an apostrophe, curly quotes). Repaired: years written in another way ("1995.0"), pairs
 without title or year (taken out), null lists. Set aside: rows without exactly one user message with text; without
 ground truth (RL) or exactly one assistant message with text (SFT). Text that is no UTF-8, and damaged parts of a shard,
-stop the command; with --skip-damaged such rows are set aside too, and it stops only where more than a share is damaged.
+stop the command: fetch the folder again.
 
 Rows stream through; memory holds one batch, one row group and 64 bits a row. Each file is written under a temporary
 name and carries what it was made from, so that the same command continues after an interruption, and refuses files that
@@ -32,14 +32,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.damage import add_skip_damaged, check_share
 from convrec.data.schema import CATALOG_SCHEMA, TRUTH
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table, written_whole
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.same_request import digest
-from data_prep.released import NO_PROMPT, Split, Target, Unreadable, clean_row, find_split, read_split
+from data_prep.released import ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, describe, table_writer
 
 KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
@@ -62,15 +61,12 @@ def convert(
     out: str | Path,
     *,
     overwrite: bool = False,
-    skip_damaged: float | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Write what the source has parts for; returns what summary.json holds.
 
     {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError before anything is
     written when the source has none of the parts, the pickle is refused, or OUT has files of another making.
-    skip_damaged: the share of a file's rows that may be set aside as damaged, unreadable ones among them; None: an
-    unreadable row raises UserError.
     """
     source, out = Path(source), Path(out)
     if not source.is_dir():
@@ -105,7 +101,7 @@ def convert(
     for target in TARGETS:
         if split := splits[target.name]:
             files[target.name] = done.get(target.name) or _convert_split(
-                target, split, out, matcher, made_from[target.name], skip_damaged, progress
+                target, split, out, matcher, made_from[target.name], progress
             )
     missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
     summary = {
@@ -146,18 +142,16 @@ def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, An
 
 def _convert_split(
     target: Target,
-    split: Split,
+    split: ReleasedSplit,
     out: Path,
     matcher: Matcher | None,
     made_from: str,
-    skip_damaged: float | None,
     progress: bool,
 ) -> dict[str, Any]:
     columns = ("prompt", "seen_titles", TRUTH) + (("completion",) if target.completion else ())
     numbers, ids = TableNumbers(), SampleIds()
     repaired = 0
     reasons: Counter[str] = Counter()  # of rows that are set aside
-    damaged: Counter[str] = Counter()  # of them
     with (
         table_writer(out / f"{target.name}.parquet", target.schema) as table,
         # in its place before the table, whose presence says that both are whole
@@ -166,19 +160,12 @@ def _convert_split(
     ):
         batches = read_split(split, columns, target.name if progress else None)
         for number, row in enumerate(row for rows in batches for row in rows):
-            if not isinstance(row, Unreadable):
-                cleaned, notes = clean_row(row, target)
-            elif skip_damaged is None:
-                fix = "fetch this folder again, or set such rows aside with --skip-damaged"
-                raise UserError(f"{split.name}, row {number}: {row.reason}; {fix}")
-            else:
-                cleaned, notes = None, [row.reason]
+            cleaned, notes = clean_row(row, target)
             if notes:
                 note = {"source": split.name, "row": number, "action": "repaired" if cleaned else "set aside"}
                 changes.write(json.dumps(note | {"why": notes}, ensure_ascii=False) + "\n")
             if cleaned is None:
                 reasons[notes[0]] += 1
-                damaged[notes[0]] += isinstance(row, Unreadable) or notes[0] == NO_PROMPT
                 continue
             prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
             cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
@@ -186,8 +173,6 @@ def _convert_split(
             table.add(cleaned)
             repaired += bool(notes)
         rows_read = numbers.rows + reasons.total()
-        if skip_damaged is not None:
-            check_share(split.name, +damaged, rows_read, skip_damaged)
         if rows_read and not numbers.rows:
             why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
             raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
@@ -237,7 +222,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--source", default="processed_datasets", help="the unpacked download (%(default)s)")
     parser.add_argument("--out", default="data/reddit_v2", help="folder to write (%(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="write every file anew")
-    add_skip_damaged(parser, "set rows that cannot be read aside too, damaged ones in all")
     given = parser.parse_args(arguments)
     try:
         summary = convert(**vars(given), progress=True)

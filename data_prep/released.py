@@ -51,7 +51,7 @@ class Target(NamedTuple):
         return SFT_SCHEMA if self.completion else RL_SCHEMA
 
 
-class Split(NamedTuple):
+class ReleasedSplit(NamedTuple):
     """One split on disk; `identity` changes when its content does."""
 
     name: str  # relative to the source, as messages name it
@@ -59,13 +59,7 @@ class Split(NamedTuple):
     identity: list[Any]
 
 
-class Unreadable(NamedTuple):
-    """In a row's place: why it cannot be read."""
-
-    reason: str
-
-
-def find_split(source: Path, *candidates: str) -> Split | None:
+def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
     """The first of the folders that is there; None when none is. Raises UserError when its shards are not."""
     for candidate in candidates:
         folder = source / candidate
@@ -74,7 +68,7 @@ def find_split(source: Path, *candidates: str) -> Split | None:
     return None
 
 
-def _read_state(name: str, folder: Path) -> Split:
+def _read_state(name: str, folder: Path) -> ReleasedSplit:
     state_file = folder / "state.json"
     if not state_file.is_file():
         raise UserError(f"{folder}: no state.json, so this is no folder of datasets' save_to_disk; {AGAIN}")
@@ -104,12 +98,12 @@ def _read_state(name: str, folder: Path) -> Split:
                 raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
     sizes = [[shard.name, shard.stat().st_size] for shard in shards]
     content = state.get("_fingerprint") or [file_hash(shard) for shard in shards]
-    return Split(name, shards, [name, content, sizes])
+    return ReleasedSplit(name, shards, [name, content, sizes])
 
 
 def read_split(
-    split: Split, columns: tuple[str, ...], progress: str | None = None
-) -> Iterator[list[dict[str, Any] | Unreadable]]:
+    split: ReleasedSplit, columns: tuple[str, ...], progress: str | None = None
+) -> Iterator[list[dict[str, Any]]]:
     """Batches of rows with these columns. `progress` is the label of a bar over bytes; None: no bar.
 
     Raises UserError naming the shard for a column that is missing or of another type, and for a damaged shard.
@@ -127,8 +121,8 @@ def read_split(
 
 def _read_shard(
     file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: Progress
-) -> Iterator[list[dict[str, Any] | Unreadable]]:
-    before = 0
+) -> Iterator[list[dict[str, Any]]]:
+    before = rows = 0
     with pa.ipc.open_stream(file) as reader:
         missing = [name for name in columns if name not in reader.schema.names]
         if missing:
@@ -145,21 +139,14 @@ def _read_shard(
         for batch in reader:
             wanted = batch.select(list(columns))
             for start in range(0, len(wanted), BATCH_ROWS):
-                yield _rows(wanted.slice(start, BATCH_ROWS), shard)
+                some = wanted.slice(start, BATCH_ROWS)
+                if damaged := rows_without_utf8(some):
+                    raise UserError(f"{shard}, row {rows + damaged[0]}: text that is no UTF-8; {AGAIN}")
+                rows += len(some)
+                yield some.to_pylist()
             bar.update(file.tell() - before)
             before = file.tell()
     bar.update(shard.stat().st_size - before)
-
-
-def _rows(batch: pa.RecordBatch, shard: Path) -> list[dict[str, Any] | Unreadable]:
-    try:
-        damaged = rows_without_utf8(batch)
-    except pa.ArrowInvalid as error:
-        return [Unreadable(f"in a damaged part of {shard.name} ({error})")] * len(batch)
-    if not damaged:
-        return batch.to_pylist()
-    text = Unreadable(f"text in {shard.name} that is no UTF-8")
-    return [text if row in damaged else batch.slice(row, 1).to_pylist()[0] for row in range(len(batch))]
 
 
 def clean_row(row: Mapping[str, Any], target: Target) -> tuple[dict[str, Any] | None, list[str]]:

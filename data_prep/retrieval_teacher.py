@@ -1,6 +1,6 @@
 """A teacher without a language model: it ranks catalog items by what was recommended in similar training conversations,
 together with the titles named, and at all. It has read the training conversations and no others, and never the one it
-answers. `Cooccurrence`, its second part, is also what `data_prep.build --judge cooccurrence` rates with.
+answers. `Cooccurrence`, its second part, is also what `--judge cooccurrence` of the demonstrations rates with.
 """
 
 import re

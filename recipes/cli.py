@@ -16,7 +16,7 @@ from convrec.errors import need_packages
 from convrec.runs import supervisor
 
 ROOT = Path(__file__).resolve().parents[1]  # of the packages and conf/
-COMMANDS = {  # what is typed -> help; without a help it is not listed
+COMMANDS = {  # what is typed -> help
     "demo": "the whole method, small, on a CPU",
     "doctor": "is a run possible here, or on that cluster?",
     "plan": "steps, hours, memory and network of a run on any cluster, computed",
@@ -40,7 +40,6 @@ COMMANDS = {  # what is typed -> help; without a help it is not listed
     "data judge": "preferences and ratings for judges",
     "data judge-sample": "sample data for judges",
     "data judge-demonstrations": "SFT demonstrations for judges",
-    "evaluation-job": "",
 }
 # Quick ones, and those that answer Ctrl-C in their own way
 UNSUPERVISED = {"doctor", "plan", "gpu-check", "plot", "report", "matrix", "submit", "tiny-model"}
@@ -79,17 +78,16 @@ def list_commands(given: list[str]) -> int:
         print(version("convrec"))
         return 0
     words = list(takewhile(lambda word: not word.startswith("-"), given))
-    helps = {name: text for name, text in COMMANDS.items() if text}
-    listed = [name for name in helps if name.split()[: len(words)] == words]
+    listed = [name for name in COMMANDS if name.split()[: len(words)] == words]
     if not listed:
         from convrec.kinds import did_you_mean
 
         typed = " ".join(words)
-        print(f"error: convrec {typed}: no such command; {did_you_mean(typed, helps)}", file=sys.stderr)
+        print(f"error: convrec {typed}: no such command; {did_you_mean(typed, COMMANDS)}", file=sys.stderr)
         return 2
     print("Rank-GRPO for conversational recommenders\n\nusage: convrec COMMAND [--help] ... | --version\n")
     for name in listed:
-        print(f"  {name:{max(map(len, listed))}}  {helps[name]}")
+        print(f"  {name:{max(map(len, listed))}}  {COMMANDS[name]}")
     return 0 if HELP & set(given) else 2
 
 
@@ -139,8 +137,6 @@ def function_of(command: str) -> Callable[[list[str]], int]:
             from data_prep.judge_sample import main
         case "data judge-demonstrations":
             from data_prep.judge_demonstrations import main
-        case "evaluation-job":
-            from recipes.experiments.evaluation_job import main
         case _:
             return _training(command)
     return main

@@ -10,7 +10,6 @@ OUT/summary.json:
                        "catalog_hit_ratio", "n"}}: test split, protocol `paper`, standard errors by bootstrap
     gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
-    peak_memory_bytes  largest sum of the processes' proportional set sizes, sampled every 5 s
     versions           {package: version} and "python"
     settings           what was trained
     report             path of the HTML report
@@ -28,8 +27,6 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil
-
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.report.page import table_row, text_table
@@ -39,7 +36,6 @@ from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import evaluation_of, train
 from recipes.experiments.matrix_runs import MatrixRun
-from recipes.launch.console import repeating
 from recipes.launch.variables import VARIABLES
 from recipes.report import report as write_report
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
@@ -80,14 +76,13 @@ def schedule(steps: int, validations: int) -> dict[str, str]:
     }
 
 
-class Usage:
-    """What all starts of this demo have used: OUT/progress.json."""
+class DemoSeconds:
+    """The seconds of all starts of this demo: OUT/progress.json."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / "progress.json"
         saved = read_json(self.path) if self.path.exists() else {}
         self.seconds: dict[str, float] = saved.get("seconds", {})
-        self.peak_memory_bytes: int = saved.get("peak_memory_bytes", 0)
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
@@ -97,17 +92,7 @@ class Usage:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
-            write_json(self.path, {"seconds": self.seconds, "peak_memory_bytes": self.peak_memory_bytes})
-
-    def note_memory(self) -> None:
-        """Of this process and its descendants, if it is the most so far; shared pages count once (PSS)."""
-        total = 0
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-            try:
-                total += process.memory_full_info().pss
-            except psutil.Error:  # it ended meanwhile
-                continue
-        self.peak_memory_bytes = max(self.peak_memory_bytes, total)
+            write_json(self.path, {"seconds": self.seconds})
 
 
 def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[MatrixRun, MatrixRun]:
@@ -126,33 +111,32 @@ def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[Matrix
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
     """Run what is missing of the demo and return the path of summary.json."""
     out.mkdir(parents=True, exist_ok=True)
-    usage = Usage(out)
+    usage = DemoSeconds(out)
     data, start = out / "data", out / "model"
     settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
     sft, rl = trainings(out, settings)
     for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
         os.environ.pop(name, None)  # what the caller's shell says to other runs
-    with repeating(usage.note_memory, seconds=5.0):  # it reads the page tables of every process
-        if not data.exists():
-            with usage.phase("data", "conversations about real films with generated tastes"):
-                subprocess.run([sys.executable, "-m", "recipes", "data", "sample", "--out", str(data)], check=True)
-        if not start.exists():
-            with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
-                from transformers.utils.logging import disable_progress_bar
+    if not data.exists():
+        with usage.phase("data", "conversations about real films with generated tastes"):
+            subprocess.run([sys.executable, "-m", "recipes", "data", "sample", "--out", str(data)], check=True)
+    if not start.exists():
+        with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
+            from transformers.utils.logging import disable_progress_bar
 
-                disable_progress_bar()  # of a file that is written at once
-                make_tiny_model(start, read_texts([data]), read_titles([data]))
-        if latest_step(out / sft.name) < sft_steps:
-            with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
-                train(sft, out)
-        if latest_step(out / rl.name) < rl_steps:
-            with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-                train(rl, out)
-        with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-            split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
-            of_sft, of_rl = (
-                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
-            )
+            disable_progress_bar()  # of a file that is written at once
+            make_tiny_model(start, read_texts([data]), read_titles([data]))
+    if latest_step(out / sft.name) < sft_steps:
+        with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
+            train(sft, out)
+    if latest_step(out / rl.name) < rl_steps:
+        with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
+            train(rl, out)
+    with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
+        split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
+        of_sft, of_rl = (
+            evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
+        )
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
@@ -168,7 +152,6 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
         "models": {name: {key: result[key] for key in shown} for name, result in results.items()},
         "gain": gain,
         "seconds": usage.seconds,
-        "peak_memory_bytes": usage.peak_memory_bytes,
         "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
         "settings": settings,
         "report": str(report),
@@ -177,10 +160,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     say("\n" + text_table([table_row(name, result, KS) for name, result in results.items()]))
     for name in ("recall@20", "ndcg@20"):
         say(f"rank_grpo minus sft, {name}: {gain[name]['mean']:+.4f} ± {gain[name]['se']:.4f}, row by row")
-    say(
-        f"{sum(usage.seconds.values()) / 60:.1f} minutes, {usage.peak_memory_bytes / 2**30:.1f} GiB at most\n"
-        f"report: {report}\nsummary:"
-    )
+    say(f"{sum(usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
     return out / "summary.json"
 
 

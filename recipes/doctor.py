@@ -15,8 +15,8 @@ from typing import Literal
 from convrec.errors import UserError
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
-from recipes.launch.settings import compose, compose_files
-from recipes.preflight import checks, node
+from recipes.launch.settings import compose
+from recipes.preflight import node
 from recipes.preflight.finding import Finding
 from recipes.preflight.findings import examine, version_findings
 
@@ -34,7 +34,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         config = compose(recipe.name, arguments)
     except UserError as error:
         note("failure", str(error))
-        return findings + _without_a_model(recipe, arguments)
+        return findings + version_findings("driver")
     try:
         for warning in recipe.check(config):
             note("warning", warning)
@@ -46,16 +46,6 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         return findings + examine(recipe.requirements, config, on_cluster)
     except UserError as error:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
-
-
-def _without_a_model(recipe: Recipe, arguments: list[str]) -> list[Finding]:
-    """What can be said where the whole config cannot be made: versions here, and files that are missing."""
-    findings = version_findings("driver")
-    try:
-        missing = checks.missing_files(compose_files(recipe, arguments))
-    except UserError:  # said already
-        return findings
-    return findings + [Finding("files", "failure", "here", f"{name}: no such file", "name one") for name in missing]
 
 
 def report(findings: Sequence[Finding], as_json: bool) -> int:

@@ -10,8 +10,7 @@ template). OUT gets metrics.json, rows.parquet (for each row of the split: sampl
 and generations.parquet, which is used again while the contents of the checkpoint and the sampling settings are the
 same. `--constrained` has it write a second list for each prompt, in which nothing is invented, repeated or seen.
 `--against OTHER_OUT` compares with an earlier evaluation row by row. Without `--model` the `--baselines` alone are
-scored. `--probe` scores beside the model its list for no conversation at all, and for each row its list for another
-conversation. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
+scored. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
 the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
 """
 
@@ -25,10 +24,8 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.report.page import beyond_accuracy_row, not_measured, number_text, table_row, text_table
-from recipes.evaluation.baselines import OF_TRAINING
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.options import EvaluationOptions, add_options
-from recipes.evaluation.paper import paper_table
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.setup import refuse_to_replace
 from recipes.evaluation.single import evaluate
@@ -89,7 +86,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(prog="convrec evaluate", description=(__doc__ or "").splitlines()[0])
     add_options(parser, optional=["out"])
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
-    parser.add_argument("--paper", action="store_true", help="print the paper's figures beside")
     parser.add_argument("--sweep", action="store_true", help="every checkpoint of the run folder, step 0 included")
     parser.add_argument("--start", help="--sweep: the start model (step 0), where the run's config names another place")
     options = parser.parse_args(arguments)
@@ -97,8 +93,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error("--out is needed (with --sweep it has a default)")
     if options.sweep and not options.model:
         parser.error("--sweep needs a run folder as --model")
-    if options.paper and not options.model:
-        parser.error("--paper needs --model")
     if not options.out:
         options.out = str(Path(options.model).expanduser() / "evaluation" / Path(options.data).stem)
     return options
@@ -110,12 +104,11 @@ def main(arguments: list[str]) -> int:
 
         return evaluate_a_judge(arguments)
     given = vars(parse_arguments(arguments))
-    overwrite, paper, sweep, start = (given.pop(name) for name in ("overwrite", "paper", "sweep", "start"))
+    overwrite, sweep, start = (given.pop(name) for name in ("overwrite", "sweep", "start"))
     options = EvaluationOptions(**given)
     try:
         if sweep:
-            text, metrics = sweep_run(options, start)
-            print(text)
+            print(sweep_run(options, start))
         else:
             if not overwrite:
                 refuse_to_replace(Path(given["out"]), given["model"], given["data"])
@@ -127,9 +120,6 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    left_out = [name for name in options.baselines if name in OF_TRAINING and not options.train]
-    if left_out:
-        print(f"no --train: left out the baseline {' and '.join(left_out)}", file=sys.stderr)
-    if paper:
-        print("\n" + paper_table(metrics))
+    if options.baselines and not options.train:
+        print(f"no --train: left out the baseline {' and '.join(options.baselines)}", file=sys.stderr)
     return 0

@@ -4,29 +4,34 @@
 
 The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
 to evaluate; benchmarks/studies/redial_matrix.yaml is an annotated one. A variable that is a list (`LR: [1e-6, 3e-6]`)
-makes a run for each of its values. On this machine the runs go one after the other; with RAY_ADDRESS=http://head:8265
-they are jobs of that cluster, side by side. Stopped, it resumes: what is prepared is left alone, the recipes go on from
-their checkpoints, generations are reused, jobs that still run are waited for. OUT gets a folder a run,
+makes a run for each of its values. The runs go one after the other, here or, with RAY_ADDRESS=http://head:8265, as jobs
+of that cluster, there side by side with --parallel. Stopped, it resumes: what is prepared is left alone, the recipes go
+on from their checkpoints, generations are reused, jobs that still run are waited for. OUT gets a folder a run,
 evaluation/<run>, and of all runs evaluated so far, with --only too, table.csv, table.md (means over seeds) and plots/.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+from omegaconf import DictConfig
 
 from convrec.errors import UserError
 from convrec.runs.folder import METRICS
 from recipes.cluster.client import connect
-from recipes.cluster.job_environment import withheld
+from recipes.cluster.job_environment import check_for_cluster, withheld
 from recipes.cluster.jobs import say
-from recipes.experiments import cluster_runs, local_runs
-from recipes.experiments.amount import composed, described, is_finished
+from recipes.experiments import local_runs
+from recipes.experiments.amount import composed, described
+from recipes.experiments.cluster_runs import PATHS, MatrixJobs
 from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, runs_of
 from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
 from recipes.launch.misspelt import misspelt_variables
+from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
 from recipes.plot import plot
 
@@ -54,13 +59,21 @@ def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) ->
     ]
 
 
+def check_runs_for_cluster(runs: Sequence[MatrixRun], configs: Mapping[str, DictConfig]) -> None:
+    for run in runs:
+        try:
+            check_for_cluster(RECIPES[run.recipe], configs[run.name], run.overrides)
+        except UserError as error:
+            raise UserError(f"{run.name}: {error}") from None
+
+
 def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
-    """Exit status: 0, or 1 where runs failed on the cluster. Raises UserError; on this machine for a failed run too."""
+    """Exit status: 0, or 1 where runs failed. Raises UserError."""
     out, all_runs, evaluation = Path(matrix.out), runs_of(matrix), matrix.evaluate
     runs = chosen_runs(all_runs, only, out)
     address = os.environ.get("RAY_ADDRESS", "")
     if on_cluster := address.startswith("http"):
-        client, nodes = connect(address), cluster_runs.nodes_of(address)
+        client = connect(address)
     elif parallel:
         raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
     warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
@@ -68,39 +81,74 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
         say(f"warning: {warning}")
     configs = composed(runs, out)
     if on_cluster:
-        tasks = cluster_runs.tasks_of(runs, configs, evaluation, nodes)
-        say(f"{address}: {len(nodes)} nodes with {sum(node['total'] for node in nodes):g} GPU slots")
+        check_runs_for_cluster(runs, configs)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())
-    files = [Path(evaluation[name]) for name in cluster_runs.PATHS if evaluation.get(name)]
+    files = [Path(evaluation[name]) for name in PATHS if evaluation.get(name)]
     if not (dry_run or on_cluster) or all(file.exists() for file in files):  # else they may come, or be the cluster's
         local_runs.check_evaluation(evaluation, configs, out)
-    say("\n".join(described(runs, configs, out)))
+    say(described(runs, configs, out))
     if dry_run:
         say("nothing was started (--dry-run)")
         return 0
 
     evaluated: list[MatrixRun] = []
 
-    def after_each(run: MatrixRun, is_training: bool) -> None:
-        if is_training:
-            say("\n".join(described(runs, configs, out)))
-        else:
-            evaluated.append(run)
-            write_tables(out, all_runs, run.name)
+    def after_each(run: MatrixRun) -> None:
+        say(described(runs, configs, out))
+        evaluated.append(run)
+        write_tables(out, all_runs, run.name)
 
-    failures: list[str] = []
+    steps: Callable[[MatrixRun], Generator[None]]
     if on_cluster:
-        jobs = cluster_runs.MatrixJobs(client, configs, out, evaluation)
-        finished = [run for run in runs if is_finished(run, configs[run.name], out)]
-        failures = cluster_runs.train_and_evaluate(jobs, tasks, finished, nodes, parallel or len(tasks), after_each)
+        steps = MatrixJobs(client, configs, out, evaluation).train_and_evaluate
     else:
-        local_runs.train_and_evaluate(runs, out, evaluation, after_each)
+        steps = partial(local_runs.train_and_evaluate, out=out, settings=evaluation)
+    failures = train_and_evaluate(runs, steps, parallel or 1, after_each)
     if evaluated:
         finish(out, all_runs, evaluated[-1].name)
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0
+
+
+def train_and_evaluate(
+    runs: Sequence[MatrixRun],
+    steps: Callable[[MatrixRun], Generator[None]],
+    parallel: int,
+    after_each: Callable[[MatrixRun], None],
+) -> list[str]:
+    """Do all runs, each once its start is done. Returns a line for each that failed or, as its start did, was left out.
+
+    steps: trains and evaluates a run; whenever it yields, it is the turn of the others, up to `parallel` at once. It
+    raises UserError when the run fails. after_each: called with each run that is evaluated.
+    """
+    waiting, failures = list(runs), dict[str, str]()
+    running: list[tuple[MatrixRun, Generator[None]]] = []
+    try:
+        while waiting or running:
+            for run in list(waiting):
+                unfinished = {other.name for other in (*waiting, *(one for one, _ in running))}
+                if run.start in failures:
+                    failures[run.name] = f"{run.name} was not started, as {run.start} failed"
+                    waiting.remove(run)
+                elif run.start not in unfinished and len(running) < parallel:
+                    running.append((run, steps(run)))
+                    waiting.remove(run)
+            for run, of_run in list(running):
+                try:
+                    next(of_run)
+                    continue
+                except StopIteration:
+                    after_each(run)
+                except UserError as error:
+                    failures[run.name] = f"{run.name} failed: {error}"
+                    say(failures[run.name])
+                running.remove((run, of_run))
+    finally:  # after Ctrl-C each says what goes on
+        for _, of_run in running:
+            of_run.close()
+    return list(failures.values())
 
 
 def finish(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
@@ -116,9 +164,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
-    parallel_help = "jobs of the cluster at once, at most (as many as it has slots for)"
+    parallel_help = "runs at once on a cluster (1): as many as it has slots for"
     parser.add_argument("--parallel", type=int, metavar="N", help=parallel_help)
-    dry_run_help = "check the file and say what would run: runs, steps, hours as far as they are known"
+    dry_run_help = "check the file and say how many runs and steps it is"
     parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
     options = parser.parse_args(arguments)
     if options.parallel is not None and options.parallel < 1:

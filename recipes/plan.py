@@ -24,7 +24,7 @@ from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.planning.estimate import run_of
 from recipes.planning.models import KNOWN, model_size
-from recipes.planning.plan import NODES, make_plan, plan_lines, plans_at_scale, table_lines
+from recipes.planning.plan import make_plan, plan_lines
 from recipes.planning.step_time import GPUS
 from recipes.planning.work import rows_of
 from recipes.preflight.batch import check_batch, check_heads
@@ -56,28 +56,23 @@ def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, 
 
 
 def answer(options: argparse.Namespace) -> str:
-    """The plan, or the table, as text or JSON. Raises UserError."""
+    """The plan as text or JSON. Raises UserError."""
     for name in ("network_gbit", "rows", "val_rows", "prompt_tokens", "response_tokens"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: more than 0")
-    if options.table and options.model:
-        raise UserError(f"--model {options.model}: --table has every size; leave one of the two out")
     recipe = RECIPES[options.recipe]
     config, gpu = planned_config(recipe, options.overrides), GPUS[options.gpu]
     nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if options.network_gbit:
         gpu = replace(gpu, network=options.network_gbit * 1e9 / 8 / gpus)
-    check_batch(config, gpus * (max(NODES) if options.table else nodes))
+    check_batch(config, gpus * nodes)
     rows = planned_rows(config, options)
     name = options.model or OmegaConf.select(config, recipe.requirements.model_key)
     try:
-        size = model_size("0.5B" if options.table else resolve_model(name) if Path(name).exists() else name)
+        size = model_size(resolve_model(name) if Path(name).exists() else name)
     except (OSError, ValueError) as error:
         raise UserError(f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN)} (--model)") from error
     run = run_of(config, size, options.prompt_tokens, options.response_tokens)
-    if options.table:
-        plans = plans_at_scale(config, run, gpu, *rows)
-        return json.dumps(plans) if options.json else "\n".join(table_lines(plans))
     if run.tensor_parallel:
         check_heads(size.heads, run.tensor_parallel, name)
     if run.tensor_parallel > gpus:
@@ -100,7 +95,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--val-rows", type=int, help="rows of validation (those of VAL_FILE)")
     parser.add_argument("--prompt-tokens", type=float, help="of a prompt, in the mean (400)")
     parser.add_argument("--response-tokens", type=float, help="of a response, in the mean (9.9 an item)")
-    parser.add_argument("--table", action="store_true", help=f"{', '.join(KNOWN)} on 1 to {NODES[-1]} nodes")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     parser.add_argument("overrides", nargs="*", default=[], help="Hydra overrides, after the options")
     options = parser.parse_args(arguments)

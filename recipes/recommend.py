@@ -19,8 +19,8 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.placement import Placement, add_placement, visible_gpus
-from convrec.generation.pool import AUTO, Job, Pool
+from convrec.generation.placement import AUTO, Placement, add_placement, visible_gpus
+from convrec.generation.pool import Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.serving.served_model import find_model
@@ -41,21 +41,20 @@ def recommend(
     max_prompt_length: int = 2048,
     tensor_parallel: int = 1,
     replicas: int | str = AUTO,
-    address: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Write OUT; {"rows", "short", "written": rows that were not there from an earlier start}.
 
-    replicas, tensor_parallel, address: of convrec.generation.placement.Placement. Others as Recommender.load. Raises
-    UserError before an engine starts.
+    replicas, tensor_parallel: of convrec.generation.placement.Placement. Others as Recommender.load. Raises UserError
+    before an engine starts.
     """
     out, source = Path(out), Path(chats)
     if out.suffix != ".parquet":
         raise UserError(f"--out {out}: give a name that ends in .parquet")
     if k < 1:
         raise UserError(f"--k {k}: at least 1")
-    placement = Placement(replicas, tensor_parallel, address)
+    placement = Placement(replicas, tensor_parallel)
     tell_problems(catalog, load_catalog(catalog).problems)
     unread: set[str] = set()
     rows = sum(1 for _ in read_chats(source, unread))
@@ -78,10 +77,9 @@ def recommend(
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-            jobs = (Job(asked, [part]) for part in parts.missing(read_chats(source)))
             bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
-            with bar, placement.open() as room, closing(Pool(room, load, log)) as pool:
-                for _, _, table in pool.answers(jobs):
+            with bar, placement.open() as room, closing(Pool(room, load, asked, log)) as pool:
+                for _, table in pool.answers(parts.missing(read_chats(source))):
                     parts.keep(table)
                     bar.update(table.num_rows)
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}

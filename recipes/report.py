@@ -4,7 +4,7 @@
 
 Test metrics and lists come from the sweeps (`convrec evaluate --model RUN --sweep ...`): of one run its start
 and its newest checkpoint, of several their newest checkpoints. `--evaluations NAME=FOLDER ...` names other evaluations
-(OUT of recipes.evaluate) instead; a judge has no others. The file needs no network and no other file.
+(OUT of recipes.evaluate) instead. The file needs no network and no other file.
 """
 
 import argparse
@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.report.charts import GainChart, charts_of
+from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
-from convrec.report.page import COUNTS, beyond_accuracy_row, not_measured, number_text, table_row
+from convrec.report.page import GainTable, beyond_accuracy_row, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
-from recipes.evaluation.beyond_accuracy import figures_of
 from recipes.evaluation.examples import examples
-from recipes.evaluation.gains import gain_charts
-from recipes.evaluation.results import metrics_of, rows_of
+from recipes.evaluation.gains import gain_tables
+from recipes.evaluation.results import metrics_of
 from recipes.evaluation.scoring import OF_MODEL, comparable
-from recipes.evaluation.slices import slices_table
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs, refuse_unlike
 
@@ -51,14 +49,10 @@ def report(
     metrics = {name: metrics_of(folder) for name, folder in chosen.items()}
     notes = [warning for run in runs for warning in run.warnings]
     evaluated: dict[str, Any] = {}
-    if any("judge" in evaluation["settings"] for evaluation in metrics.values()):
-        evaluated = _of_judges(metrics)
-    elif metrics:
+    if metrics:
         evaluated = _of_lists(chosen, metrics)
-    else:
-        has_judge = any(RECIPES[run.recipe].answers == "verdicts" for run in runs)
-        hint = "--judge MODE, then --evaluations NAME=OUT," if has_judge else "--sweep"
-        notes.insert(0, f"No evaluation yet: convrec evaluate --model RUN {hint} adds it.")
+    elif all(RECIPES[run.recipe].answers == "lists" for run in runs):
+        notes.insert(0, "No evaluation yet: convrec evaluate --model RUN --sweep adds it.")
     parts = {
         "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
         "summary": {labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
@@ -89,9 +83,11 @@ def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -
 
 
 def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, Any]:
-    """What the page has of models' lists: gains, the table (baselines first), parts of the split, lists to read."""
+    """What the page has of models' lists: gains, the table (baselines first), lists to read."""
     settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
     for name, folder in folders.items():
+        if "judge" in settings[name]:
+            raise UserError(f"{folder}: a judge's evaluation; convrec evaluate --judge has printed its table")
         if settings[name]["model"] is None:
             raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
     alike = {name: comparable(of) | {"ks": of["ks"], "limit": of["limit"]} for name, of in settings.items()}
@@ -104,7 +100,7 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     first = next(iter(settings.values()))
     protocol, ks = first["protocols"][0], first["ks"]  # further protocols are not shown
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
-    gains = gain_charts(folders, ks, first["seed"])
+    gains = gain_tables(folders, ks, first["seed"])
     columns: dict[str, dict[str, Any]] = {}
     for of_one in results.values():
         columns |= {name: result for name, result in of_one.items() if name not in OF_MODEL}
@@ -113,8 +109,6 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
         if "constrained" in of_one:
             columns[f"{name}, constrained"] = of_one["constrained"]
     table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
-    if len(folders) == 2:
-        table.append(_difference(folders, results, gains[0], first["catalog_items"]))
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name
     about = (
@@ -127,12 +121,11 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
         "gains": gains,
         "table": table,
         "about_table": [text for text in (" ".join([about, *not_measured(summary)]), closed_up, TABLE) if text],
-        "slices": {name: slices_table(evaluation["slices"]) for name, evaluation in metrics.items()},
         "examples": examples(folders, EXAMPLES),
     }
 
 
-def _headline(gains: Sequence[GainChart], results: Evaluations, split: str, k: int) -> str:
+def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: int) -> str:
     """NDCG at the largest k: how much is gained of two evaluations, the value of a single one, "" of more."""
     if len(results) > 2:
         return ""
@@ -143,43 +136,6 @@ def _headline(gains: Sequence[GainChart], results: Evaluations, split: str, k: i
     ((name, result),) = results.items()
     ndcg = result["model"][f"ndcg@{k}"]
     return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
-
-
-def _difference(
-    folders: Mapping[str, Path], results: Evaluations, gain: GainChart, catalog_items: int
-) -> dict[str, Any]:
-    """The table's column of the second evaluation minus the first: paired row by row, counts without an error."""
-    before, after = (rows_of(folder) for folder in folders.values())
-    samples = [sample for sample, row in before.items() if sample in after and row["num_truth"]]
-    of_before, of_after = ([rows[sample] for sample in samples] for rows in (before, after))
-    conversations = [before[sample]["prompt_id"] for sample in samples]
-    figures = figures_of([of_after], conversations, catalog_items, minus=[of_before])
-    first, second = (of_one["model"] for of_one in results.values())
-    counts = {metric: _signed(second[key] - first[key]) for key, metric in COUNTS.items()}
-    paired = {metric: (one["mean"], one["se"]) for metric, one in gain.gains.items()} | beyond_accuracy_row(figures)
-    signed = {metric: (_signed(mean), error) for metric, (mean, error) in paired.items()}
-    return {"model": gain.title, **signed, **counts}
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{number_text(value)}"
-
-
-def _of_judges(metrics: Evaluations) -> dict[str, Any]:
-    """What the page has of judges: the table, with the best of all constant answers last."""
-    settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
-    alike = {name: {key: of.get(key) for key in ("judge", "data", "limit", "sha256")} for name, of in settings.items()}
-    refuse_unlike(alike, "evaluated", "evaluate all alike")
-    table: list[dict[str, Any]] = []
-    for name, evaluation in metrics.items():
-        results = {key: value for key, value in evaluation["results"].items() if isinstance(value, Mapping)}
-        known = {key: (value["mean"], value["se"]) for key, value in results.items() if "se" in value}
-        table.append({"model": name, **known})
-    first = next(iter(metrics.values()))
-    data, judge, summary = first["settings"]["data"], first["settings"]["judge"], first["results"]
-    table.append({"model": "always the same", **summary["baseline"]})
-    about = f"{data}: {summary['n']} rows, {summary['num_contexts']} queries; {judge} judge."
-    return {"table": table, "about_table": [about, TABLE]}
 
 
 def main(arguments: list[str]) -> int:

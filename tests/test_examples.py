@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -39,7 +41,8 @@ def test_slurm_options_are_sbatchs_own() -> None:
     assert all(re.fullmatch(SBATCH[name], value) for name, value in options), options
 
 
-def start_slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str) -> subprocess.Popen:
+@contextmanager
+def slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str) -> Iterator[subprocess.Popen]:
     """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
@@ -62,7 +65,7 @@ def start_slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str)
     variables |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", "SAVE_PATH": str(tmp_path / "run")}
     variables |= {"SLURM_CPUS_PER_TASK": "64"} | more
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return subprocess.Popen(
+    job = subprocess.Popen(
         ["bash", str(SLURM), "a=b"],
         env=environment | FILES | variables,
         cwd=tmp_path,
@@ -70,19 +73,16 @@ def start_slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str)
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-@pytest.fixture
-def slurm_job(tmp_path: Path) -> subprocess.Popen:
-    # as `hostname --ip-address` and `--all-ip-addresses` answer on a Debian host
-    job = start_slurm_job(tmp_path, "127.0.1.1\\nfe80::1 10.0.0.1 172.17.0.1 \\n")
-    yield job
-    os.killpg(job.pid, signal.SIGKILL)  # the raylets, which SLURM would end
+    try:
+        yield job
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)  # the raylets, which SLURM would end
 
 
 def test_slurm_starts_no_ray_on_the_loopback(tmp_path: Path) -> None:
-    job = start_slurm_job(tmp_path, "127.0.1.1\\n\\n")
-    _, error = job.communicate(timeout=20)
+    with slurm_job(tmp_path, "127.0.1.1\\n\\n") as job:
+        _, error = job.communicate(timeout=20)
     assert job.returncode != 0
     assert "node1 has no address but the loopback (127.0.1.1" in error
     assert "ray start" not in (tmp_path / "calls").read_text()
@@ -90,11 +90,8 @@ def test_slurm_starts_no_ray_on_the_loopback(tmp_path: Path) -> None:
 
 
 def test_slurm_does_not_wait_for_ever_for_a_node_and_leaves_no_token(tmp_path: Path) -> None:
-    job = start_slurm_job(tmp_path, "10.0.0.1\\n", alive=1, NODES_SECONDS="1")
-    try:
+    with slurm_job(tmp_path, "10.0.0.1\\n", alive=1, NODES_SECONDS="1") as job:
         assert job.wait(60) == 1
-    finally:
-        os.killpg(job.pid, signal.SIGKILL)
     assert job.stderr
     error = job.stderr.read()
     assert "error: 1 of 2 nodes joined Ray after 1 s" in error
@@ -103,14 +100,16 @@ def test_slurm_does_not_wait_for_ever_for_a_node_and_leaves_no_token(tmp_path: P
     assert ".ray-token-*" in ignored
 
 
-def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(slurm_job: subprocess.Popen, tmp_path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (tmp_path / "started").read_text() == "http://10.0.0.1:8265 2 8 a=b\n"
-    assert (tmp_path / "mode").read_text() == "600\n"
-    slurm_job.send_signal(signal.SIGUSR1)
-    assert slurm_job.wait(20) == 7  # the run's own
+def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Path) -> None:
+    # as `hostname --ip-address` and `--all-ip-addresses` answer on a Debian host
+    with slurm_job(tmp_path, "127.0.1.1\\nfe80::1 10.0.0.1 172.17.0.1 \\n") as job:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (tmp_path / "started").read_text() == "http://10.0.0.1:8265 2 8 a=b\n"
+        assert (tmp_path / "mode").read_text() == "600\n"
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(20) == 7  # the run's own
     assert not list(tmp_path.glob(".ray-token*"))
     calls = (tmp_path / "calls").read_text()
     assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1" in calls

@@ -72,13 +72,7 @@ MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.c
 # Heavy libraries and the only places of the library that may name them; recipes may name any.
 SEAMS = {
     "verl": ("convrec/training/", "convrec/rollout/", "convrec/cpu/", "convrec/checkpoints/models.py"),
-    "ray": (
-        "convrec/training/",
-        "convrec/rollout/",
-        "convrec/cpu/",
-        "convrec/generation/cluster.py",
-        "data_prep/stages/ranges.py",
-    ),
+    "ray": ("convrec/training/", "convrec/rollout/", "convrec/cpu/"),
     "transfer_queue": ("convrec/training/", "convrec/rollout/"),
     "vllm": (
         "convrec/rollout/server.py",

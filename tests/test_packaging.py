@@ -81,35 +81,39 @@ def test_a_finished_environment_has_nothing_left_to_do() -> None:
     subprocess.run(["scripts/setup_env.sh", "--check"], cwd=ROOT, check=True, timeout=20)
 
 
-def test_tool_settings_do_not_renew_the_environment_but_requirements_do(tmp_path: Path) -> None:
-    for name in ("requirements", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    script = (ROOT / "scripts" / "setup_env.sh").read_text()
-    function = script[script.index("fingerprint()") : script.index("uv()")]
-    project = (ROOT / "pyproject.toml").read_text()
-
-    def fingerprint(text: str) -> str:
-        (tmp_path / "pyproject.toml").write_text(text)
-        command = f"ROOT=/somewhere\n{function}\nfingerprint {sys.executable}"
-        return subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    as_it_is = fingerprint(project)
-    assert re.fullmatch(r"[0-9a-f]{64}\n", as_it_is)
-    assert fingerprint(project.replace("line-length = 120", "line-length = 100")) == as_it_is
-    assert fingerprint(project.replace("verl==0.9.1", "verl==0.9.2")) != as_it_is
-    (tmp_path / "requirements" / "cpu.txt").write_text("")
-    assert fingerprint(project) != as_it_is
-
-
-def test_an_environment_that_somebody_else_made_is_left_alone(tmp_path: Path) -> None:
-    """`.venv` can be the GPU set that its user installed (docs/how-to/install.md)."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """What setting up reads."""
     for name in ("requirements", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    theirs = tmp_path / ".venv" / "bin" / "python"
+    return tmp_path
+
+
+def test_tool_settings_do_not_renew_the_environment_but_requirements_do(project: Path) -> None:
+    script = (ROOT / "scripts" / "setup_env.sh").read_text()
+    function = script[script.index("fingerprint()") : script.index("uv()")]
+    settings = (ROOT / "pyproject.toml").read_text()
+
+    def fingerprint(text: str) -> str:
+        (project / "pyproject.toml").write_text(text)
+        command = f"ROOT=/somewhere\n{function}\nfingerprint {sys.executable}"
+        return subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, text=True, check=True).stdout
+
+    as_it_is = fingerprint(settings)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", as_it_is)
+    assert fingerprint(settings.replace("line-length = 120", "line-length = 100")) == as_it_is
+    assert fingerprint(settings.replace("verl==0.9.1", "verl==0.9.2")) != as_it_is
+    (project / "requirements" / "cpu.txt").write_text("")
+    assert fingerprint(settings) != as_it_is
+
+
+def test_an_environment_that_somebody_else_made_is_left_alone(project: Path) -> None:
+    """`.venv` can be the GPU set that its user installed (docs/how-to/install.md)."""
+    theirs = project / ".venv" / "bin" / "python"
     theirs.parent.mkdir(parents=True)
     theirs.touch()
-    done = subprocess.run(["scripts/setup_env.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(["scripts/setup_env.sh"], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert ".venv was not made by this script and is left alone" in done.stderr
     assert theirs.exists()
@@ -122,21 +126,16 @@ def test_a_python_that_does_not_run_is_passed_over_or_named(tmp_path: Path) -> N
     shim.chmod(0o755)
     script = (ROOT / "scripts" / "setup_env.sh").read_text()
     functions = script[script.index("say()") : script.index("fingerprint()")]
-    found = subprocess.run(
-        ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"],
-        env={"PATH": f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+
+    def find_python(**environment: str) -> subprocess.CompletedProcess:
+        command = ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    path = os.environ["PATH"]
+    found = find_python(PATH=f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{path}")
+    assert found.returncode == 0
     assert Path(found.stdout.strip()) != shim
-    named = subprocess.run(
-        ["bash", "-c", f"set -euo pipefail\n{functions}\nfind_python"],
-        env={"PATH": os.environ["PATH"], "PYTHON": str(shim)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    named = find_python(PATH=path, PYTHON=str(shim))
     assert named.returncode != 0
     assert "PYTHON=" in named.stderr
 

@@ -1,11 +1,8 @@
 """Whether a model's Hugging Face id can be had on this machine, said within seconds."""
 
-import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 from convrec.errors import UserError, one_line
 
@@ -28,30 +25,6 @@ def is_cached(model: str) -> bool:
     return lies_here("config.json") and any(map(lies_here, WEIGHTS))
 
 
-def download_note(model: str) -> Callable[[], str]:
-    """What a line of progress adds while the model of this id is downloaded by whatever process: how much is here.
-
-    "" always for a folder and for a model that was here before.
-    """
-    if is_folder(model) or is_cached(model):
-        return lambda: ""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
-
-    def note() -> str:
-        if is_cached(model):
-            return ""
-        size = 0
-        for file in blobs.glob("*"):
-            with contextlib.suppress(FileNotFoundError):  # renamed when it is whole
-                size += file.stat().st_size
-        return f"downloading {model}: {size / 2**30:.2f} GiB so far"
-
-    return note
-
-
 def problem(model: str) -> str:
     """Why this machine cannot have the model of this id; "" when its config is here or can be downloaded.
 
@@ -68,15 +41,11 @@ def problem(model: str) -> str:
             return one_line(error)
         return ""
 
-    return answer_within(SECONDS, ask, f"no answer from the Hub in {SECONDS:.0f} s")
-
-
-def answer_within(seconds: float, ask: Callable[[], str], otherwise: str) -> str:
-    """What `ask` returns, or `otherwise` where that takes longer: a wait for a name server has no bound of its own."""
-    answers = [otherwise]
+    # a wait for a name server has no bound of its own
+    answers = [f"no answer from the Hub in {SECONDS:.0f} s"]
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(SECONDS)
     return answers[-1]
 
 

@@ -24,7 +24,7 @@ MATRIX = 4096  # so many logits of one node, or more, are a product of matrices
 PAIRS_AT_ONCE = 1 << 14  # rows of the head that are copied at a time for dot products
 
 
-class Matrix(NamedTuple):
+class NodeMatrix(NamedTuple):
     """Choices start to stop, all at one node; its children are words_C. column_F: the chosen ones. closed: (choice,
     column), choices counted from start."""
 
@@ -77,7 +77,7 @@ class ConstrainedHead:
         zeros_T = torch.zeros(len(hidden_TD), dtype=log_probs_F.dtype, device=hidden_TD.device)
         return zeros_T.index_put((places_F,), log_probs_F), zeros_T.index_put((places_F,), entropy_F)
 
-    def _plan(self, choices: Choices) -> tuple[Longs, list[Matrix], Pairs]:
+    def _plan(self, choices: Choices) -> tuple[Longs, list[NodeMatrix], Pairs]:
         """The order to take the choices in, and then who computes which of them."""
         nodes, which_F, times = np.unique(choices.node_F, return_inverse=True, return_counts=True)
         num_children = self.first_child[nodes + 1] - self.first_child[nodes]
@@ -98,7 +98,7 @@ class ConstrainedHead:
             closed = slice(*np.searchsorted(at_X, [start, stop]))
             words_C = self.word_L[self.first_child[node] : self.first_child[node + 1]]
             matrices.append(
-                Matrix(start, stop, words_C, column_F[start:stop], (at_X[closed] - start, column_X[closed]))
+                NodeMatrix(start, stop, words_C, column_F[start:stop], (at_X[closed] - start, column_X[closed]))
             )
             start = stop
         rest = slice(np.searchsorted(at_X, start), None)
@@ -118,7 +118,7 @@ class ConstrainedHead:
 
 
 def _of_matrix(
-    hidden_FD: torch.Tensor, weight_WD: torch.Tensor, matrix: Matrix, temperature: float, with_entropy: bool
+    hidden_FD: torch.Tensor, weight_WD: torch.Tensor, matrix: NodeMatrix, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     device = hidden_FD.device
     words_C, column_F, *closed = (

@@ -71,7 +71,7 @@ def column(name: str) -> Iterator[None]:
         raise
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """A row that breaks a rule; `lost`: how many rows are lost with it, 0 for what spoils the whole file."""
 
     path: str | Path
@@ -89,17 +89,17 @@ class Damage:
 
     def __init__(self, share: float | None = None, named: int | None = NAMED, end: str = "") -> None:
         self.share, self.named, self.end = share, named, end
-        self.findings: list[Finding] = []
+        self.findings: list[Problem] = []
 
     def __bool__(self) -> bool:
         return bool(self.findings)
 
     def add(self, path: str | Path, row: int, problem: BadRecord | str, lost: int = 1) -> None:
-        self.findings.append(Finding(path, row, BadRecord(problem) if isinstance(problem, str) else problem, lost))
+        self.findings.append(Problem(path, row, BadRecord(problem) if isinstance(problem, str) else problem, lost))
 
-    def rows(self) -> dict[tuple[str | Path, int], Finding]:
+    def rows(self) -> dict[tuple[str | Path, int], Problem]:
         """(file, row) -> the first that was found there."""
-        first: dict[tuple[str | Path, int], Finding] = {}
+        first: dict[tuple[str | Path, int], Problem] = {}
         for finding in self.findings:
             first.setdefault((finding.path, finding.row), finding)
         return first

@@ -17,9 +17,7 @@ from convrec.data.damage import BadRecord, Damage, kind_of
 from convrec.errors import UserError
 
 READABLE = ".jsonl, .json, .csv (also .gz) or .parquet"
-LONGEST_LINE = 8.0  # MiB, unless told otherwise; reading takes up to 32 times as much memory (notes/data.md)
-LONGEST_POSSIBLE = 1024  # MiB
-MEBIBYTE = 1 << 20
+LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
 BATCH_ROWS = 8192  # of parquet
 CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
 _HALF_PAIR = re.compile(r"\\u[dD][89abcdefABCDEF]")
@@ -28,9 +26,9 @@ _QUOTING = "put cells with commas, quotes or line breaks in double quotes"
 Records: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 
 
-def read_records(path: Path, damage: Damage, longest_line: float = LONGEST_LINE) -> Records:
+def read_records(path: Path, damage: Damage) -> Records:
     """(row, record) of each sound row, counted as damage.unit_of says; text files also compressed (.gz). Damaged rows,
-    and lines of more than `longest_line` MiB, go to `damage`.
+    and lines of more than LONGEST_LINE, go to `damage`.
 
     Raises UserError for a file that is not there, is of another format, or cannot be read at all.
     """
@@ -39,9 +37,9 @@ def read_records(path: Path, damage: Damage, longest_line: float = LONGEST_LINE)
     try:
         match kind_of(path):
             case ".jsonl" | ".ndjson":
-                yield from _read_jsonl(path, damage, longest_line)
+                yield from _read_jsonl(path, damage)
             case ".csv":
-                yield from _read_csv(path, damage, longest_line)
+                yield from _read_csv(path, damage)
             case ".json":
                 yield from _read_json(path, damage)
             case ".parquet":
@@ -52,8 +50,8 @@ def read_records(path: Path, damage: Damage, longest_line: float = LONGEST_LINE)
         raise UserError(f"{path}: not readable as gzip ({error}); fetch it again") from None
 
 
-def _read_jsonl(path: Path, damage: Damage, longest_line: float) -> Records:
-    for line, text in _lines(path, longest_line):
+def _read_jsonl(path: Path, damage: Damage) -> Records:
+    for line, text in _lines(path):
         try:
             if isinstance(text, BadRecord):
                 raise text
@@ -158,14 +156,14 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _read_csv(path: Path, damage: Damage, longest_line: float) -> Records:
+def _read_csv(path: Path, damage: Damage) -> Records:
     """A record can have several lines. One that cannot be read loses as many rows as it has lines: a quote too many
     takes in what follows it."""
-    csv.field_size_limit(int(longest_line * MEBIBYTE))  # characters of a cell; the default of 131,072 is a long thread
+    csv.field_size_limit(LONGEST_LINE)  # characters of a cell; the default of 131,072 is a long thread
     unreadable: list[BadRecord] = []  # in the lines of the record
 
     def texts() -> Iterator[str]:
-        for _, text in _lines(path, longest_line):
+        for _, text in _lines(path):
             if isinstance(text, BadRecord):
                 unreadable.append(text)
             yield "\n" if isinstance(text, BadRecord) else text
@@ -204,20 +202,16 @@ def _header(cells: Sequence[str]) -> list[str]:
     return header
 
 
-def _lines(path: Path, longest_line: float) -> Iterator[tuple[int, str | BadRecord]]:
+def _lines(path: Path) -> Iterator[tuple[int, str | BadRecord]]:
     """(1-based line, its text or why it has none). A line that is too long is passed over piece by piece."""
-    limit = int(longest_line * MEBIBYTE)
     with _opened(path) as file:
         line = 0
-        while raw := file.readline(limit + 1):
+        while raw := file.readline(LONGEST_LINE + 1):
             line += 1
-            if len(raw) > limit:
-                while not raw.endswith(b"\n") and (raw := file.readline(limit)):
+            if len(raw) > LONGEST_LINE:
+                while not raw.endswith(b"\n") and (raw := file.readline(LONGEST_LINE)):
                     pass
-                yield line, BadRecord(
-                    "longer than %s MiB; shorten it, or give --longest-line (reading takes up to 32 times as much "
-                    "memory)", f"{longest_line:g}"
-                )  # fmt: skip
+                yield line, BadRecord("longer than %s MiB; shorten it, or write parquet", LONGEST_LINE >> 20)
                 continue
             try:
                 yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8")

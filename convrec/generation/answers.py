@@ -10,7 +10,7 @@ Nothing here knows about recommendations: a judge's prompts are stored the same 
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,9 @@ from tqdm import tqdm
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.generation.generate import ONE, Constraint, Messages, answer_side_by_side, generate, questions
+from convrec.generation.generate import ONE, Constraint, Messages, generate
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Room
 from convrec.same_request import digest
 
 KEY = b"convrec.generation_key"
@@ -49,20 +48,6 @@ class GenerationRequest(NamedTuple):
     path: Path
     constraint: Constraint | None = None
 
-    def store(self, settings: Mapping[str, Any]) -> "Store":
-        """Raises UserError for a model that is half written."""
-        folder = Path(self.model_path)
-        if folder.is_dir():
-            check_hugging_face(folder)
-        # an id is its own name
-        what = {"model": fingerprint(folder) if folder.is_dir() else self.model_path, **settings}
-        if self.constraint:  # the trie's name has the key of its contents
-            excluded = sorted(self.constraint.exclude.items())
-            what["constraint"] = [Path(self.constraint.trie).name, self.constraint.num_items, excluded]
-        if settings.get("temperature") == 0:
-            what.pop("seed", None)
-        return Store(what, self.prompts, self.path)
-
 
 def model_answers(
     request: GenerationRequest, *, placement: Placement = ONE, progress: bool = True, **settings: Any
@@ -73,7 +58,17 @@ def model_answers(
     the same with any seed. vLLM's log goes beside the answers. Raises UserError for a model that is half written,
     before vLLM starts.
     """
-    store = request.store(settings)
+    folder = Path(request.model_path)
+    if folder.is_dir():
+        check_hugging_face(folder)
+    # an id is its own name
+    what = {"model": fingerprint(folder) if folder.is_dir() else request.model_path, **settings}
+    if request.constraint:  # the trie's name has the key of its contents
+        excluded = sorted(request.constraint.exclude.items())
+        what["constraint"] = [Path(request.constraint.trie).name, request.constraint.num_items, excluded]
+    if settings.get("temperature") == 0:
+        what.pop("seed", None)
+    store = Store(what, request.prompts, request.path)
     if missing := store.missing():
         with store.written_at_the_end():
             generate(
@@ -87,23 +82,6 @@ def model_answers(
                 **settings,
             )
     return store.answers(), len(missing)
-
-
-def models_answers(
-    requests: Sequence[GenerationRequest], room: Room, log: Path, *, progress: bool = True, **settings: Any
-) -> None:
-    """Have several models answer at once, each on replicas of its own; their answers are kept at their paths."""
-    asked = []
-    with ExitStack() as stores:
-        for request in requests:
-            store = request.store(settings)
-            if missing := store.missing():
-                stores.enter_context(store.written_at_the_end())
-                asked.append(
-                    questions(request.model_path, missing, store.keep, constraint=request.constraint, **settings)
-                )
-        if asked:
-            answer_side_by_side(asked, room, log, progress)
 
 
 class Store:

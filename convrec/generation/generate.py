@@ -9,16 +9,15 @@ not depend on what is computed together: in float32, which a CPU has.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from convrec.checkpoints import hub
 from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Job, Pool, Room
+from convrec.generation.pool import Pool
 from convrec.generation.prompts import Messages, prompt_id
 from convrec.progress import Progress
 
@@ -41,18 +40,9 @@ class Constraint:
     exclude: Mapping[str, list[int]]
 
 
-class Questions(NamedTuple):
-    """Conversations for one model, how it is to answer, and who takes the answers."""
-
-    request: offline.Request
-    batch: offline.Batch
-    keep: Keep
-
-
-def questions(
+def generate(
     model_path: str | Path,
     prompts: Sequence[Messages],
-    keep: Keep,
     *,
     max_tokens: int,
     max_prompt_tokens: int = 2048,
@@ -60,10 +50,23 @@ def questions(
     seed: int = 0,
     chat_template_kwargs: dict[str, Any] | None = None,
     constraint: Constraint | None = None,
-) -> Questions:
-    """As `generate` has them. Raises UserError for a bad model path."""
+    placement: Placement = ONE,
+    log_file: str | Path | None = None,
+    progress: bool = True,
+    on_batch: Keep | None = None,
+) -> list[Answer]:
+    """An answer to each of the prompts, in their order.
+
+    A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
+    the template's own arguments; None asks a thinking model to answer right away. `placement`: the replicas, which
+    share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
+    what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
+    is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
+    Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
+    """
     model = check_model_path(model_path)
-    exclude = constraint.exclude if constraint else {}
+    if not prompts:
+        return []
     sampling = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": seed if temperature > 0 else None}
     request = offline.Request(
         model=str(Path(model).absolute()) if Path(model).exists() else model,
@@ -71,88 +74,35 @@ def questions(
         max_prompt_tokens=max_prompt_tokens,
         sampling=sampling,
         seed=seed,
+        tensor_parallel=placement.tensor_parallel,
         chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
         trie=str(Path(constraint.trie).absolute()) if constraint else None,
         num_items=constraint.num_items if constraint else 0,
     )
-    return Questions(request, [(one, exclude.get(prompt_id(one), [])) for one in prompts], keep)
-
-
-def generate(
-    model_path: str | Path,
-    prompts: Sequence[Messages],
-    *,
-    placement: Placement = ONE,
-    log_file: str | Path | None = None,
-    progress: bool = True,
-    on_batch: Keep | None = None,
-    **settings: Any,
-) -> list[Answer]:
-    """An answer to each of the prompts, in their order. settings: those of `questions`.
-
-    A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
-    the template's own arguments; None asks a thinking model to answer right away. `placement`: where the replicas run,
-    which share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
-    what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
-    is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
-    Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
-    """
+    exclude = constraint.exclude if constraint else {}
+    asked = [(one, exclude.get(prompt_id(one), [])) for one in prompts]
     answers: dict[int, Answer] = {}
-
-    def keep(batch: list[tuple[int, Answer]]) -> None:
-        answers.update(batch)
-        if on_batch:
-            on_batch(batch)
-
-    asked = questions(model_path, prompts, keep, **settings)
-    if prompts:
-        with placement.open() as room:
-            answer_side_by_side([asked], room, Path(log_file) if log_file else None, progress)
-    return [answers[index] for index in range(len(prompts))]
-
-
-def answer_side_by_side(asked: Sequence[Questions], room: Room, log: Path | None = None, progress: bool = True) -> None:
-    """Have each model answer; `Questions.keep` gets the answers as they come.
-
-    One model has all replicas. Several go side by side, each on replicas of its own: one, or more where there are more
-    replicas than models.
-    """
     bar = Progress(
-        total=sum(len(of_model.batch) for of_model in asked),
+        total=len(prompts),
         desc="generating (starting vLLM)",
         unit="list",
         mininterval=0.5,
         disable=not progress,
-        note=hub.download_note(asked[0].request.model),
     )
-    with bar, closing(Pool(room, offline.load, log)) as pool:
-        ask(pool, asked, bar, "generating")
-
-
-def ask(pool: Pool, asked: Sequence[Questions], bar: Progress, label: str) -> None:
-    """As `answer_side_by_side`. label: the bar's, once there are answers."""
-    jobs: list[Job] = []
-    whose: list[tuple[Questions, list[int]]] = []  # of a job: its questions, and where its batches start
-    share = max(1, len(pool.room.starts) // len(asked))
-    for of_model in asked:
-        request = replace(of_model.request, tensor_parallel=pool.room.tensor_parallel)
-        size = size_of_batch(len(of_model.batch), share, pool.room.on_gpu)
-        starts = range(0, len(of_model.batch), size)
-        # a job a batch: whoever is free does it. Of several models a job a replica, which loads one model
-        for of_job in [[start] for start in starts] if len(asked) == 1 else [starts[i::share] for i in range(share)]:
-            jobs.append(Job(request, [of_model.batch[start : start + size] for start in of_job]))
-            whose.append((of_model, list(of_job)))
 
     def advance(number: int) -> None:
-        bar.set_description_str(label, refresh=False)
+        bar.set_description_str("generating", refresh=False)
         bar.update(number)
 
-    done = 0
-    for number, part, answers in pool.answers(jobs, advance):
-        of_model, of_job = whose[number]
-        done += len(answers)
-        advance(max(0, done - bar.n))  # a replica on another node says nothing before
-        of_model.keep(list(enumerate(answers, of_job[part])))
+    with bar, placement.open() as room, closing(Pool(room, offline.load, request, log_file)) as pool:
+        size = size_of_batch(len(prompts), len(room.starts), room.on_gpu)
+        starts = range(0, len(prompts), size)
+        for number, of_batch in pool.answers((asked[start : start + size] for start in starts), advance):
+            batch = list(enumerate(of_batch, starts[number]))
+            answers.update(batch)
+            if on_batch:
+                on_batch(batch)
+    return [answers[index] for index in range(len(prompts))]
 
 
 def size_of_batch(prompts: int, replicas: int, on_gpu: bool) -> int:

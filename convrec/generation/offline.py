@@ -1,7 +1,6 @@
 """vLLM's offline engine in a replica's process: a batch of conversations in, their answers out. Imports vllm late."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +14,13 @@ from convrec.generation.prompts import Messages, encode_prompts, load_tokenizer
 # (conversation, items that its list may not hold: of a constrained request)
 Batch = Sequence[tuple[Messages, list[int]]]
 # text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
-# prompt_tokens, prompt_truncated; {} to a conversation that is too long
+# prompt_tokens, prompt_truncated (the prompt's instruction and the end of its conversation are kept)
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an engine is started for. sampling: arguments of vLLM's SamplingParams. cuts: a prompt that is too long
-    keeps its instruction and the end of its conversation; else it has no answer."""
+    """What an engine is started for. sampling: arguments of vLLM's SamplingParams."""
 
     model: str
     max_tokens: int
@@ -31,7 +29,6 @@ class Request:
     seed: int
     tensor_parallel: int = 1
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    cuts: bool = True
     trie: str | None = None  # of a constrained request, which also has
     num_items: int = 0
 
@@ -86,24 +83,25 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
 
     def answer(batch: Batch, tell: Callable[[int], None]) -> list[Answer]:
         conversations = [conversation for conversation, _ in batch]
-        most = limit if request.cuts else sys.maxsize
-        prompts, truncated = encode_prompts(tokenizer, conversations, most, request.chat_template_kwargs)
-        fitting = [index for index, tokens in enumerate(prompts) if len(tokens) <= limit]
-        inputs = [{"prompt_token_ids": prompts[index]} for index in fitting]
+        prompts, truncated = encode_prompts(tokenizer, conversations, limit, request.chat_template_kwargs)
+        inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
         of_prompts = sampling
         if request.trie:
-            of_prompts = [_constrained(sampling, request, batch[index][1]) for index in fitting]
+            of_prompts = [_constrained(sampling, request, excluded) for _, excluded in batch]
         _Bar.tell = staticmethod(tell)
-        answers: list[Answer] = [{} for _ in batch]
-        for index, output in zip(fitting, engine.generate(inputs, of_prompts, use_tqdm=_Bar), strict=True):
+        answers: list[Answer] = []
+        outputs = engine.generate(inputs, of_prompts, use_tqdm=_Bar)
+        for tokens, is_cut, output in zip(prompts, truncated, outputs, strict=True):
             (one,) = output.outputs
-            answers[index] = {
-                "text": one.text,
-                "token_ids": list(one.token_ids),
-                "finish_reason": str(one.finish_reason),
-                "prompt_tokens": len(prompts[index]),
-                "prompt_truncated": truncated[index],
-            }
+            answers.append(
+                {
+                    "text": one.text,
+                    "token_ids": list(one.token_ids),
+                    "finish_reason": str(one.finish_reason),
+                    "prompt_tokens": len(tokens),
+                    "prompt_truncated": is_cut,
+                }
+            )
         return answers
 
     return answer

@@ -1,7 +1,7 @@
-"""Where replicas run: on this node's GPUs or cores, which they divide among them, or over a Ray cluster.
+"""Where replicas run: on this node's GPUs or cores, which they divide among them.
 
 A replica is a process of its own with an engine of `tensor_parallel` GPUs. Each of the commands that ask a local model
-takes the same three options for it: --tensor-parallel, --replicas, --address.
+takes the same two options for it: --tensor-parallel, --replicas.
 """
 
 import argparse
@@ -14,23 +14,23 @@ from pathlib import Path
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.pool import AUTO, Room, count_of
+from convrec.generation.pool import Room
 from convrec.generation.process import Process
 from convrec.runs import guard, supervisor
 
+AUTO = "auto"  # --replicas: as many as there is room for
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of CUDA, ROCm, WSL
 
 
 @dataclass(frozen=True)
 class Placement:
-    """replicas: AUTO: as many as the GPUs of the node (with an address: of the cluster) are enough for; one on a CPU.
+    """replicas: AUTO: as many as the GPUs of the node are enough for; one on a CPU.
 
-    address: of a Ray cluster, as `ray.init` takes it; None: this node. Raises UserError for numbers below 1.
+    Raises UserError for numbers below 1.
     """
 
     replicas: int | str = 1
     tensor_parallel: int = 1
-    address: str | None = None
 
     def __post_init__(self) -> None:
         for option, value in (("--replicas", self.replicas), ("--tensor-parallel", self.tensor_parallel)):
@@ -42,34 +42,24 @@ class Placement:
     def open(self) -> Iterator[Room]:
         """On leaving, whatever has been started there is ended.
 
-        Raises UserError for more replicas than the GPUs are enough for, and for a cluster that does not answer.
+        Raises UserError for more replicas than the GPUs are enough for.
         """
-        if self.address is not None:
-            from convrec.generation.cluster import cluster_room  # imports Ray
-
-            with cluster_room(self.replicas, self.tensor_parallel, self.address) as room:
-                yield room
-            return
         with guard.guarded_children() as folder:  # whatever happens, no engine is left
             supervisor.note(temporary=str(folder))
             yield room_here(self.replicas, self.tensor_parallel, folder, guard.environment(folder))
 
 
-OF_CLUSTER = "of a Ray cluster (auto, HOST:6379) that has the engines, instead of this node"
-
-
-def add_placement(parser: argparse.ArgumentParser, prefix: str = "", address: str = OF_CLUSTER) -> None:
-    """The three options, with `prefix` before the help of the first two; address: help of the third."""
+def add_placement(parser: argparse.ArgumentParser) -> None:
+    """The two options."""
     add = parser.add_argument
-    add("--tensor-parallel", type=int, default=1, help=f"{prefix}GPUs of one engine (%(default)s)")
+    add("--tensor-parallel", type=int, default=1, help="GPUs of one engine (%(default)s)")
     add(
         "--replicas",
         type=_replicas,
         metavar="auto|N",
         default=AUTO,
-        help=f"{prefix}engines side by side (%(default)s: one for every --tensor-parallel GPUs; 1 on a CPU)",
+        help="engines side by side (%(default)s: one for every --tensor-parallel GPUs; 1 on a CPU)",
     )
-    add("--address", help=address)
 
 
 def _replicas(text: str) -> int | str:
@@ -81,7 +71,7 @@ def room_here(replicas: int | str, tensor_parallel: int, folder: Path, environme
     gpus = visible_gpus()
     parts = divide_node(replicas, tensor_parallel, gpus, len(os.sched_getaffinity(0)))
     starts = [partial(Process, environment={**environment, **part}) for part in parts]
-    return Room(starts, tensor_parallel, bool(gpus), folder)
+    return Room(starts, bool(gpus), folder)
 
 
 def visible_gpus() -> list[str]:
@@ -96,7 +86,7 @@ def visible_gpus() -> list[str]:
 
 def divide_node(replicas: int | str, tensor_parallel: int, gpus: Sequence[str], cores: int) -> list[dict[str, str]]:
     """The environment of each replica: GPUs of its own, or its share of the cores. One replica has all there is."""
-    count = count_of(replicas, len(gpus) // tensor_parallel)
+    count = max(1, len(gpus) // tensor_parallel) if replicas == AUTO else int(replicas)
     on_cpu = dict([NO_COMPILER])  # from the beginning: torch reads it once, and transformers may import torch
     if gpus and count * tensor_parallel > len(gpus):
         raise UserError(f"--replicas {count} of {tensor_parallel} GPUs each: this node has {len(gpus)} GPUs")

@@ -1,93 +1,74 @@
-"""Several replicas that share one queue of jobs. A task whose replica is killed is asked again, and no other."""
+"""Several replicas that share one queue of tasks. A task whose replica is killed is asked again, and no other."""
 
 import itertools
-import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-from convrec.generation.process import Died, Load, Replica
+from convrec.generation.process import Died, Load, Process
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
-AUTO = "auto"  # --replicas: as many as there is room for
-Start: TypeAlias = Callable[[Load, Any, Path], Replica]  # of (load, settings, log), as Process takes them
+Start: TypeAlias = Callable[[Load, Any, Path], Process]  # of (load, settings, log), as Process takes them
 
 
 @dataclass(frozen=True)
 class Room:
     """Where replicas are started: each of `starts` has GPUs or cores of its own, and can be called again and again.
 
-    folder: of this node, removed with the replicas, also where this process is killed; None where they are elsewhere.
+    folder: of this node, removed with the replicas, also where this process is killed.
     """
 
     starts: Sequence[Start]
-    tensor_parallel: int
     on_gpu: bool
-    folder: Path | None = None
-
-
-def count_of(replicas: int | str, room: int) -> int:
-    """room: how many replicas the GPUs are enough for."""
-    return max(1, room) if replicas == AUTO else int(replicas)
-
-
-class Job(NamedTuple):
-    """Tasks for one replica, which has loaded `settings`."""
-
-    settings: Any
-    tasks: Sequence[Any]
+    folder: Path
 
 
 class Pool:
-    """The replicas of a room, each started when there is a job for it. `close` ends them."""
+    """The replicas of a room, each started when there is a task for it. `close` ends them."""
 
-    def __init__(self, room: Room, load: Load, log: Path | None = None) -> None:
+    def __init__(self, room: Room, load: Load, settings: Any, log: str | Path | None = None) -> None:
         """
         Args:
             room: open for as long as this is.
-            load: what each replica calls with the settings of its job.
+            load: what each replica calls with the settings.
             log: of the first one, the others' have their index in the name; None: it goes with the room.
         """
-        self.room, self._load = room, load
-        self._log = log or (room.folder or Path()) / "vllm.log"  # of a room elsewhere nothing is written here
+        self._room, self._load, self._settings = room, load, settings
+        self._log = Path(log or room.folder / "vllm.log")
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._replicas: dict[int, tuple[Any, Replica]] = {}  # by its index in the room, with what it has loaded
+        self._replicas: dict[int, Process] = {}  # by its index in the room
         self._own = threading.local()  # a thread's index
         # a thread a replica, which lives as long as the pool: see Process
         self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica", self._begin, (itertools.count(),))
 
     def answers(
-        self, jobs: Iterable[Job], progress: Callable[[int], object] = lambda number: None
-    ) -> Iterator[tuple[int, int, Any]]:
-        """(number of the job, number of the task in it, its answer) as they come. Jobs are drawn as they are needed.
+        self, tasks: Iterable[Any], progress: Callable[[int], object] = lambda number: None
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the task, its answer) as they come. Tasks are drawn as they are needed.
 
         progress: gets the number of what was finished since the last time; a negative one where that was lost with its
-        replica. A replica that has loaded other settings than a job's is ended for it, and another one started.
-        Raises what a replica raises, and RuntimeError for a task that ASKED_AT_MOST replicas did not survive.
+        replica. Raises what a replica raises, and RuntimeError for a task that ASKED_AT_MOST replicas did not survive.
         """
-        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        running = 0
-        for number, job in enumerate(jobs):
-            self._executor.submit(self._do, number, job, results, progress)
-            running += 1
-            if running == 2 * len(self.room.starts):  # for each replica one that it does and one that waits
-                yield from _until_one_is_done(results)
-                running -= 1
-        for _ in range(running):
-            yield from _until_one_is_done(results)
+        running: dict[Future[Any], int] = {}
+        for number, task in enumerate(tasks):
+            running[self._executor.submit(self._ask, task, progress)] = number
+            if len(running) == 2 * len(self._room.starts):  # for each replica one that it does and one that waits
+                yield from _finished(running)
+        while running:
+            yield from _finished(running)
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        for _, replica in self._replicas.values():
+        for replica in self._replicas.values():
             replica.end()
         self._executor.shutdown(cancel_futures=True)
 
@@ -96,16 +77,7 @@ class Pool:
     def _begin(self, numbers: "itertools.count[int]") -> None:
         self._own.index = next(numbers)
 
-    def _do(self, number: int, job: Job, results: "queue.SimpleQueue[Any]", progress: Callable[[int], object]) -> None:
-        """Put what `answers` gives, then None; or the error."""
-        try:
-            for part, task in enumerate(job.tasks):
-                results.put((number, part, self._ask(job.settings, task, progress)))
-            results.put(None)
-        except BaseException as error:
-            results.put(error)
-
-    def _ask(self, settings: Any, task: Any, progress: Callable[[int], object]) -> Any:
+    def _ask(self, task: Any, progress: Callable[[int], object]) -> Any:
         told: list[int] = []
 
         def tell(number: int) -> None:
@@ -115,11 +87,11 @@ class Pool:
 
         for times in itertools.count(1):
             try:
-                return self._replica(settings).ask(task, tell)
+                return self._replica().ask(task, tell)
             except Died as died:
                 if self._is_closed:
                     raise
-                self._replicas.pop(self._own.index)[1].end()
+                self._replicas.pop(self._own.index).end()
                 tell(-sum(told))
                 if times == ASKED_AT_MOST:
                     raise RuntimeError(f"{times} replicas one after the other died of one batch: {died}") from None
@@ -127,23 +99,19 @@ class Pool:
                     f"a replica died ({died.reason}): another one starts and is asked its batch", file=sys.stderr
                 )
 
-    def _replica(self, settings: Any) -> Replica:
+    def _replica(self) -> Process:
         index = self._own.index
         with self._lock:
             if self._is_closed:
                 raise Died("closed")
-            loaded, replica = self._replicas.get(index, (None, None))
-            if replica is None or loaded != settings:
-                if replica is not None:
-                    replica.end()
+            if index not in self._replicas:
                 log = self._log if index == 0 else self._log.with_stem(f"{self._log.stem}-{index}")
-                replica = self.room.starts[index](self._load, settings, log)
-                self._replicas[index] = settings, replica
-            return replica
+                self._replicas[index] = self._room.starts[index](self._load, self._settings, log)
+            return self._replicas[index]
 
 
-def _until_one_is_done(results: "queue.SimpleQueue[Any]") -> Iterator[tuple[int, int, Any]]:
-    while (result := results.get()) is not None:
-        if isinstance(result, BaseException):
-            raise result
-        yield result
+def _finished(running: dict[Future[Any], int]) -> Iterator[tuple[int, Any]]:
+    """Wait for a task, and take what is done out of `running`: answers, and then an error."""
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for task in sorted(done, key=lambda task: task.exception() is not None):
+        yield running.pop(task), task.result()

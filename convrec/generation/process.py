@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # What a child sends: (kind, value). An error's is the exception, None for one that its log has.
 ANSWER, PROGRESS, ERROR = "answer", "progress", "error"
@@ -19,7 +19,7 @@ Load = Callable[[Any], Callable[[Any, Callable[[int], None]], Any]]
 
 
 class Died(Exception):
-    """A replica's process is gone without an answer: killed, out of memory, or its node is lost."""
+    """A replica's process is gone without an answer: killed, or out of memory."""
 
     def __init__(self, reason: str, log: str = "") -> None:
         """log: where it ended."""
@@ -30,19 +30,8 @@ class Died(Exception):
         return "".join(self.args)
 
 
-class Replica(Protocol):
-    def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
-        """The answer to a task; progress gets the number of what was finished since the last time.
-
-        Raises Died; UserError for what the child finds wrong with what it was given; RuntimeError for what it raises.
-        """
-
-    def end(self) -> None:
-        """Kill it, from any thread: an `ask` that waits raises Died. Twice is no error."""
-
-
 class Process:
-    """A Replica on this node. Whatever happens to this process, the child ends with it.
+    """A replica: the child process and the pipe to it. Whatever happens to this process, the child ends with it.
 
     The thread that makes it must live as long: Linux kills the child when that thread ends.
     """
@@ -67,6 +56,10 @@ class Process:
             self._connection.send((load, settings))
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
+        """The answer to a task; progress gets the number of what was finished since the last time.
+
+        Raises Died; UserError for what the child finds wrong with what it was given; RuntimeError for what it raises.
+        """
         with contextlib.suppress(OSError):  # gone: so says what comes next
             self._connection.send(task)
         try:
@@ -80,6 +73,7 @@ class Process:
         return value
 
     def end(self) -> None:
+        """Kill it, from any thread: an `ask` that waits raises Died. Twice is no error."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -2,20 +2,20 @@
 
 pairwise   of the rows with a better response:
            accuracy, accuracy_swapped (A and B shown the other way round), right_both_ways, judge_bench (JudgeBench's
-           score: right one way and not wrong the other), kappa (Cohen's, both ways pooled), agreement (the same
-           response is preferred both ways), inconsistent (another one), says_tie (neither is better), prefers_a (share
-           of A among the preferences, both ways: 0.5 without position bias), no_verdict;
+           score: right one way and not wrong the other), agreement (the same response is preferred both ways),
+           inconsistent (another one), says_tie (neither is better), prefers_a (share of A among the preferences, both
+           ways: 0.5 without position bias), no_verdict;
            `ties`, of the tied rows: tied (no response is preferred both ways), no_verdict
-pointwise  exact_match, mae (mean |predicted - true|), kappa, rank_correlation (Spearman's, ties at their mean rank),
-           reward, no_verdict; of the queries with several responses: pair_ranking and best_of_n
+pointwise  exact_match, mae (mean |predicted - true|), reward, no_verdict; of the queries with several
+           responses: pair_ranking and best_of_n
 
-An answer without a verdict is wrong and agrees with nothing; mae and rank_correlation, which need a number, are over
-the verdicts, and no_verdict says how many are missing. `by_source` and `by_label` have the first metrics again.
+An answer without a verdict is wrong and agrees with nothing; mae, which needs a number, is over the verdicts, and
+no_verdict says how many are missing. `by_source` and `by_label` have the first metrics again.
 `baseline` has each metric of the best judge that always gives the same verdict.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,9 @@ import numpy as np
 from convrec.judges.criteria import SCORES, Scores
 from convrec.judges.ranking import best_of_n, indexes_by, pair_ranking
 from convrec.judges.verdict import TIE
-from convrec.statistics import bootstrap, resamples
+from convrec.statistics import bootstrap
 
 OTHER = {"A": "B", "B": "A", TIE: TIE, None: None}
-NO_VERDICT = "no verdict"  # a category of its own in kappa
 PAIRWISE = ("accuracy", "right_both_ways")  # by source and by label
 POINTWISE = ("exact_match", "reward")
 Summary = dict[str, Any]
@@ -71,15 +70,13 @@ def pairwise_summary(
     rows = [comparison_metrics(true[i], verdicts[i], swapped_verdicts[i]) for i in kept]
     queries, labels = [contexts[i] for i in kept], [true[i] for i in kept]
     share = sum(label == "A" for label in labels) / len(labels) if labels else math.nan
-    said = [verdicts[i] or NO_VERDICT for i in kept] + [OTHER[swapped_verdicts[i]] or NO_VERDICT for i in kept]
     constant = dict.fromkeys(comparison_metrics("A", "A", "A"), 0.0) | {"inconsistent": 1.0, "prefers_a": 1.0}
     constant |= {"accuracy": max(share, 1 - share), "accuracy_swapped": max(share, 1 - share)}
     return _means(rows, queries, seed) | {
-        "kappa": kappa(labels * 2, said, queries * 2, seed),
         "by_source": _by([sources[i] for i in kept] if sources else [], rows, queries, PAIRWISE, seed),
         "by_label": _by(labels, rows, queries, PAIRWISE, seed),
         "ties": _ties([(verdicts[i], swapped_verdicts[i]) for i in ties], [contexts[i] for i in ties], seed),
-        "baseline": constant | {"kappa": 0.0},
+        "baseline": constant,
     }
 
 
@@ -117,7 +114,6 @@ def pointwise_summary(
         }
         for label, verdict, reward in zip(true, verdicts, rewards, strict=True)
     ]
-    given = [(t, v, c) for t, v, c in zip(true, verdicts, contexts, strict=True) if v is not None]
     constants = np.arange(scores[0], scores[1] + 1)
     off_SR = np.abs(constants[:, None] - np.array(true)[None])
     baseline = {
@@ -125,15 +121,8 @@ def pointwise_summary(
         "mae": float(off_SR.mean(1).min()),
         "reward": constant_reward,
         "no_verdict": 0.0,
-        "kappa": 0.0,
-        "rank_correlation": 0.0,
     }
-    summary = _means(rows, contexts, seed) | {
-        "kappa": kappa(true, [NO_VERDICT if v is None else v for v in verdicts], contexts, seed),
-        "rank_correlation": rank_correlation(
-            [t for t, _, _ in given], [v for _, v, _ in given], [c for *_, c in given], seed
-        ),
-    }
+    summary = _means(rows, contexts, seed)
     pairs, best = pair_ranking(true, verdicts, contexts), best_of_n(true, verdicts, contexts)
     if pairs:
         summary["pair_ranking"] = _mean([value for value, _ in pairs], [c for _, c in pairs], seed)
@@ -171,67 +160,3 @@ def _by(
         str(name): _means([{key: rows[i][key] for key in metrics} for i in own], [contexts[i] for i in own], seed)
         for name, own in sorted(indexes_by(names).items(), key=lambda item: str(item[0]))
     }
-
-
-# ---- statistics of the table true x predicted
-
-
-def kappa(true: Sequence[Hashable], predicted: Sequence[Hashable], contexts: Sequence[Hashable], seed: int) -> Summary:
-    """Cohen's: how much more often they agree than two who give these answers at random would."""
-
-    def statistic(table: np.ndarray) -> float:
-        shares = table / table.sum()
-        chance = float(shares.sum(0) @ shares.sum(1))
-        return (float(np.trace(shares)) - chance) / (1 - chance) if chance < 1 else math.nan
-
-    return _of_table(true, predicted, contexts, statistic, seed)
-
-
-def rank_correlation(
-    true: Sequence[int], predicted: Sequence[int], contexts: Sequence[Hashable], seed: int = 3407
-) -> Summary:
-    """Spearman's correlation of scores; NaN where one side never varies."""
-    return _of_table(true, predicted, contexts, _spearman, seed)
-
-
-def _of_table(
-    true: Sequence[Any],
-    predicted: Sequence[Any],
-    contexts: Sequence[Hashable],
-    statistic: Callable[[np.ndarray], float],
-    seed: int,
-) -> Summary:
-    """The statistic of the counts (K, K) over the K answers that occur, in order, and its bootstrap standard error."""
-    if not true:
-        return {"mean": math.nan, "se": math.nan}
-    known: Mapping[Any, int] = {
-        name: index for index, name in enumerate(sorted({*true, *predicted}, key=lambda name: (str(type(name)), name)))
-    }
-    indexes: dict[Hashable, int] = {}
-    context_R = np.array([indexes.setdefault(context, len(indexes)) for context in contexts])
-    size = len(known)
-    cell_R = np.array([known[t] * size + known[p] for t, p in zip(true, predicted, strict=True)])
-
-    def statistic_of(weights_R: np.ndarray) -> float:
-        return statistic(np.bincount(cell_R, weights_R, size * size).reshape(size, size))
-
-    whole = statistic_of(np.ones(len(cell_R)))
-    if len(indexes) == 1:
-        return {"mean": whole, "se": math.nan}
-    drawn = (times_C for times_SC in resamples(len(indexes), seed) for times_C in times_SC)
-    resampled = np.array([statistic_of(times_C[context_R]) for times_C in drawn])
-    resampled = resampled[~np.isnan(resampled)]
-    return {"mean": whole, "se": float(resampled.std(ddof=1)) if len(resampled) > 1 else math.nan}
-
-
-def _spearman(table: np.ndarray) -> float:
-    """From the table of counts: Pearson's correlation of the mean ranks of the scores."""
-    total = table.sum()
-
-    def centred_ranks(counts: np.ndarray) -> np.ndarray:
-        return np.cumsum(counts) - (counts - 1) / 2 - (total + 1) / 2
-
-    rows, columns = table.sum(1), table.sum(0)
-    x, y = centred_ranks(rows), centred_ranks(columns)
-    spread = math.sqrt(float((rows * x**2).sum() * (columns * y**2).sum()))
-    return float(x @ table @ y) / spread if spread else math.nan

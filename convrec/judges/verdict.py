@@ -8,9 +8,6 @@ prompt may have opened the thinking already (`in_thinking`). A tag is well forme
 opens again; the last one is the verdict, whether or not it can be read: an answer that ends in `<score>10</score>` has
 none, though an earlier tag held a 3. An answer whose tags say two things has no verdict either.
 
-`lenient` reads what judges write that were not trained on the form: `A.`, `**A**`, `3.0`, `3/4` (of the highest score),
-tags in capitals, and, where there is no tag at all, a last line that is nothing but the verdict.
-
 Each character is looked at a fixed number of times: megabytes of hostile text take milliseconds.
 """
 
@@ -21,16 +18,12 @@ from typing import TypeVar
 from convrec.judges.criteria import SCORES, Scores
 
 TIE = "tie"
-READINGS = ("strict", "lenient")
 PREFERENCES = {"a": "A", "b": "B", "response a": "A", "response b": "B"}
 TIES = dict.fromkeys(("tie", "both", "neither", "equal", "same"), TIE)
 LONGEST = 100  # characters of a tag's content that are looked at; no verdict is that long
 
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE | re.ASCII)
 _OPENED = re.compile(r"<think(?:ing)?>\s*\Z", re.IGNORECASE | re.ASCII)
-_VERDICT_TAG = re.compile(r"</?(?:score|better)>", re.IGNORECASE | re.ASCII)
-_DECORATION = " \t\r\n*_`'\"“”.,:;!()[]"
-_LENIENT_SCORE = re.compile(r"(\d{1,3})(?:\.0{1,3})?(?: ?(?:/|out of) ?(\d{1,3})(?:\.0{1,3})?)?", re.ASCII)
 
 Verdict = TypeVar("Verdict", int, str)
 
@@ -47,12 +40,6 @@ def outside_thinking(text: str, in_thinking: bool = False) -> str:
         elif not is_open:
             end, is_open = tag.start(), True
     return text[start:end]
-
-
-def thinking_of(text: str) -> str:
-    """What stands before the last end of thinking, without think tags; "" where the thinking does not end."""
-    ends = [tag.start() for tag in _THINK.finditer(text) if tag[1]]
-    return _THINK.sub("", text[: ends[-1]]).strip() if ends else ""
 
 
 def opens_thinking(prompt: str) -> bool:
@@ -73,25 +60,14 @@ def last_tag(text: str, name: str) -> str | None:
     return None
 
 
-def score_verdict(
-    text: str, scores: Scores = SCORES, *, in_thinking: bool = False, lenient: bool = False
-) -> int | None:
+def score_verdict(text: str, scores: Scores = SCORES, *, in_thinking: bool = False) -> int | None:
     """The score that the answer gives, None when it gives none: no tag, a number outside `scores`, words, or two."""
     low, high = scores
     names = {str(score): score for score in range(low, high + 1)}  # ASCII: int() takes the digits of other scripts
-
-    def read(content: str) -> int | None:
-        if not lenient:
-            return names.get(content)
-        number = _LENIENT_SCORE.fullmatch(content.strip(_DECORATION).lower())
-        if number is None or (number[2] and int(number[2]) != high):
-            return None
-        return names.get(str(int(number[1])))
-
-    return _verdict(text, "score", read, in_thinking, lenient)
+    return _verdict(text, "score", names.get, in_thinking)
 
 
-def comparison_verdict(text: str, *, in_thinking: bool = False, lenient: bool = False) -> str | None:
+def comparison_verdict(text: str, *, in_thinking: bool = False) -> str | None:
     """ "A", "B", or "tie" where the answer says that neither is better; None when it says none of these, or two.
 
     `b` and `Response B` are as clear as `B`; `A or B`, the form itself, is no answer.
@@ -99,32 +75,25 @@ def comparison_verdict(text: str, *, in_thinking: bool = False, lenient: bool = 
     names = PREFERENCES | TIES
 
     def read(content: str) -> str | None:
-        return names.get(" ".join((content.strip(_DECORATION) if lenient else content).lower().split()))
+        return names.get(" ".join(content.lower().split()))
 
-    return _verdict(text, "better", read, in_thinking, lenient)
+    return _verdict(text, "better", read, in_thinking)
 
 
-def preference_verdict(text: str, *, in_thinking: bool = False, lenient: bool = False) -> str | None:
+def preference_verdict(text: str, *, in_thinking: bool = False) -> str | None:
     """ "A" or "B", None when the answer prefers neither."""
-    verdict = comparison_verdict(text, in_thinking=in_thinking, lenient=lenient)
+    verdict = comparison_verdict(text, in_thinking=in_thinking)
     return None if verdict == TIE else verdict
 
 
-def _verdict(
-    text: str, name: str, read: Callable[[str], Verdict | None], in_thinking: bool, lenient: bool
-) -> Verdict | None:
+def _verdict(text: str, name: str, read: Callable[[str], Verdict | None], in_thinking: bool) -> Verdict | None:
     text = outside_thinking(text, in_thinking)
-    if lenient:
-        text = _VERDICT_TAG.sub(lambda tag: tag[0].lower(), text)
 
     def read_short(content: str) -> Verdict | None:
         return read(content.strip()) if len(content) <= LONGEST else None
 
-    opening = f"<{name}>"
-    if lenient and opening not in text:
-        return read_short(text.rstrip().rpartition("\n")[2])
     content = last_tag(text, name)
     verdict = None if content is None else read_short(content)
     # a tag that is not closed may contradict as well
-    contents = {part.partition("<")[0] for part in text.split(opening)[1:]}
+    contents = {part.partition("<")[0] for part in text.split(f"<{name}>")[1:]}
     return verdict if {read_short(content) for content in contents} <= {verdict, None} else None

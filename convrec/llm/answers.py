@@ -41,7 +41,7 @@ class NoAnswer(Answer):
 
 @dataclass
 class Usage:
-    """What one client did. Tokens and cost are those paid for now: cached answers cost nothing."""
+    """What one client did. Tokens are those paid for now: cached answers cost nothing."""
 
     asked: int = 0
     cached: int = 0
@@ -50,13 +50,11 @@ class Usage:
     rate_limited: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cost: float | None = None
 
     def __str__(self) -> str:
         text = (
             f"{self.asked} asked, {self.cached} from the cache, {self.prompt_tokens} + {self.completion_tokens} tokens"
         )
-        text += f", {self.cost:.4f} paid" if self.cost is not None else ""
         text += f", {self.rate_limited} rate limits" if self.rate_limited else ""
         text += f", {self.refused} refused" if self.refused else ""
         return text + (f", {self.failed} without an answer" if self.failed else "")

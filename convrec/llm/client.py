@@ -62,7 +62,6 @@ class LLM:
         concurrency: int = 16,
         max_retries: int = MAX_RETRIES,
         timeout: float = 600.0,
-        price: Sequence[float] | None = None,
         most_failed: float = 0.0,
     ) -> None:
         """
@@ -71,7 +70,6 @@ class LLM:
             concurrency: requests in flight at once.
             max_retries: of one request, before it has failed.
             timeout: seconds for one answer; a request that takes longer is retried.
-            price: of a million prompt tokens and a million completion tokens, in any currency.
             most_failed: share of all questions that may fail; then their answer is a NoAnswer. 0: the first one stops
                 the run.
         """
@@ -80,9 +78,9 @@ class LLM:
                 f"concurrency {concurrency}, retries {max_retries}, timeout {timeout}: at least 1, 0 and above 0"
             )
         self.endpoint, self.cache = endpoint, AnswerCache(cache)
-        self.concurrency, self.max_retries, self.timeout, self.price = concurrency, max_retries, timeout, price
+        self.concurrency, self.max_retries, self.timeout = concurrency, max_retries, timeout
         self.most_failed = most_failed
-        self.usage = Usage(cost=None if price is None else 0.0)
+        self.usage = Usage()
         self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's path
         self._questions = 0  # of all calls
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
@@ -103,9 +101,6 @@ class LLM:
             if isinstance(error, _GivenUp):
                 raise UserError(f"{error}; what was answered is kept, run again to go on") from None
             raise
-
-    def close(self) -> None:
-        """Nothing is open between two calls."""
 
     async def _ask_all(self, prompts: Sequence[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -213,9 +208,6 @@ class LLM:
         assert answer is not None  # or _after_reply has refused it
         self.usage.prompt_tokens += answer.prompt_tokens
         self.usage.completion_tokens += answer.completion_tokens
-        if self.price is not None and self.usage.cost is not None:
-            prompt_price, completion_price = self.price
-            self.usage.cost += (prompt_price * answer.prompt_tokens + completion_price * answer.completion_tokens) / 1e6
         return answer
 
     # ---- around each request of the library, a retry too

@@ -1,4 +1,4 @@
-"""What is drawn of runs: line charts over steps and gains over a reference. convrec.report.drawing draws them."""
+"""What is drawn of runs: line charts over steps. convrec.report.drawing draws them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,16 +47,6 @@ class Chart:
             of = f" of {', '.join(without)}" if len(self.lines) > 1 else ""
             sentences.append(f"The standard error{of} was not logged: a small change may be noise.")
         return " ".join(sentences)
-
-
-@dataclass(frozen=True)
-class GainChart:
-    """gains: a row's name (a metric, or a model) -> how much is gained over the reference that the title names: "mean"
-    of the differences row by row, "se" its standard error, "p" two-sided, of a mean of 0."""
-
-    title: str
-    gains: Mapping[str, Mapping[str, float]]
-    caption: str = ""
 
 
 def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:

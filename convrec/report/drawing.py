@@ -17,29 +17,23 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from convrec.files import written_whole
-from convrec.report.charts import Chart, GainChart, smoothed
+from convrec.report.charts import Chart, smoothed
 
-TEXT = "#5a6675"
 LINES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
 RANKS = ("#08306b", "#2060aa", "#238276", "#5f8a50", "#a86e03", "#b5461a")
 DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
 FEW = 4  # lines whose single steps are drawn behind their smoothed curves
 POINTS = 400  # drawn of a line at the most: more cannot be seen
-LONGEST = 28  # characters of a row's name
 WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
 STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
-def svg_of(chart: Chart | GainChart) -> str:
+def svg_of(chart: Chart) -> str:
     """The chart without title and legend, which the page has."""
-    height = 0.6 + 0.26 * len(chart.gains) if isinstance(chart, GainChart) else HEIGHT
     with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axis = figure.subplots()
-        if isinstance(chart, GainChart):
-            draw_gains(axis, chart)
-        else:
-            draw_chart(axis, chart)
+        draw_chart(axis, chart)
         for patch in (figure.patch, axis.patch):
             patch.set_visible(False)  # the page's own background
         text = io.StringIO()
@@ -108,20 +102,6 @@ def draw_chart(axis: Axes, chart: Chart) -> None:
     axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
 
 
-def draw_gains(axis: Axes, chart: GainChart) -> None:
-    """A row for each gain: its mean, a thick line of one standard error to each side and a thin one of two."""
-    axis.axvline(0, color=TEXT, linewidth=1)
-    for row, gain in enumerate(chart.gains.values()):
-        for errors, width in ((2, 1.2), (1, 4)):
-            if math.isfinite(gain["se"]):  # not of a single conversation
-                ends = [gain["mean"] - errors * gain["se"], gain["mean"] + errors * gain["se"]]
-                axis.plot(ends, [-row, -row], color=LINES[0], linewidth=width)
-        axis.plot([gain["mean"]], [-row], "o", color=LINES[0], markersize=6)
-    axis.set_yticks([-row for row in range(len(chart.gains))], [_shortened(name) for name in chart.gains])
-    axis.set_ylim(0.6 - len(chart.gains), 0.6)
-    axis.grid(axis="y", visible=False)
-
-
 def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
     """The axis' limits widened to the chart's span: downwards, but not below 0 where nothing is drawn there."""
     low, high = axis.get_ylim()
@@ -135,10 +115,6 @@ def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]
     """At most about POINTS points, the last one among them."""
     every = math.ceil(len(points) / POINTS)
     return [*points[:-1:every], points[-1]]
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 def _look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:

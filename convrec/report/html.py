@@ -16,18 +16,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from convrec.files import write_text
-from convrec.report.charts import Chart, GainChart
+from convrec.report.charts import Chart
 from convrec.report.drawing import line_key, svg_of
 from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 
-MANY = 5  # models or runs that fit beside each other
 Table = Sequence[Mapping[str, Any]]
 NO_EVALUATION: Mapping[str, Any] = {
     "headline": "",
     "gains": (),
     "table": (),
     "about_table": (),
-    "slices": {},
     "examples": (),
 }
 
@@ -36,10 +34,9 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
     """Write the page, whole or not at all, and return its path. Parts with an entry in NO_EVALUATION can be left out.
 
     title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. charts: heading ->
-    what is drawn under it. headline: the result in a sentence. gains: GainCharts. table: a mapping for each model:
-    "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in order
-    of first appearance. slices: an evaluation's name -> a table of parts of the split, of the same form. examples: of
-    page.Example.
+    what is drawn under it. headline: the result in a sentence. gains: of page.GainTable. table: a mapping for each
+    model: "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in
+    order of first appearance. examples: of page.Example.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -69,36 +66,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of cells under column names, each row with its name. is_wide: it was turned for its many columns."""
+    """A table of cells under column names, each row with its name."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
-    is_wide: bool = False
 
 
-def _grid(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell]]]) -> Grid:
-    """Many columns become rows, because paper and telephones are narrow."""
-    if len(columns) <= MANY:
-        return Grid(columns, rows)
-    turned = zip(columns, zip(*(cells for _, cells in rows), strict=True), strict=True)
-    return Grid([name for name, _ in rows], list(turned), is_wide=True)
-
-
-def _metrics_grid(table: Table, marks_best: bool = True) -> Grid:
+def _metrics_grid(table: Table) -> Grid:
     """A row for each metric; the best model of Recall and of NDCG is marked."""
     rows = []
     for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
         values = [row.get(metric) for row in table]
         means = [_mean_of(value) for value in values]
         known = [mean for mean in means if mean is not None]
-        higher_is_better = marks_best and metric.lower().startswith(("recall", "ndcg"))
+        higher_is_better = metric.lower().startswith(("recall", "ndcg"))
         best = max(known) if higher_is_better and len(known) > 1 else None
         cells = [
             Cell(*cell_text(value), is_best=best is not None and mean == best)
             for value, mean in zip(values, means, strict=True)
         ]
         rows.append((metric, cells))
-    return _grid([str(row["model"]) for row in table], rows)
+    return Grid([str(row["model"]) for row in table], rows)
 
 
 def _mean_of(value: Any) -> float | None:
@@ -114,7 +102,7 @@ def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dic
     }
     shared = {key: row[0] for key, row in values.items() if len(set(row)) == 1}
     rows = [(key, [Cell(value) for value in row]) for key, row in values.items() if key not in shared]
-    return _grid(list(facts), rows) if rows else None, shared
+    return Grid(list(facts), rows) if rows else None, shared
 
 
 def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
@@ -126,7 +114,7 @@ def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
     ]
 
 
-def _picture(chart: Chart | GainChart) -> str:
+def _picture(chart: Chart) -> str:
     """The address of a picture that is in it."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(chart).encode()).decode()}"
 

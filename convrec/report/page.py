@@ -45,6 +45,16 @@ class Example:
         return sum(HIT in line.marks for line in self.lists[name])
 
 
+@dataclass(frozen=True)
+class GainTable:
+    """gains: metric -> how much is gained over the reference that the title names: "mean" of the differences row by
+    row, "se" its standard error, "p" two-sided, of a mean of 0."""
+
+    title: str
+    gains: Mapping[str, Mapping[str, float]]
+    caption: str = ""
+
+
 def mark_list(
     text: str,
     matcher: Matcher,

@@ -1,16 +1,15 @@
-"""What a run is, for its reader: what was trained on what, when and with which versions, and its settings."""
+"""What a run is, for its reader: how far it is, when and with which versions it was started, and its settings."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from convrec.runs.folder import METRICS, RL_MODEL, SFT_MODEL, setting
+from convrec.runs.folder import RL_MODEL, SFT_MODEL, setting
 from convrec.runs.starts import read_starts
 
 _TRAINING_DATA = "data.train_files"
 _STEPS = "trainer.total_training_steps"
-_MODEL_FOLDERS = ("huggingface", "merged", "actor")  # of a checkpoint global_step_N
 
 _RL = {
     "prompts a step": "data.train_batch_size",
@@ -56,21 +55,16 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[str, str]:
-    """What was trained on what, when and with what: name -> text. What the run did not note is left out."""
+    """How far it is, when it was started and with what: name -> text. What the run did not note is left out."""
     starts = read_starts(run_folder)
-    newest = max(run_folder.glob(f"{METRICS}/[0-9]*.jsonl"), key=lambda path: path.stat().st_mtime)
-    logged = datetime.fromtimestamp(newest.stat().st_mtime, UTC)
-    planned, data = setting(config, _STEPS), setting(config, _TRAINING_DATA)
+    planned = setting(config, _STEPS)
     last = starts[-1] if starts else {"versions": {}, "commit": None}
+    times = [datetime.fromisoformat(start["time"]).astimezone(UTC) for start in starts]
     facts = {
-        "started from": _short_model(setting(config, RL_MODEL) or setting(config, SFT_MODEL)),
-        "trained on": ", ".join(Path(file).name for file in ([data] if isinstance(data, str) else data or ())),
         "steps": f"{steps_made} of {planned}" if planned else str(steps_made),
-        "started": ", ".join(_minute(datetime.fromisoformat(start["time"])) for start in starts),
-        "last logged": _minute(logged),
+        "started": ", ".join(f"{time:%Y-%m-%d %H:%M} UTC" for time in times),
         "versions": ", ".join(f"{name} {version}" for name, version in last["versions"].items()),
         "commit": last["commit"] or "",
-        "folder": run_folder.name,
     }
     return {name: text for name, text in facts.items() if text}
 
@@ -78,17 +72,3 @@ def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[
 def settings_of(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
     settings = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _minute(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _short_model(model: str | None) -> str:
-    """`sft/global_step_20` of a checkpoint's folder; the name of any other folder; a Hub id as it is."""
-    if not model or not Path(model).is_absolute():
-        return model or ""
-    parts = list(Path(model).parts)
-    while parts[-1] in _MODEL_FOLDERS:
-        parts.pop()
-    return "/".join(parts[-2:] if parts[-1].startswith("global_step_") else parts[-1:])

@@ -159,21 +159,13 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def cut_off_step(run_folder: Path, step: int) -> dict[str, float]:
-    """What was logged of a step before its checkpoint, where the run ended before the step did; else {}.
-
-    Its times are then missing, and its validation if it was due for one. SFT logs all of a step before its checkpoint.
-    """
-    lines = [row for row in NewMetrics(run_folder).read() if row["step"] == step]
-    if not lines or TRAINED not in lines[-1] or ENDED in lines[-1]:
-        return {}
-    return {name: value for name, value in lines[-1].items() if name != "step" and value is not None}
-
-
 def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int | None) -> bool:
-    """Whether the run ended between the checkpoint of the step and a validation it was due for."""
-    is_due = test_freq > 0 and (step % test_freq == 0 or step == last_step)
-    return is_due and bool(cut_off_step(run_folder, step))
+    """Whether the run ended between the checkpoint of the step and a validation it was due for. (SFT logs all of a step
+    before its checkpoint.)"""
+    if test_freq <= 0 or (step % test_freq and step != last_step):
+        return False
+    lines = [row for row in NewMetrics(run_folder).read() if row["step"] == step]
+    return bool(lines) and TRAINED in lines[-1] and ENDED not in lines[-1]
 
 
 def latest_step(run_folder: Path) -> int:

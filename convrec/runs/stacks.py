@@ -1,24 +1,19 @@
 """What every process of a run does on this node: its state and the stacks of its threads, as text.
 
-py-spy, which Ray brings, reads them from outside, where the kernel lets it; else the process writes its own
-(faulthandler), which one that is stopped or hangs in the kernel cannot. Imports the standard library alone.
+Each process writes its own (faulthandler), which one that is stopped or hangs in the kernel cannot: that it is so is
+said of it instead. Imports the standard library alone.
 """
 
+import contextlib
 import faulthandler
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from convrec.runs import guard_process
 
-SPY_SECONDS = 20.0
-SELF_SECONDS = 2.0
-THREADS = 4
+SECONDS = 2.0  # for all of them to write
 STACKS = "stacks"
 STACKS_SIGNAL = signal.SIGRTMIN + 3  # nothing else of a run uses it
 STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a disk or a network file system"}
@@ -40,8 +35,12 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
     """(the stacks of all processes in Python that belong to the run with this temporary folder, and of others, Ray's
     raylet, that are stopped; those that cannot run and why)."""
     pids = sorted(guard_process.processes_of(Path(folder)))
-    with ThreadPoolExecutor(THREADS) as threads:
-        found = [stack for stack in threads.map(lambda pid: _of_process(pid, Path(folder), node), pids) if stack]
+    for pid in pids:
+        if (Path(folder) / STACKS / str(pid)).exists():  # else the signal would end it
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(pid, STACKS_SIGNAL)
+    time.sleep(SECONDS)
+    found = [stack for pid in pids if (stack := _of_process(pid, Path(folder), node))]
     return "\n".join(text for text, _ in found), [blamed for _, blamed in found if blamed]
 
 
@@ -55,33 +54,8 @@ def _of_process(pid: int, folder: Path, node: str) -> tuple[str, str] | None:
         return None
     if not program.startswith("python") and state not in "Tt":
         return None
-    text = _by_py_spy(pid) or _by_itself(pid, folder) or "its stacks cannot be read"
-    trouble = STATES.get(state)
-    described = f"--- process {pid} on {node}, {name}{f': {trouble}' if trouble else ''}\n{text.strip()}"
-    return described, f"process {pid} on {node} ({name}) {trouble}" if trouble else ""
-
-
-def _by_py_spy(pid: int) -> str:
-    beside = Path(sys.executable).with_name("py-spy")
-    program = str(beside) if beside.exists() else shutil.which("py-spy")
-    if program is None:
-        return ""
-    try:
-        # not blocking: a process that is stopped already could not be stopped for it
-        command = [program, "dump", "--nonblocking", "--pid", str(pid)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS, check=False)
-    except (subprocess.TimeoutExpired, OSError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _by_itself(pid: int, folder: Path) -> str:
     file = folder / STACKS / str(pid)
-    if not file.exists():
-        return ""
-    try:
-        os.kill(pid, STACKS_SIGNAL)
-        time.sleep(SELF_SECONDS)
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
+    text = file.read_text(errors="replace").strip() if file.exists() else ""
+    trouble = STATES.get(state)
+    described = f"--- process {pid} on {node}, {name}{f': {trouble}' if trouble else ''}\n{text or 'no stacks of it'}"
+    return described, f"process {pid} on {node} ({name}) {trouble}" if trouble else ""

@@ -170,54 +170,23 @@ class Recommender:
         return await self.engine.arun(self._write(prepared))
 
     def recommend_batch(
-        self,
-        conversations: Sequence[Conversation],
-        k: int = 20,
-        *,
-        seen: Sequence[ItemNames] | None = None,
-        allow: Sequence[ItemNames | None] | None = None,
-        exclude: Sequence[ItemNames] | None = None,
+        self, conversations: Sequence[Conversation], k: int = 20, filters: Sequence[Filters] | None = None
     ) -> list[Recommendations]:
-        """A list for each conversation, written together. seen, allow, exclude: one entry a conversation, or None.
-
-        Raises UserError, which names the conversation by its number from 0, before any list is written.
-        """
-        count = len(conversations)
-        given = {"seen": seen, "allow": allow, "exclude": exclude}
-        of_all = {name: entries for name, entries in given.items() if entries is not None}
-        for name, entries in of_all.items():
-            if len(entries) != count:
-                raise UserError(f"{name}: {len(entries)} entries for {count} conversations; give one each")
-        prepared = []
-        for index, conversation in enumerate(conversations):
-            try:
-                filters: Any = {name: entries[index] for name, entries in of_all.items()}
-                prepared.append(self._prepare(conversation, k, **filters))
-            except UserError as error:
-                raise UserError(f"conversation {index}: {error}") from None
+        """A list for each conversation, written together. filters: `seen`, `allow`, `exclude` of each. Raises UserError
+        as `recommend` does, before any list is written, and ValueError for another number of filters."""
+        of_each = filters or [Filters()] * len(conversations)
+        prepared = [self._prepare(said, k, **given) for said, given in zip(conversations, of_each, strict=True)]
 
         async def write_all() -> list[Recommendations]:
-            try:
-                async with asyncio.TaskGroup() as group:  # one that fails ends all
-                    tasks = [group.create_task(self._write(one)) for one in prepared]
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-            return [task.result() for task in tasks]
+            return await asyncio.gather(*map(self._write, prepared))
 
         return self.engine.run(write_all())
-
-    async def astream(
-        self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
-    ) -> AsyncIterator[RecommendedItem]:
-        """The items of `recommend` one by one, each as soon as its line is finished. Closed early, the engine stops."""
-        _, items = self.open_stream(conversation, k, **filters)
-        async for item in items:
-            yield item
 
     def open_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem]]:
-        """(what is known of the list before its first item, with no items; the items, as `astream` gives them)."""
+        """(what is known of the list before its first item, with no items; the items, each as soon as its line is
+        finished). Where the items are closed early, the engine stops."""
         prepared = self._prepare(conversation, k, **filters)
         facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
         return facts, self.engine.iterate(self._items(prepared))

@@ -28,7 +28,7 @@ from convrec.training import registration
 from convrec.training.registration import register_rollout
 from convrec.training.validation import ValidatesDirectly
 from convrec.training.watch import liveness
-from convrec.training.worker import ConvRecWorker, report_new_rate
+from convrec.training.worker import ConvRecWorker
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,7 @@ class ConvRecMixin(ValidatesDirectly):
         self._prepare_workers()
         super()._load_checkpoint()
         schedule = [(int(step), float(lr)) for step, lr in self.settings.lr_schedule or ()]
-        rates = self.actor_rollout_wg.set_learning_rate(schedule, self.parameter_sync_step)
-        report_new_rate(self.global_steps, *rates[0])
+        self.actor_rollout_wg.set_learning_rate(schedule, self.parameter_sync_step)
         rollout.retry_failed_prompts()
 
     def _prepare_workers(self) -> None:

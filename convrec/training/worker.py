@@ -1,7 +1,5 @@
 """The verl worker of a run: actor, rollout and reference, with the rank-level loss at hand."""
 
-import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -25,8 +23,6 @@ from convrec.training import registration
 from convrec.training.attention import varlen
 from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
 from convrec.training.log_prob_head import constrain, fuse
-
-logger = logging.getLogger(__name__)
 
 
 class ConvRecWorker(ActorRolloutRefWorker):
@@ -55,8 +51,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_learning_rate(self, *args: Any) -> tuple[float, float]:
-        return set_learning_rate(self.actor.engine, *args)
+    def set_learning_rate(self, *args: Any) -> None:
+        set_learning_rate(self.actor.engine, *args)
 
 
 class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
@@ -88,9 +84,7 @@ def send_weights_as(engine: Any, dtype: torch.dtype) -> None:
     engine.get_per_tensor_param = in_dtype
 
 
-def set_learning_rate(
-    engine: Any, schedule: Sequence[tuple[int, float]] = (), updates_per_step: int = 1
-) -> tuple[float, float]:
+def set_learning_rate(engine: Any, schedule: Sequence[tuple[int, float]] = (), updates_per_step: int = 1) -> None:
     """Have verl's engine train with the learning rate of the settings, from its next update on.
 
     A checkpoint brings back the rate that it was saved with; of that, only the number of updates is kept. From here on
@@ -101,11 +95,8 @@ def set_learning_rate(
         schedule: (step, lr) pairs in rising order of step, the first at 0: from that trainer step on, that lr; steps
             count from 1. Empty: verl's schedule of the optimizer's settings.
         updates_per_step: how often the schedule is advanced in a trainer step.
-
-    Returns the rates of the next update: what it would have been, and what it is.
     """
     optimizer, updates = engine.optimizer, engine.lr_scheduler.last_epoch
-    before = optimizer.param_groups[0]["lr"]
     lr, factor = engine.optimizer_config.lr, engine.lr_scheduler.lr_lambdas
     if schedule:
         lr, factor = 1.0, _pieces(schedule, updates_per_step)
@@ -114,7 +105,6 @@ def set_learning_rate(
     engine.lr_scheduler = LambdaLR(optimizer, factor, updates - 1)
     engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
     engine.lr_scheduler_step = partial(_advance, engine)
-    return before, optimizer.param_groups[0]["lr"]
 
 
 def _pieces(schedule: Sequence[tuple[int, float]], updates_per_step: int) -> Callable[[int], float]:
@@ -131,9 +121,3 @@ def _advance(engine: Any) -> float:
     (lr, *_) = engine.lr_scheduler.get_last_lr()
     engine.lr_scheduler.step()
     return lr
-
-
-def report_new_rate(step: int, saved: float, lr: float) -> None:
-    """Say that a run resumed after `step` does not train with its checkpoint's learning rate."""
-    if step and not math.isclose(saved, lr, rel_tol=1e-9):
-        logger.warning("step %d: learning rate %g by the settings; the checkpoint's was %g", step + 1, lr, saved)

@@ -16,7 +16,7 @@ Row: TypeAlias = dict[str, Any]  # of the judges' schema, and `place`: the recor
 
 
 class LeftOut(NamedTuple):
-    """A record, or one of its comparisons, that is in no split. kind: ties, identical, contradictory or too_long."""
+    """A record, or one of its comparisons, that is in no split. kind: ties, identical or contradictory."""
 
     place: str
     kind: str

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.data.damage import BadRecord, Damage, kind_of, unit_of
-from convrec.data.records import LONGEST_LINE, read_records
+from convrec.data.records import read_records
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
 from convrec.lists.ranks import Item
@@ -25,14 +25,14 @@ _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
-def read_catalog(path: Path, damage: Damage, longest_line: float = LONGEST_LINE) -> tuple[pa.Table, bool]:
+def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
     """(table of title, year and further columns; whether items have years). Damaged rows go to `damage`.
 
     All items have a year or none has.
     """
     items: dict[int, dict[str, Any]] = {}  # row -> its record, with title and year as they are compared
     first: dict[tuple[str, int | None, str | None], int] = {}
-    for row, record in read_records(path, damage, longest_line):
+    for row, record in read_records(path, damage):
         try:
             title, year = _read_entry(record)
             item_id = _read_id(record)

@@ -9,7 +9,7 @@ candidates   a conversation's candidates alone, which come in another order; gro
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,15 +26,14 @@ from convrec.lists.matching import Matcher
 from convrec.progress import Progress
 from data_prep.stages import reflect, remap
 from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
-from data_prep.stages.ranges import ALONE, Range, RangeMap, Workers, ranges_of
+from data_prep.stages.ranges import Range, RangeMap, processes, ranges_of
 from data_prep.stages.record import Summary, count_rows, read_range, read_record
-from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, item_name, year_column
+from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, year_column
 from data_prep.stages.spaces import space_of
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
 PENALTY = {"catalog": 10.0, "candidates": 1.0}  # measured: notes/remap_adjust.md
-MOVED = 5  # items shown that gained places, and that lost some
 FEW_CONVERSATIONS = 300  # that fit w and b: below, a warning
 
 
@@ -59,11 +58,11 @@ class Counts(NamedTuple):
         return int(self.truth_M.sum())
 
 
-def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Summary:
+def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
     """settings: softmax, penalty, max_epochs (most passes over the conversations; 0: w = 1 and b = 0)."""
     ranges, softmax = ranges_of(count_rows(folder / ROWS)), settings["softmax"]
     matcher, writable_M = remap.writable_catalog(folder)
-    with scratch_folder(folder / "adjust") as scratch, workers.open() as map_ranges:
+    with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
         counts = Counts(frozenset(), 0, 0, np.zeros(len(writable_M), int))
         prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
         for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
@@ -73,8 +72,7 @@ def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Sum
             raise UserError(f"{folder}: no training conversation has a ground truth {where}")
         fitted = _fit(folder, scratch, settings, writable_M, ranges, map_ranges)
         top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
-    weights = _weights_table(matcher, fitted, counts.truth_M, *top)
-    write_table(folder / ADJUST_WEIGHTS, weights)
+    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, counts.truth_M, *top))
     return {
         "conversations": len(counts.conversations),
         "ground_truths": counts.ground_truths,
@@ -82,7 +80,6 @@ def run(folder: Path, settings: dict[str, Any], workers: Workers = ALONE) -> Sum
         "ground_truths_not_candidates": counts.ground_truths - counts.candidates,
         "epochs": len(fitted.history),
         "log_likelihood": [round(fitted.history[at] / counts.fitted, 4) for at in (0, -1) if fitted.history],
-        "moved": moved(weights.to_pylist()),
         "warnings": _warnings(counts, settings),
     }
 
@@ -269,19 +266,3 @@ def _weights_table(
             "lists_after": after_M,
         }
     )
-
-
-def moved(table: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The items that gained and lost most places in the lists: `title (year) before -> after, w, b`."""
-    change = [row["lists_after"] - row["lists_before"] for row in table]
-    order = sorted(range(len(table)), key=lambda m: (-change[m], m))
-
-    def lines(rows: list[int]) -> list[str]:
-        return [
-            f"{item_name(row['title'], row['year'])}: in {row['lists_before']} -> {row['lists_after']} lists, "
-            f"w {row['w']:.2f}, b {row['b']:+.2f}"
-            for row in (table[m] for m in rows)
-        ]
-
-    rising = [m for m in order[:MOVED] if change[m] > 0]
-    return {"up": lines(rising), "down": lines([m for m in order[::-1][:MOVED] if change[m] < 0])}

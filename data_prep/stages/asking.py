@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from convrec.files import write_text
-from convrec.generation.local_model import LocalModel
 from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer
 
@@ -46,7 +45,7 @@ def read_failed(folder: Path) -> list[dict[str, Any]]:
 class Asker:
     """One model, the sampling parameters of its answers, how many answers were malformed, and what got none."""
 
-    llm: LLM | LocalModel
+    llm: LLM
     sampling: dict[str, Any]
     failed: FailedQuestions
     counts: dict[str, int] = field(

@@ -1,22 +1,17 @@
-"""The models that stages ask: behind an address, or answered here by vLLM; and the command line's options of both."""
+"""The models that stages ask, and the command line's options of them."""
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from convrec.generation.local_model import LocalModel
-from convrec.generation.placement import Placement, add_placement
-from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
+from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.llm import LLM, endpoint
 from convrec.llm.client import MAX_RETRIES
 from data_prep.stages.asking import Asker, FailedQuestions
-from data_prep.stages.record import Summary
 
-TRAINED_JUDGES = MODES  # with this project
-MODEL_JUDGES = ("list", *TRAINED_JUDGES)
-MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096} | dict.fromkeys(TRAINED_JUDGES, MAX_RESPONSE_TOKENS)
+MODEL_JUDGES = ("list", "pointwise")
+MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": MAX_RESPONSE_TOKENS}
 
 
 def asker_of(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
@@ -24,42 +19,19 @@ def asker_of(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, di
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
     sampling = {key: value for key, value in sampling.items() if value is not None}
     model = model_of(given, role)
-    name = model.name if isinstance(model, LocalModel) else model.endpoint.model
     failed = FailedQuestions(Path(given.out), kind if kind in ("teacher", "metadata") else "reflect")
-    return Asker(model, sampling, failed), {"model": name, "sampling": sampling}
+    return Asker(model, sampling, failed), {"model": model.endpoint.model, "sampling": sampling}
 
 
-def model_of(given: argparse.Namespace, role: str) -> LLM | LocalModel:
-    """--ROLE-model, answered here, or the model behind the role's address. Raises UserError where there is neither."""
+def model_of(given: argparse.Namespace, role: str) -> LLM:
+    """The model behind the role's address. Raises UserError where there is none."""
     cache = given.cache or Path(given.out) / "answers"
-    if local := getattr(given, f"{role}_model"):
-        placement = Placement(given.replicas, given.tensor_parallel, given.address)
-        return LocalModel(local, f"--{role}-model ", cache, placement, Path(given.out) / "vllm.log")
-    price = given.judge_price if role == "judge" and given.judge_price else given.price
     options = {"concurrency": given.concurrency, "max_retries": given.retries, "timeout": given.timeout}
-    return LLM(endpoint(role), cache, price=price, most_failed=given.skip_failed, **options)
-
-
-def asking_with(run: Callable[..., Summary], asker: Asker | None) -> Callable[[Path, dict[str, Any]], Summary]:
-    """A stage's `run` with its asker, whose model is closed with it."""
-
-    def run_and_close(folder: Path, settings: dict[str, Any]) -> Summary:
-        try:
-            return run(folder, settings, asker=asker)
-        finally:
-            if asker is not None:
-                asker.llm.close()
-
-    return run_and_close
+    return LLM(endpoint(role), cache, most_failed=given.skip_failed, **options)
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    of_role = "models: the {}, answered by vLLM here: Hugging Face folder or id, run folder (that of {}_BASE_URL)"
-    add("--teacher-model", help=of_role.format("teacher", "TEACHER"))
-    add("--judge-model", help=of_role.format("judge", "JUDGE"))
-    cluster = "models here, remap, adjust: of a Ray cluster over which they are spread; --out on storage of all nodes"
-    add_placement(parser, "models here: ", cluster)
     add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
     add("--retries", type=int, default=MAX_RETRIES, help="models: of one request (%(default)s)")
     add("--timeout", type=float, default=600.0, help="models: seconds for one answer (%(default)s)")
@@ -67,8 +39,6 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "an answer; OUT/failed.jsonl names them (%(default)s)")  # fmt: skip
     add("--cache", help="models: folder of the answers (OUT/answers)")
     add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
-    add("--price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: of a million tokens each")
-    add("--judge-price", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help="models: the judge's (--price)")
 
 
 def _sampling(text: str) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""A function of ranges of rows, over the cores of this node or over a Ray cluster; results in the order of the ranges.
+"""A function of ranges of rows, over the cores of this machine; results in the order of the ranges.
 
 BLAS has one thread in each process, and results are put together in one order: what is written or summed from them is
-the same to the last bit, whoever computed them. With an address, the folder of the stages is on storage that all nodes
-share, under one path.
+the same to the last bit, however many processes computed them.
 """
 
 import os
@@ -12,9 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from convrec.errors import UserError
@@ -32,32 +30,14 @@ def ranges_of(total: int, size: int | None = None) -> list[Range]:
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-class Workers(NamedTuple):
-    """size: processes of this node, or tasks at once on the cluster at `address`; None: one for every core there."""
-
-    size: int | None = None
-    address: str | None = None
-
-    @contextmanager
-    def open(self) -> Iterator[RangeMap]:
-        """Raises UserError where the cluster cannot be reached, and, from the map, where a process has ended."""
-        with _cluster(self.address, self.size) if self.address else _processes(self.size or cores()) as map_ranges:
-            yield map_ranges
-
-
-ALONE = Workers(1)  # this process
-
-
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# ---- this node
-
-
 @contextmanager
-def _processes(count: int) -> Iterator[RangeMap]:
-    """They start with the first map of more than one range, and stay for those that follow."""
+def processes(count: int) -> Iterator[RangeMap]:
+    """A map over `count` processes (1: this one). They start with the first map of more than one range, and stay for
+    those that follow. The map raises UserError where one of them has ended."""
     pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (os.getpid(),))
 
     def map_ranges(function: Function, ranges: Sequence[Range]) -> Iterator[Any]:
@@ -75,9 +55,7 @@ def _processes(count: int) -> Iterator[RangeMap]:
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise UserError(
-                f"one of {count} processes has ended, maybe for memory: give fewer --workers, or --address"
-            ) from None
+            raise UserError(f"one of {count} processes has ended, maybe for memory: give fewer --workers") from None
 
     try:
         yield map_ranges
@@ -88,43 +66,3 @@ def _processes(count: int) -> Iterator[RangeMap]:
 def _start(parent: int) -> None:
     Follower().end_with(parent)
     threadpool_limits(1)
-
-
-# ---- a cluster
-
-
-@contextmanager
-def _cluster(address: str, count: int | None) -> Iterator[RangeMap]:
-    """Tasks of Ray Data, a core each."""
-    import ray
-
-    from convrec.generation.cluster import joined
-
-    def map_ranges(function: Function, ranges: Sequence[Range]) -> Iterator[Any]:
-        rows = [{"start": start, "stop": stop} for start, stop in ranges]
-        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            _on_batch, fn_args=(function,), batch_size=1, compute=ray.data.TaskPoolStrategy(size=count)
-        )
-        for row in results.iter_rows():
-            yield row["result"].value
-
-    with joined(address):
-        context = ray.data.DataContext.get_current()
-        context.execution_options.preserve_order = True
-        context.enable_progress_bars = False
-        yield map_ranges
-
-
-class _Result:
-    """What Ray Data knows nothing of: it would make lists of tuples."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _on_batch(batch: dict[str, Any], function: Function) -> dict[str, Any]:
-    with threadpool_limits(1):
-        (start,), (stop,) = batch["start"], batch["stop"]
-        results = np.empty(1, object)
-        results[0] = _Result(function(int(start), int(stop)))
-    return {"result": results}

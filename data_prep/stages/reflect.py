@@ -4,9 +4,6 @@ list           one question a conversation, answered with `title (year)####ratin
 pointwise      one question a candidate to a judge that this project trained, in the words of its training;
                rating = score - 2 (on another scale: its middle is 0, its ends -2 and 2); asked for the `judged` best
                candidates only
-pairwise       a judge that this project trained, asked about pairs of the `judged` best candidates: each is compared
-               four times, with three or four others (of two or three twice), shown first as often as second, so that
-               a judge that always says A rates all 0; rating = 4 x share of comparisons won - 2
 cooccurrence   no model: how often the candidate was recommended in training conversations that name the same titles,
                against what its popularity explains. A counting rule, not a judgement of the conversation
 none           all ratings 0
@@ -16,16 +13,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA, conversation_text
-from convrec.judges.criteria import SCORES, Criteria, Scores, parse_criteria
+from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, parse_criteria
 from convrec.judges.prompt import form_of_answer, judge_prompt
-from convrec.judges.verdict import preference_verdict, score_verdict
+from convrec.judges.verdict import score_verdict
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, parse_item, split_lines
 from convrec.lists.titles import fold
@@ -62,7 +59,6 @@ DATED_WORDS = {"form": "title (year)", "named": "title and year", "example": "He
 UNDATED_WORDS = {"form": "title", "named": "title", "example": "Heat"}
 CORRECTION = "There is no verdict. {form}"
 
-T = TypeVar("T")
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
 
 
@@ -101,13 +97,6 @@ def pointwise_rating(text: str, scores: Scores = SCORES) -> float | None:
     return None if score is None else 4 * (score - low) / (high - low) - 2
 
 
-def comparisons(count: int) -> list[tuple[int, int]]:
-    """(shown first, shown second) of candidates 0 to count - 1: each with its neighbours and with those half the list
-    away, once first and once second for each distance."""
-    distances = sorted({1, count // 2}) if count > 1 else []
-    return [(index, (index + distance) % count) for distance in distances for index in range(count)]
-
-
 # ---- the judges: blocks of rows with their candidates -> ratings of each row, aligned with the candidates
 
 Block = list[tuple[dict, list[int]]]
@@ -141,62 +130,23 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
     return rate
 
 
-def _ask_for_verdicts(
-    matcher: Matcher,
-    asker: Asker,
-    mode: str,
-    criteria: Criteria | None,
-    questions: Sequence[tuple[dict, list[int]]],
-    verdict_of: Callable[[str], T | None],
-) -> list[T | None]:
-    """The verdict of a trained judge on each (row, the one or two items that are shown); None without one."""
-    names = [[_name(matcher, m) for m in items] for _, items in questions]
-    prompts = [
-        judge_prompt(mode, [{"role": "user", "content": conversation_text(row)}], shown, criteria)
-        for (row, _), shown in zip(questions, names, strict=True)
-    ]
-    answers = asker.ask(
-        prompts,
-        lambda _, text: verdict_of(text) is not None,
-        CORRECTION.format(form=form_of_answer(mode, criteria.scores if criteria else SCORES)),
-        "judge",
-        thinks=True,
-        names=[f"{row['sample_id']}: {' or '.join(shown)}" for (row, _), shown in zip(questions, names, strict=True)],
-    )
-    return [verdict_of(texts[-1]) for texts in answers]
-
-
-def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria | None = None) -> Judge:
-    scores = criteria.scores if criteria else SCORES
-
+def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria) -> Judge:
     def rate(block: Block) -> list[list[float]]:
-        questions = [(row, [m]) for row, candidates in block for m in candidates[:judged]]
-        verdicts = _ask_for_verdicts(
-            matcher, asker, "pointwise", criteria, questions, lambda text: pointwise_rating(text, scores)
+        questions = [(row, _name(matcher, m)) for row, candidates in block for m in candidates[:judged]]
+        prompts = [
+            judge_prompt("pointwise", [{"role": "user", "content": conversation_text(row)}], [shown], criteria)
+            for row, shown in questions
+        ]
+        answers = asker.ask(
+            prompts,
+            lambda _, text: pointwise_rating(text, criteria.scores) is not None,
+            CORRECTION.format(form=form_of_answer("pointwise", criteria.scores)),
+            "judge",
+            thinks=True,
+            names=[f"{row['sample_id']}: {shown}" for row, shown in questions],
         )
-        ratings = iter(verdicts)
-        return [
-            [(next(ratings) or 0.0) if k < judged else 0.0 for k in range(len(candidates))] for _, candidates in block
-        ]
-
-    return rate
-
-
-def pairwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria | None = None) -> Judge:
-    def rate(block: Block) -> list[list[float]]:
-        compared = [(b, *pair) for b, (_, c) in enumerate(block) for pair in comparisons(len(c[:judged]))]
-        questions = [(block[b][0], [block[b][1][first], block[b][1][second]]) for b, first, second in compared]
-        verdicts = _ask_for_verdicts(matcher, asker, "pairwise", criteria, questions, preference_verdict)
-        played = [np.zeros(len(candidates)) for _, candidates in block]
-        won = [np.zeros(len(candidates)) for _, candidates in block]
-        for (b, first, second), verdict in zip(compared, verdicts, strict=True):
-            if verdict is not None:
-                played[b][[first, second]] += 1
-                won[b][first if verdict == "A" else second] += 1
-        return [
-            np.where(games > 0, 4 * wins / np.maximum(games, 1) - 2, 0.0).tolist()
-            for wins, games in zip(won, played, strict=True)
-        ]
+        ratings = iter([pointwise_rating(texts[-1], criteria.scores) or 0.0 for texts in answers])
+        return [[next(ratings) if k < judged else 0.0 for k in range(len(candidates))] for _, candidates in block]
 
     return rate
 
@@ -228,12 +178,12 @@ def no_judge(block: Block) -> list[list[float]]:
 
 def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     """settings: judge, gamma, judged, and `criteria` (YAML) where a judge has others than the defaults; asker: for
-    `list`, `pointwise` and `pairwise`."""
+    `list` and `pointwise`."""
     matcher = catalog_matcher(folder)
     judge = _make_judge(folder, settings, matcher, asker)
     counts: Counter[float] = Counter()  # rating -> how often
-    questions = {"pointwise": settings["judged"], "pairwise": len(comparisons(settings["judged"]))}
-    size = max(1, BLOCK // max(1, questions.get(settings["judge"], 1)))  # conversations, of about BLOCK questions
+    questions = settings["judged"] if settings["judge"] == "pointwise" else 1  # a conversation
+    size = max(1, BLOCK // questions)  # conversations, of about BLOCK questions
     with (
         parquet_writer(folder / FILE, SCHEMA) as writer,
         Progress(total=count_rows(folder / ROWS), desc="reflect", unit="row") as bar,
@@ -267,10 +217,9 @@ def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker:
     assert asker is not None
     if settings["judge"] == "list":
         return list_judge(matcher, asker)
-    given, mode = settings.get("criteria"), settings["judge"]
-    criteria = parse_criteria(given, mode, "--criteria") if given else None
-    make = pointwise_judge if mode == "pointwise" else pairwise_judge
-    return make(matcher, asker, settings["judged"], criteria)
+    given = settings.get("criteria")
+    criteria = parse_criteria(given, "pointwise", "--criteria") if given else DEFAULTS["pointwise"]
+    return pointwise_judge(matcher, asker, settings["judged"], criteria)
 
 
 def _blocks(folder: Path, size: int) -> Iterator[tuple[list[dict], list[dict]]]:

@@ -32,7 +32,7 @@ from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
-from data_prep.stages.ranges import ALONE, Workers, ranges_of
+from data_prep.stages.ranges import processes, ranges_of
 from data_prep.stages.record import Summary, count_rows, read_range
 from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
 from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of, write_array
@@ -132,14 +132,14 @@ def run(
     settings: dict[str, Any],
     num_items: int = 0,
     is_chosen: bool = True,
-    workers: Workers = ALONE,
+    workers: int = 1,
 ) -> Summary:
     """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), trust_remote_code, and remap
     ("full" or "none"). is_chosen: whether `remap` was asked for; if not, raises UserError where most
     rows have fewer than `num_items` candidates without it."""
     total, kept, short, num_spaces = count_rows(folder / ROWS), 0, 0, 0
     num_catalog = len(writable_catalog(folder)[0].catalog)
-    with scratch_folder(folder / "remap") as scratch, workers.open() as map_ranges:
+    with scratch_folder(folder / "remap") as scratch, processes(workers) as map_ranges:
         if settings["remap"] == "full":
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
         with (

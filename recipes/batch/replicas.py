@@ -1,5 +1,6 @@
 """What a replica of batch recommendation loads: a Recommender, whose lists cannot be wrong and have scores."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +17,19 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
     each chat."""
     recommender = Recommender.load(**settings)
 
+    async def lists_of(chats: list[Chat]) -> list[Recommendations]:
+        return await asyncio.gather(
+            *(
+                recommender.arecommend(
+                    chat.conversation, settings["max_items"], seen=chat.seen, allow=chat.allow, exclude=chat.exclude
+                )
+                for chat in chats
+            )
+        )
+
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:
-            lists = recommender.recommend_batch(
-                [chat.conversation for chat in chats],
-                settings["max_items"],
-                seen=[chat.seen for chat in chats],
-                allow=[chat.allow for chat in chats],
-                exclude=[chat.exclude for chat in chats],
-            )
+            lists = asyncio.run(lists_of(chats))
         except Exception:
             if recommender.engine.is_alive:
                 raise

@@ -1,5 +1,4 @@
-"""Baselines scored as a model is: popularity, retrieval from similar training conversations, what the conversation
-names, a model behind an API; and the probes of what a model knows without the conversation."""
+"""Baselines scored as a model is: popularity, retrieval from similar training conversations, a model behind an API."""
 
 import os
 import sys
@@ -12,8 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from convrec.data.schema import CONVERSATION_MARKER, conversation_text, split_prompt, truth_of
-from convrec.errors import UserError
+from convrec.data.schema import conversation_text, truth_of
 from convrec.generation.answers import Answer, Store
 from convrec.generation.generate import Messages
 from convrec.lists.metrics import popularity_baseline
@@ -21,10 +19,8 @@ from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
 from convrec.same_request import digest
-from recipes.evaluation.mentions import copied_lists
 from recipes.evaluation.split import Split, as_items
 
-OF_TRAINING = ("popularity", "retrieval")  # these need the training split
 NEIGHBOURS = 50
 API = "api:"  # --model api:NAME
 Lists = list[list[Item | None]]  # one for each row of the split
@@ -75,24 +71,7 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
 BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
     "popularity": popular,
     "retrieval": retrieve,
-    "copy": lambda split, _, num_items: copied_lists(split, num_items),
 }
-
-
-def empty_prompt(split: Split) -> Messages:
-    """The instruction of the split's prompts without a conversation. Raises UserError where they have none."""
-    instruction, _ = split_prompt(split.rows[0]["prompt"][0]["content"])
-    if not instruction:
-        raise UserError(f"--probe: the prompts of {split.data} have no {CONVERSATION_MARKER!r}, behind which they end")
-    return [{"role": "user", "content": instruction}]
-
-
-def others_prompts(prompt_ids: Sequence[str], seed: int) -> list[str]:
-    """For every row the prompt_id of another conversation, drawn at random; each conversation is given once."""
-    names = list(dict.fromkeys(prompt_ids))
-    order = np.random.default_rng(seed).permutation(len(names))
-    other = {names[one]: names[next_one] for one, next_one in zip(order, np.roll(order, 1), strict=True)}
-    return [other[name] for name in prompt_ids]
 
 
 def api_answers(

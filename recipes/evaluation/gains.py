@@ -5,20 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from convrec.lists.metrics import paired
-from convrec.report.charts import GainChart
+from convrec.report.page import GainTable
 from convrec.statistics import FLIPS
 from recipes.evaluation.results import rows_of
 
 _CAPTION = (
-    "{n} rows, {contexts} conversations. Thick line: one standard error to each side (bootstrap over conversations); "
-    "thin line: two. p: two-sided, of each metric alone, by {flips:,} sign flips of whole conversations, so that "
-    "{least:.4f} is the least."
+    "{n} rows, {contexts} conversations. Standard errors by bootstrap over conversations. p: two-sided, of each metric "
+    "alone, by {flips:,} sign flips of whole conversations, so that {least:.4f} is the least."
 )
 
 
-def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainChart]:
-    """Of two evaluations (name -> OUT of recipes.evaluate) one chart of every metric, of more one of NDCG and one of
-    Recall at the largest k, a row a model; [] of fewer than two.
+def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainTable]:
+    """A table for each further evaluation (name -> OUT of recipes.evaluate), a row a metric; [] of fewer than two.
 
     Raises UserError when the rows of one are gone.
     """
@@ -35,17 +33,9 @@ def gain_charts(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     }
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
-    if len(differences) == 1:
-        ((name, of_name),) = differences.items()
-        gains = {title_of(metric): of_name[metric] for metric in metrics}
-        return [GainChart(f"{name} minus {reference}", gains, caption)]
     return [
-        GainChart(
-            f"{title_of(metric)}: gain over {reference}",
-            {name: of_name[metric] for name, of_name in differences.items()},
-            caption,
-        )
-        for metric in metrics[:: len(ks)]
+        GainTable(f"{name} minus {reference}", {title_of(metric): of_name[metric] for metric in metrics}, caption)
+        for name, of_name in differences.items()
     ]
 
 

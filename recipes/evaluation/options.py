@@ -55,7 +55,6 @@ class EvaluationOptions:
     baselines: Sequence[str] = option(
         "lists made without a model, to score beside (popularity)", ("popularity",), nargs="*", choices=BASELINES
     )
-    probe: bool = option("lists for no and for another conversation beside", False)
     slices: Sequence[str] | None = option(
         f"parts of the split to print: {', '.join(SLICES)} (metrics.json has these anyway), a column of it",
         nargs="*",
@@ -78,7 +77,7 @@ class EvaluationOptions:
         f'JSON ({OF_RUN} {{"enable_thinking": false}})', type=json_object
     )
     limit: int | None = option("only the first rows", type=int)
-    seed: int = option("of the bootstrap and of the rows that --probe draws (%(default)s)", 3407, type=int)
+    seed: int = option("of the bootstrap (%(default)s)", 3407, type=int)
     max_prompt_length: int = option("tokens (%(default)s)", 2048, type=int)
     max_response_length: int = option("tokens (%(default)s)", 1024, type=int)
     against: str | None = option("--out folder of an earlier evaluation to compare with, row by row")
@@ -88,7 +87,6 @@ class EvaluationOptions:
     skip_damaged: float | None = None
     replicas: int | str = 1
     tensor_parallel: int = 1
-    address: str | None = None
     run: str | None = None
     progress: bool = True
 
@@ -109,3 +107,17 @@ def add_options(parser: argparse.ArgumentParser, optional: Sequence[str] = ()) -
         parser.add_argument(*names, **of_parser)
     add_skip_damaged(parser, f"leave damaged rows out and name them in {REPORT}")
     add_placement(parser)
+
+
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """These options as the command takes them."""
+    arguments = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            arguments += [flag] if value else []
+        elif isinstance(value, list):
+            arguments += [flag, *map(str, value)]
+        elif value is not None:
+            arguments.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
+    return arguments

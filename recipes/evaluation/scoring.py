@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from convrec.data.schema import truth_of
@@ -17,14 +16,14 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
-from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of, means
+from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of
 from recipes.evaluation.results import metrics_of, rows_of
 from recipes.evaluation.split import Split
 
 Row = dict[str, Any]
 Scored = list[Row]
 Settings = Mapping[str, Any]  # of an evaluation, as metrics.json has them
-OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines and probes
+OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines
 # settings of an evaluation by which the lists of one model get other figures
 SCORED_WITH = ("num_items", "ks", "protocols", "matching", "year_tolerance", "fuzzy_cutoff", "delimiter", "limit")
 COUNTS = {  # of a summary -> a column of a table
@@ -128,33 +127,16 @@ def paired_differences(
 ) -> dict[str, Any]:
     """After minus before on the rows that both have and that have ground truth: {metric: {"mean", "se", "p"}, "n"}, and
     of the measures beyond accuracy that both have {"mean", "se", "n"}."""
-    rows_before, rows_after, contexts = _of_both(before, after, split)
-    seed = settings["seed"]
-    figures = paired(rows_before, rows_after, settings["ks"], contexts, seed)
-    beyond = figures_of([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
-    return {"n": len(contexts), **figures, **beyond}
-
-
-def minus(before: Scored, after: Scored, split: Split, metrics: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """After minus before on the rows with ground truth: {metric: {"mean", "se", "n"}}, also of the measures beyond
-    accuracy. Standard errors are over conversations, by their formula."""
-    rows_before, rows_after, contexts = _of_both(before, after, split)
-    values = [[b[name] - a[name] for name in metrics] for a, b in zip(rows_before, rows_after, strict=True)]
-    beyond = figures_of([rows_after], contexts, settings["catalog_items"], settings["seed"], minus=[rows_before])
-    return means(metrics, np.array(values), contexts) | beyond
-
-
-def _of_both(
-    before: Sequence[Row | None], after: Sequence[Row], split: Split
-) -> tuple[list[Row], list[Row], list[str]]:
-    """The rows with ground truth that both sides have, and their conversations."""
     both = [
         (earlier, row, prompt_id)
         for earlier, row, prompt_id in zip(before, after, split.prompt_ids, strict=True)
         if earlier is not None and row["num_truth"]
     ]
     rows_before, rows_after, contexts = zip(*both, strict=True)
-    return list(rows_before), list(rows_after), list(contexts)
+    seed = settings["seed"]
+    figures = paired(rows_before, rows_after, settings["ks"], contexts, seed)
+    beyond = figures_of([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
+    return {"n": len(contexts), **figures, **beyond}
 
 
 def model_line(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
-from recipes.evaluation.baselines import API, BASELINES, OF_TRAINING, empty_prompt
+from recipes.evaluation.baselines import API, BASELINES
 from recipes.evaluation.beyond_accuracy import Context, context_of
 from recipes.evaluation.constrained import make_constraint
 from recipes.evaluation.options import EvaluationOptions
@@ -26,7 +26,6 @@ from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
 RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained")  # options, in metrics.json
-EMPTY, OTHER = "empty conversation", "another's conversation"  # the probes; the first is also its prompt's id
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class Setup:
         if self.options.model is None:
             return {}
         model, out, prompts = self.settings["model_path"], Path(self.options.out), self.split.prompts
-        probes = {EMPTY: empty_prompt(self.split)} if self.options.probe else {}
-        asked = {"model": GenerationRequest(model, prompts | probes, out / "generations.parquet")}
+        asked = {"model": GenerationRequest(model, prompts, out / "generations.parquet")}
         if self.constraint:
             path = out / "generations_constrained.parquet"
             asked["constrained"] = GenerationRequest(model, prompts, path, self.constraint)
@@ -93,7 +91,7 @@ def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
 def set_up(options: EvaluationOptions) -> Setup:
     """Read and check everything. Raises UserError."""
     options = _checked(options)
-    placement = Placement(options.replicas, options.tensor_parallel, options.address)
+    placement = Placement(options.replicas, options.tensor_parallel)
     trained_with = _config_of_run(options)
     lists, matching_of = _list_settings(options, trained_with)
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]
@@ -107,8 +105,6 @@ def set_up(options: EvaluationOptions) -> Setup:
         else make_matcher(split.catalog, replace(lists, matching=mode))
         for protocol, mode in matching_of.items()
     }
-    if options.probe and len(split.prompts) == 1:
-        raise UserError(f"--probe: takes lists for other conversations, and {split.data} has one alone; leave it out")
     train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False) if options.train else NO_ROWS
     context = context_of(split, train.rows)
     sampling: dict[str, Any] = {
@@ -139,7 +135,7 @@ def set_up(options: EvaluationOptions) -> Setup:
 
 
 def _checked(options: EvaluationOptions) -> EvaluationOptions:
-    """The options, without the baselines that cannot be made. Raises UserError for what does not go together."""
+    """The options, without baselines where no --train is. Raises UserError for what does not go together."""
     out, against = Path(options.out), options.against
     if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
         raise UserError(f"--out {out}: a file is in its place; name a folder")
@@ -147,16 +143,15 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
     if options.allow and not options.constrained:
         raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
-    baselines = [name for name in options.baselines if options.train or name not in OF_TRAINING]
     if options.model is None:
-        if needs_model := [name for name in ("against", "probe", "constrained") if getattr(options, name)]:
+        if needs_model := [name for name in ("against", "constrained") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
         if not options.baselines:
             raise UserError(f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})")
-        if not baselines:
+        if not options.train:
             names = " and ".join(options.baselines)
             raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
-    return replace(options, baselines=baselines)
+    return options if options.train else replace(options, baselines=())
 
 
 def _config_of_run(options: EvaluationOptions) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """One model evaluated on one split: answers, their scores, the baselines beside, and three files."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,19 @@ from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, parse_items
-from recipes.evaluation.baselines import API, BASELINES, api_answers, others_prompts
+from recipes.evaluation.baselines import API, BASELINES, api_answers
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import (
     OF_MODEL,
     Scored,
-    minus,
     paired_differences,
     score,
     summary,
     unlike_lengths,
     write_rows,
 )
-from recipes.evaluation.setup import EMPTY, OTHER, Setup, set_up
+from recipes.evaluation.setup import Setup, set_up
 from recipes.evaluation.slices import slice_results
 
 Answers = dict[str, dict[str, Answer]]  # of each of OF_MODEL that there is, by prompt_id
@@ -37,10 +35,10 @@ def evaluate(options: EvaluationOptions) -> dict[str, Any]:
 
 def answer_and_score(setup: Setup) -> dict[str, Any]:
     """{"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings",
-    "paired", "minus", "slices", "constrained", "damaged"}.
+    "paired", "slices", "constrained", "damaged"}.
 
     A summary is scoring.summary's, with the measures beyond accuracy in the first protocol, which "paired" (this model
-    minus that of `against`), "minus" (this model minus each baseline and probe) and "slices" (slice_results) are of.
+    minus that of `against`) and "slices" (slice_results) are of.
     With `constrained` the model writes a second list for each prompt, held to the catalog: "results" has their summary
     as "constrained", "constrained" how many were checked and, "paired", how much they gain over the free ones, which
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
@@ -86,18 +84,14 @@ def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer
 
 
 def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:
-    """The lists of the model, the baselines and the probes, one for each row of the split."""
-    split, num_items = setup.split, setup.lists.num_items
-
-    def lists_for(name: str, prompt_ids: Sequence[str]) -> list[list[Item | None]]:
-        texts = [answers[name][prompt]["text"] for prompt in prompt_ids]
-        return [parse_items(text, setup.lists.delimiter, split.catalog.dated) for text in texts]
-
-    lists = {name: lists_for(name, split.prompt_ids) for name in answers}
-    lists |= {name: BASELINES[name](split, setup.train.rows, num_items) for name in setup.options.baselines}
-    if setup.options.probe:
-        lists[EMPTY] = lists_for("model", [EMPTY] * len(split.rows))
-        lists[OTHER] = lists_for("model", others_prompts(split.prompt_ids, setup.options.seed))
+    """The lists of the model and the baselines, one for each row of the split."""
+    split = setup.split
+    lists: dict[str, list[list[Item | None]]] = {}
+    for name, of_prompts in answers.items():
+        texts = [of_prompts[prompt]["text"] for prompt in split.prompt_ids]
+        lists[name] = [parse_items(text, setup.lists.delimiter, split.catalog.dated) for text in texts]
+    for name in setup.options.baselines:
+        lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
     return lists
 
 
@@ -120,11 +114,6 @@ def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, An
         "warnings": [*setup.warnings, *([train.warnings[-1]] if train.damaged else [])],
         "damaged": {"data": len(split.damaged), "train": len(train.damaged)},
     }
-    if "model" in first:
-        others = {name: rows for name, rows in first.items() if name not in OF_MODEL}
-        metrics["minus"] = {
-            name: minus(rows, first["model"], split, largest, settings) for name, rows in others.items()
-        }
     if "constrained" in first:
         metrics["constrained"] = {"paired": paired_differences(first["model"], first["constrained"], split, settings)}
     if setup.before:

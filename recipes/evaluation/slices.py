@@ -132,7 +132,7 @@ def slice_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[
 
 
 def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """A row a part, for the report's tables: its name under "model", rows, metrics and gains with their errors."""
+    """A row a part, for the terminal: its name under "model", rows, metrics and gains with their errors."""
     return [
         {"model": f"{name} {label}", "rows": part["n"]}
         | {title_of(metric): (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}

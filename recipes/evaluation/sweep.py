@@ -2,14 +2,12 @@
 
 OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), paired with step 0 where `--against` names no other
 one. OUT/sweep.csv has a row a step, OUT/slices.csv a row for each step and part of the split, OUT/sweep.json what all
-were evaluated with. With several replicas the checkpoints write their lists side by side, each on a replica of its own;
-they are scored in order. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the
+were evaluated with. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the
 run started from, and the newest checkpoint are never left out.
 """
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
-from convrec.generation.answers import models_answers
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
@@ -55,9 +52,9 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
-def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest k)
-    with the metrics of the newest step. The start model is asked and scored as the run's are.
+def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
+    """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest
+    k). The start model is asked and scored as the run's are.
 
     The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
     or one with other settings.
@@ -66,7 +63,6 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str
     steps = sweep_steps(run, start)
     first = set_up(replace(options, model=steps[0], out=_folder_of(folder, 0), run=str(run)))
     settings = _checked_settings(folder, run, first)
-    _answer_side_by_side(first, steps, folder)
     against = options.against or first.options.out
     table: list[dict[str, Any]] = []
     of_slices: list[dict[str, Any]] = []
@@ -92,25 +88,10 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> tuple[str
         warned |= {*metrics["warnings"]}
     write_csv(folder / "slices.csv", of_slices)
     write_csv(folder / SWEEP, table)
-    text = (
+    return (
         f"{run} on {options.data}, {of_model['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
-    return text, metrics
-
-
-def _answer_side_by_side(first: Setup, steps: Mapping[int, str], folder: Path) -> None:
-    """Where there are several replicas, have all checkpoints write their lists, which the evaluation of each step finds
-    then."""
-    if first.placement.replicas == 1:
-        return
-    with first.placement.open() as room:
-        if len(room.starts) == 1:
-            return
-        setups = [first, *(first.of_model(model, _folder_of(folder, step)) for step, model in steps.items() if step)]
-        requests = [request for setup in setups for request in setup.asked().values()]
-        tqdm.write(f"{len(steps)} checkpoints, on {len(room.starts)} replicas side by side", file=sys.stderr)
-        models_answers(requests, room, folder / "vllm.log", progress=first.options.progress, **first.sampling)
 
 
 def _folder_of(folder: Path, step: int) -> str:

@@ -1,11 +1,11 @@
-"""What a matrix does on this machine: make its data, and train and evaluate its runs one after the other."""
+"""What a matrix does on this machine: make its data, check its evaluation, train and evaluate a run."""
 
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.supervisor import die_with
 from recipes.cluster.jobs import say
-from recipes.evaluation.baselines import empty_prompt
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.setup import set_up
@@ -48,12 +47,11 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
     """
     shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
     options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
-    probe, constrained, allow = (options.pop(name, None) for name in ("probe", "constrained", "allow"))
-    options |= {"out": str(out / "evaluation"), "baselines": ["copy"]}  # a baseline that needs no training
+    constrained, allow = (options.pop(name, None) for name in ("constrained", "allow"))
+    # a baseline in the model's place; where no training split is given, of the split itself
+    options = {"train": options.get("data")} | options | {"out": str(out / "evaluation"), "baselines": ["popularity"]}
     try:
         split = set_up(EvaluationOptions(**options)).split
-        if probe:
-            empty_prompt(split)
         if allow and not constrained:
             raise UserError("allow: it says what constrained lists may hold; add constrained: true")
         if allow:
@@ -79,25 +77,15 @@ def train(run: MatrixRun, out: Path) -> None:
             process.wait()  # it ends within a bounded time (convrec.runs.supervisor)
             raise
     if status:
-        raise UserError(f"{run.name}: {script} ended with status {status}; the same command resumes")
+        raise UserError(f"{script} ended with status {status}; the same command resumes")
 
 
-def train_and_evaluate(
-    runs: Sequence[MatrixRun],
-    out: Path,
-    settings: Mapping[str, Any],
-    after_each: Callable[[MatrixRun, bool], None],
-) -> None:
-    """settings: of `evaluate`. after_each: called when a run is trained, with True, and when it is evaluated.
-
-    Raises UserError at the first run that fails.
-    """
-    for run in runs:
-        say(f"== {run.name}")
-        train(run, out)
-        after_each(run, True)
-        evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
-        after_each(run, False)
+def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> Generator[None]:
+    """settings: of `evaluate`. Yields between the two. Raises UserError when one fails."""
+    say(f"== {run.name}")
+    train(run, out)
+    yield
+    evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
 
 
 def evaluation_of(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 
 LIST_RECIPES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "lists"]
-OF_EACH_RUN = ("model", "out", "against")  # what `evaluate` is given for each run
+NOT_OF_A_MATRIX = ("model", "out", "against", "run", "progress")  # given for each run, or no option of a command
 SEEDS = "a list in [], each of it an integer of at least 0"
 VARIABLES = "names with their values, such as {LR: 1e-6}"
 
@@ -58,9 +58,9 @@ class Matrix(Section):
 
 
 def _evaluation() -> type[Section]:
-    """The EvaluationOptions, but for what `evaluate` is given for each run."""
+    """The EvaluationOptions that are the same for all runs."""
     options: dict[str, Any] = {
-        one.name: (one.type, one.default) for one in fields(EvaluationOptions) if one.name not in OF_EACH_RUN
+        one.name: (one.type, one.default) for one in fields(EvaluationOptions) if one.name not in NOT_OF_A_MATRIX
     }
     options["data"] = str, Field(description="the split to score, a parquet file")
     options["catalog"] = str, Field(description="the catalog of its items, a parquet file")

@@ -5,8 +5,8 @@
 MODEL is what `convrec evaluate` takes otherwise, `api:NAME` included, which is asked at JUDGE_BASE_URL where
 that is set, else at LLM_BASE_URL. OUT gets metrics.json, rows.parquet (a line a row: its number in the data, the text,
 the verdict, for pairwise also those with A and B swapped) and generations.parquet, which is used again while checkpoint
-and settings are the same. `--verdicts lenient` adds what a lenient reading of the same answers gives. `--against
-OTHER_OUT` compares with an earlier evaluation of the same rows.
+and settings are the same. `--against OTHER_OUT` compares with an earlier evaluation of the same
+rows.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, read_criteria
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import prompt_of, read_judge_table, scores_of
-from convrec.judges.verdict import READINGS, opens_thinking, outside_thinking
+from convrec.judges.verdict import opens_thinking, outside_thinking
 from recipes.evaluation.baselines import API, api_answers
 from recipes.evaluation.setup import refuse_to_replace
 from recipes.judge.scoring import COMPARED, Rows, compare, read_other, rows_table, summary_of
@@ -39,14 +39,14 @@ from recipes.judge.scoring import COMPARED, Rows, compare, read_other, rows_tabl
 def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     """Evaluate, write OUT's three files and return what metrics.json holds.
 
-    {"settings", "results": judge_metrics' summary, "lenient": the same by a lenient reading, "generation", "paired"
-    (this minus `against`), "warnings"}. Rows whose prompt has more than max_prompt_length tokens are left out and
-    counted. Raises UserError for bad input, before vLLM starts.
+    {"settings", "results": judge_metrics' summary, "generation", "paired" (this minus `against`), "warnings"}. Rows
+    whose prompt has more than max_prompt_length tokens are left out and counted. Raises UserError for bad input, before
+    vLLM starts.
     """
     mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit {options.limit}: at least 1 row; leave it out for all of them")
-    placement = Placement(options.replicas, options.tensor_parallel, options.address)
+    placement = Placement(options.replicas, options.tensor_parallel)
     is_api = model.startswith(API)
     model_path = model if is_api else resolve_model(model, "--model ")
     if not is_api:
@@ -81,15 +81,12 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
         for order, prompts_of_order in asked.items()
     }
 
-    readings = READINGS if options.verdicts == "lenient" else READINGS[:1]
-    table = rows_table(kept, mode, texts, readings)
-    results = {reading: summary_of(table, mode, scores, reading, seed) for reading in readings}
+    table = rows_table(kept, mode, texts)
     metrics: dict[str, Any] = {
         "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
         | {"sha256": contents}
         | settings,
-        "results": results.pop("strict"),
-        **results,
+        "results": summary_of(table, mode, scores, seed),
         "generation": {
             "prompts": len(prompts),
             "generated": generated,
@@ -145,13 +142,11 @@ def _warnings(model: Path, row: Mapping[str, Any], mode: str) -> list[str]:
 def format_metrics(metrics: Mapping[str, Any]) -> str:
     settings, results, generation = metrics["settings"], metrics["results"], metrics["generation"]
     lines = [f"{settings['data']}: {results['n']} rows, {results['num_contexts']} queries, {settings['judge']} judge"]
-    beside = metrics.get("lenient", {})
     for name, value in results.items():
         if isinstance(value, Mapping) and "mean" in value:
             base = results["baseline"].get(name)
-            line = f"  {name:<17} {_with_error(value)}"
-            line += f"   {_with_error(beside[name])} read leniently" if name in beside else ""
-            lines.append(line + (f"   {base:.4f} by always saying the same" if base is not None else ""))
+            beside = f"   {base:.4f} by always saying the same" if base is not None else ""
+            lines.append(f"  {name:<17} {_with_error(value)}{beside}")
     if (ties := results.get("ties", {})).get("n"):
         lines.append(f"  of {ties['n']} ties: " + _line(ties))
     for kind in ("by_source", "by_label"):
@@ -191,7 +186,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=3407, help="of the bootstrap (%(default)s)")
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens (%(default)s)")
     parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS, help="tokens (%(default)s)")
-    parser.add_argument("--verdicts", choices=READINGS, default="strict", help="lenient: also read leniently")
     add_placement(parser)
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")

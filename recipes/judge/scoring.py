@@ -21,12 +21,9 @@ COMPARED = {
     "pairwise": ("accuracy", "accuracy_swapped", "right_both_ways", "agreement"),
     "pointwise": ("exact_match", "reward"),
 }
-SUFFIXES = {"strict": "", "lenient": "_lenient"}  # of the columns of verdicts
 
 
-def rows_table(
-    kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]], readings: Sequence[str]
-) -> list[dict[str, Any]]:
+def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> list[dict[str, Any]]:
     """A line a row; verdicts None where there are none. texts: by whether A and B were swapped."""
     table: list[dict[str, Any]] = []
     for index, (number, row) in enumerate(kept):
@@ -36,25 +33,23 @@ def rows_table(
             "source": row["source"] or "",
             "label": label_of(row, mode),
         }
-        record |= {"text": texts[False][index]} | ({"text_swapped": texts[True][index]} if mode == "pairwise" else {})
-        for reading in readings:
-            suffix, lenient = SUFFIXES[reading], reading == "lenient"
-            if mode == "pointwise":
-                record["verdict" + suffix] = score_verdict(record["text"], scores_of(row), lenient=lenient)
-            else:
-                for which in ("", "_swapped"):
-                    record[f"verdict{which}{suffix}"] = comparison_verdict(record["text" + which], lenient=lenient)
+        record["text"] = texts[False][index]
+        if mode == "pointwise":
+            record["verdict"] = score_verdict(record["text"], scores_of(row))
+        else:
+            record["text_swapped"] = texts[True][index]
+            record["verdict"] = comparison_verdict(record["text"])
+            record["verdict_swapped"] = comparison_verdict(record["text_swapped"])
         table.append(record)
     return table
 
 
-def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, reading: str, seed: int) -> Summary:
+def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int) -> Summary:
     columns = {name: [row[name] for row in table] for name in table[0]}
     labels, queries, sources = columns["label"], columns["query"], columns["source"]
-    verdicts = columns["verdict" + SUFFIXES[reading]]
+    verdicts = columns["verdict"]
     if mode == "pairwise":
-        swapped = columns["verdict_swapped" + SUFFIXES[reading]]
-        return pairwise_summary(labels, verdicts, swapped, queries, sources, seed)
+        return pairwise_summary(labels, verdicts, columns["verdict_swapped"], queries, sources, seed)
     rewards = [pointwise_reward(verdict, label, scores) for verdict, label in zip(verdicts, labels, strict=True)]
     constants = range(scores[0], scores[1] + 1)
     best = max(sum(pointwise_reward(one, label, scores) for label in labels) / len(labels) for one in constants)

@@ -81,12 +81,10 @@ def progress(
     total: int | None,
     describe: str,
     show: Mapping[str, str],
-    note: Callable[[], str],
 ) -> Iterator[None]:
     """Progress that follows the run's metrics files: a bar, or lines.
 
-    total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar. note: what is
-    waited for before the first step; "" for what a start always takes.
+    total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar.
     """
     bar = Progress(
         total=total,
@@ -96,7 +94,7 @@ def progress(
         dynamic_ncols=True,
         mininterval=0.5,
         initial=latest_step(run_folder),
-        note=lambda: "" if latest else note() or "starting",
+        note=lambda: "" if latest else "starting",
     )
     latest: dict[str, float | None] = {}
     metrics = NewMetrics(run_folder)

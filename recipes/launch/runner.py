@@ -1,7 +1,7 @@
 """One run of a recipe as its user sees it: bad input refused, a finished run left alone, progress, an exit status."""
 
 import contextlib
-import math
+import errno
 import os
 import time
 import traceback
@@ -9,15 +9,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.checkpoints import hub, saving
+from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
-from convrec.runs.folder import cut_off_step, hold, lacks_validation, latest_step, next_metrics_file
+from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
-from recipes.launch.full_disk import explanation
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
@@ -45,7 +44,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
             try:
                 status = _run(console, start, recipe, arguments, config, [*warnings, *more])
             except OSError as error:  # of what is written before training
-                console.say(f"failed: {explanation(error, run_folder) or one_line(error)}")
+                console.say(f"failed: {_said_of(error, run_folder)}")
                 status = 1
     except UserError as error:
         console.say(f"error: {error}")
@@ -57,7 +56,6 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
-    from convrec.training.trackers.access import go_offline_where_needed
     from recipes.preflight import (
         finding,
         findings,  # late: a wrong variable is refused before these imports
@@ -73,9 +71,8 @@ def _run(
     if done:
         warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
     is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
-    if cut_off_step(run_folder, done):
-        then = "its validation is made now" if is_unvalidated else "how long the step took is not known"
-        warnings.append(f"the run ended between the checkpoint of step {done} and the step's end: {then}")
+    if is_unvalidated:
+        warnings.append(f"the run ended between the checkpoint of step {done} and its validation, which is made now")
     if steps and done >= steps and not is_unvalidated:
         for warning in warnings:
             console.say(f"warning: {warning}")
@@ -88,8 +85,6 @@ def _run(
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
-    warnings += _frequency_warnings(config)
-    warnings += go_offline_where_needed(config.trainer.logger, run_folder, os.environ)
     for warning in warnings:
         console.say(f"warning: {warning}")
 
@@ -114,10 +109,7 @@ def _run(
     try:
         with guard.guarded(gone) as temporary:
             supervisor.note(temporary=str(temporary))
-            with (
-                output_to(log_file),
-                progress(console, run_folder, steps, title, recipe.shown, hub.download_note(model)),
-            ):
+            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
                 recipe.train(recipe.requirements, config)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
@@ -131,12 +123,20 @@ def _run(
         with contextlib.suppress(OSError), open(log_file, "a") as log:  # the disk may be full
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {explanation(error, run_folder) or one_line(error)}\n"
+            f"failed after {_seconds_since(start)}: {_said_of(error, run_folder)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
     console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
     return 0
+
+
+def _said_of(error: BaseException, run_folder: Path) -> str:
+    """The error's line; of a full disk, which errors do not name, where to look."""
+    line = one_line(error)
+    if os.strerror(errno.ENOSPC) in line:
+        line += f". Make room: `df -h {run_folder} /tmp /dev/shm` says where (SAVE_KEEP limits what is kept)"
+    return line
 
 
 def _stopped(console: Console, text: str) -> int:
@@ -156,21 +156,6 @@ def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: lis
             f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
             f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
         )
-
-
-def _frequency_warnings(config: DictConfig) -> list[str]:
-    """The best step by validation is kept only where it was saved."""
-    test, save, steps = config.trainer.test_freq, config.trainer.save_freq, config.trainer.total_training_steps
-    if test <= 0 or save <= 0:
-        return []
-    first = math.lcm(test, save)
-    if first <= steps if steps else first == max(test, save):
-        return []
-    when = f"first at step {first}" if not steps else "at no step but the last"
-    return [
-        f"TEST_FREQ={test} and SAVE_FREQ={save} meet {when}: the best step by validation is known only among steps "
-        "that are validated and saved; let one be a multiple of the other"
-    ]
 
 
 def _seconds_since(start: float) -> str:

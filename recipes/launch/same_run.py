@@ -6,23 +6,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.runs.card import SETTINGS
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
 
-# what a run is trained by, besides `convrec`; a place that moves, more steps or other devices leave a run what it is
-_TRAINED_BY = (
-    "data.train_files",
-    "data.train_batch_size",
-    "data.max_length",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.seed",
-    "optim.lr",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.kl_loss_coef",
-    "actor_rollout_ref.rollout.n",
-)
+# a folder that moves, more steps or other devices leave a run what it is
 _TRAINS_NOTHING = {"watchdog", "watchdog_seconds"}
 
 
@@ -43,7 +31,7 @@ def changes(config: DictConfig, run_folder: Path, model_key: str) -> list[str]:
             f"the folder away. If it is the same model in another place, remove {run_folder / 'config.yaml'}"
         )
     ours = [f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING]
-    keys = [key for key in (*_TRAINED_BY, *ours) if _has(before, key)]
+    keys = [key for key in ("data.train_files", *SETTINGS, *ours) if _has(before, key)]
     trained, goes_on = ({key: setting(one, key) for key in keys} for one in (before, now))
     return [f"{run_folder} goes on with other settings: {text}" for text in differences(trained, goes_on)]
 

@@ -18,6 +18,7 @@ from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight import host
+from recipes.preflight.batch import model_settings
 from recipes.preflight.cores import needed_slots, uses_ray
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -146,8 +147,19 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if "file" not in trackers:
         trackers.append("file")  # the reports read it
     config.trainer.logger = trackers
-    if (actor := OmegaConf.select(config, "actor_rollout_ref.actor")) is not None:
+    if "actor_rollout_ref" in config:
+        actor = config.actor_rollout_ref.actor
         actor.ppo_mini_batch_size = actor.ppo_mini_batch_size  # as a number: the workers know no `quarter`
+        if config.trainer.device == "cpu" and not config.actor_rollout_ref.model.lora_rank:
+            _fit_weight_bucket(config.actor_rollout_ref)
+
+
+def _fit_weight_bucket(models: DictConfig) -> None:
+    """On a CPU weights reach the rollout through shared memory, which the largest of them must fit: the embedding."""
+    model, engine = model_settings(models.model.path), models.rollout.checkpoint_engine
+    size = 4 if models.rollout.dtype == "float32" else 2
+    megabytes = -(-size * model.get("vocab_size", 0) * model.get("hidden_size", 0) // 2**20)
+    engine.update_weights_bucket_megabytes = max(engine.update_weights_bucket_megabytes, megabytes)
 
 
 def complete_batch_size(config: DictConfig) -> None:

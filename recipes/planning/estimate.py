@@ -11,7 +11,7 @@ L layers, H hidden size:
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from math import ceil
 from typing import Any
 
@@ -200,25 +200,3 @@ def lacks(run: Run, memory: float) -> list[str]:
 def cache_lacks(run: Run, memory: float) -> float:
     """Bytes that vLLM's cache lacks for one sequence of the greatest length: it would refuse to start."""
     return run.longest * cache_bytes_of_token(run) - cache_bytes(run, memory) if run.tensor_parallel else 0.0
-
-
-def with_room(run: Run, memory: float) -> Run:
-    """The same with the fewest GPUs of a node a replica that give its cache room; with the most where none do."""
-    if not run.tensor_parallel:
-        return run
-    node, heads = run.gpus_per_node, run.size.heads
-    spans = [gpus for gpus in range(1, node + 1) if node % gpus == 0 and heads % gpus == 0]
-    wider = [replace(run, tensor_parallel=gpus) for gpus in spans]
-    return next((each for each in wider if cache_lacks(each, memory) <= 0), wider[-1])
-
-
-def remedy(run: Run, memory: float) -> str:
-    """Words of a command line that make it fit: the fewest nodes, doubled, and a replica over more GPUs where vLLM's
-    share is too small. Empty where none do."""
-    base = with_room(run, memory) if cache_lacks(run, memory) > 0 else run
-    while lacks(base, memory):
-        base = replace(base, nodes=2 * base.nodes)
-        if base.nodes > 1024:
-            return ""
-    words = {"N_NODES": (run.nodes, base.nodes), "TENSOR_PARALLEL": (run.tensor_parallel, base.tensor_parallel)}
-    return " ".join(f"{name}={new}" for name, (old, new) in words.items() if new != old)

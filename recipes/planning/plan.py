@@ -11,11 +11,9 @@ from convrec.errors import UserError
 from convrec.rank_grpo.on_policy import is_on_policy
 from recipes.planning import estimate
 from recipes.planning.estimate import GIB, Run
-from recipes.planning.models import KNOWN, model_size
+from recipes.planning.models import model_size
 from recipes.planning.step_time import CONSTANTS, GPU, GPUS, START, received_bytes, step_parts
 from recipes.planning.work import checkpoints_of, rows_of, steps_of
-
-NODES = (1, 2, 4, 8, 16, 32, 64, 128)  # of the table
 
 
 def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows: int) -> dict[str, Any]:
@@ -72,7 +70,6 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "a GPU receives in a step, GiB": received_bytes(run) / GIB,
         },
         "lacks": short,
-        "remedy": estimate.remedy(run, gpu.memory) if short else "",
         "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
     }
 
@@ -90,7 +87,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
             lines += ["", title, *(f"  {name:42}{shown(figure):>18}" for name, figure in figures.items())]
     lines += ["", f"does not fit: {'; '.join(plan['lacks'])}" if plan["lacks"] else "fits"]
     if plan["lacks"]:
-        lines.append(f"  try: {plan['remedy'] or 'other GPUs'}; or fewer tokens a micro-batch, or offloading")
+        lines.append("  try: more N_NODES or TENSOR_PARALLEL, fewer tokens a micro-batch, or offloading")
     lines += ["", "rests on, from what makes a run fast to what makes it slow"]
     for constant in plan["constants"]:
         ends = shown([constant["fast"], constant["slow"]])
@@ -104,34 +101,6 @@ def shown(figure: int | float | Sequence[float]) -> str:
         return f"{figure:,}"
     digits, ends = (3, [figure]) if isinstance(figure, float) else (2, figure)
     return " to ".join(f"{float(f'{end:.{digits}g}'):,.12g}" for end in ends)
-
-
-def plans_at_scale(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows: int) -> list[dict[str, Any]]:
-    """Every size of KNOWN on 1 to 128 nodes, with the same settings and data. A replica spans the fewest GPUs that give
-    its cache room, whatever the config says."""
-    plans = []
-    for name, (_, size) in KNOWN.items():
-        for nodes in NODES:
-            each = estimate.with_room(replace(run, size=size, nodes=nodes), gpu.memory)
-            plan = make_plan(config, each, gpu, rows, validation_rows)
-            plans.append({"model": name, "nodes": nodes, "tensor_parallel": each.tensor_parallel, **plan})
-    return plans
-
-
-def table_lines(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line a plan: hours, seconds of a step and their largest part, GiB of a GPU at most; or what does not fit."""
-    lines = [f"{'model':6}{'nodes':>6}{'TP':>4}{'hours':>16}{'step s':>16}{'GiB':>8}  largest part"]
-    for plan in plans:
-        line = f"{plan['model']:6}{plan['nodes']:6}{plan['tensor_parallel'] or '':>4}"
-        if plan["lacks"]:
-            lines.append(f"{line}  {'; '.join(plan['lacks'])}")
-            continue
-        seconds = {name: sum(ends) for name, ends in plan["seconds of a step"].items()}
-        *_, largest, step = sorted(seconds, key=seconds.__getitem__)
-        held = max(plan[f"GiB of a GPU in {when}"].get("in all", 0) for when in ("training", "sampling"))
-        line += f"{shown(plan['work']['hours']):>16}{shown(plan['seconds of a step'][step]):>16}{held:8.1f}"
-        lines.append(f"{line}  {largest} {seconds[largest] / seconds[step]:.0%}")
-    return lines
 
 
 def summary(config: DictConfig, requirements: estimate.Requirements) -> list[str]:

@@ -166,23 +166,6 @@ def _check_rl(config: DictConfig) -> None:
         devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
         check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * devices)
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
-    _check_weight_bucket(config)
-
-
-def _check_weight_bucket(config: DictConfig) -> None:
-    """On a CPU weights reach the rollout through shared memory, which the largest of them must fit: the embedding."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if config.trainer.device != "cpu" or model.lora_rank:
-        return
-    settings = model_settings(model.path)
-    numbers = settings.get("vocab_size", 0) * settings.get("hidden_size", 0)
-    needed = -(-numbers * (4 if rollout.dtype == "float32" else 2) // 2**20)
-    bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
-    if needed > bucket:
-        raise UserError(
-            f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket}: on a CPU the "
-            f"embedding of {model.path} must fit, {needed} MiB in {rollout.dtype}: set it to {needed} or more"
-        )
 
 
 def _check_reward_function(function: DictConfig) -> None:
@@ -275,15 +258,11 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
     return warnings
 
 
-def missing_files(config: DictConfig) -> list[str]:
-    """`VARIABLE=path` of every file of the config that is not there."""
-    catalog = OmegaConf.select(config, "convrec.catalog_file")
-    named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
-    return [f"{name}={path}" for name, files in named.items() for path in listed(files) if not Path(path).is_file()]
-
-
 def require_files(config: DictConfig, maker: str = "data sample") -> None:
     """Raise UserError with all files that are missing, not the first alone."""
-    if missing := missing_files(config):
-        each = "; ".join(f"{name}: no such file" for name in missing)
+    catalog = OmegaConf.select(config, "convrec.catalog_file")
+    named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
+    missing = [(name, path) for name, files in named.items() for path in listed(files) if not Path(path).is_file()]
+    if missing:
+        each = "; ".join(f"{name}={path}: no such file" for name, path in missing)
         raise UserError(f"{each}; name one, or make sample data: convrec {maker}")

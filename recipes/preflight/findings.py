@@ -11,8 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
-from convrec.training.trackers.access import OFFLINE_MODES
-from convrec.training.trackers.tracking import has_login
+from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL, Requirements
 from recipes.preflight import node

@@ -5,8 +5,6 @@ from recipes.selftest.runner import Phase
 
 PHASES = (
     Phase("versions", "verl, vLLM, torch, transformers fit together", software.versions, 60, "software"),
-    Phase("device", "the GPUs' kernels: norm, activation, matmul", software.device, 60, "software", gpus=1),
-    Phase("collective", "NCCL (gloo on a CPU) sums and gathers", training.collective, 90, "training"),
     Phase("fsdp2", "updates of verl's FSDP2 engine lower the loss", training.fsdp2, 60, "training"),
     Phase("packed", "packed rows are what padded rows are", training.packed, 60, "training"),
     Phase("fused", "fused log-probs are the plain ones", training.fused, 60, "training"),

@@ -1,7 +1,5 @@
 """Runs phases with a line for each, the table and the JSON of `recipes.gpu_check`."""
 
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -10,13 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from convrec.files import write_json
 from recipes.selftest.checks import Machine
 from recipes.selftest.runner import Outcome, Phase, run
-
-GIB = 2**30
 
 
 def check(phases: Sequence[Phase], machine: Machine, seconds: float, file: Path) -> int:
@@ -24,7 +18,7 @@ def check(phases: Sequence[Phase], machine: Machine, seconds: float, file: Path)
     what, outcomes, start = {phase.name: phase.what for phase in phases}, list[Outcome](), time.time()
     where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}" if machine.gpus else "no GPU: what a CPU can run"
     print(f"{len(phases)} phases, {where}")
-    print(f"{'phase':16} {'':7} {'seconds':>7} {'host GiB':>8} {'GPU GiB':>8}", flush=True)
+    print(f"{'phase':16} {'':7} {'seconds':>7}", flush=True)
     with closing(run(phases, machine, seconds)) as running:
         for outcome in running:
             outcomes.append(outcome)
@@ -44,22 +38,15 @@ def as_json(what: dict[str, str], outcomes: Sequence[Outcome], gpus: int, start:
         "finished": len(outcomes) == len(what),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
         "seconds": round(time.time() - start, 1),
-        "host": {
-            "gpus": gpus,
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": psutil.virtual_memory().total,
-            "kernel": platform.release(),
-        },
-        "versions": next((outcome.figures for outcome in outcomes if outcome.phase == "versions"), {}),
+        "gpus": gpus,
         "left_out": {outcome.phase: outcome.reason for outcome in outcomes if outcome.status == "skipped"},
         "phases": [{"what": what[outcome.phase], **asdict(outcome)} for outcome in outcomes],
     }
 
 
 def line(outcome: Outcome) -> str:
-    """Name, status, seconds and GiB where they were measured, and the numbers in short, or why there are none."""
+    """Name, status, seconds, and the numbers in short, or why there are none."""
     numbers = [(key, value) for key, value in outcome.figures.items() if isinstance(value, int | float | str)]
     said = ", ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers)
     seconds = f"{outcome.seconds:.1f}" if outcome.seconds else ""
-    host, device = (f"{size / GIB:.2f}" if size else "" for size in (outcome.host_bytes, outcome.device_bytes))
-    return f"{outcome.phase:16} {outcome.status:7} {seconds:>7} {host:>8} {device:>8} {outcome.reason or said[:100]}"
+    return f"{outcome.phase:16} {outcome.status:7} {seconds:>7} {outcome.reason or said[:100]}"

@@ -3,9 +3,7 @@
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
-import subprocess
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,13 +14,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from convrec.errors import one_line
 from recipes.selftest.checks import Machine
 
 SPAWN = multiprocessing.get_context("spawn")
-SAMPLE_SECONDS = 1.0  # between two looks at memory
 START_SECONDS = 60  # of a process, for imports; added to the limit of its first phase
 TAIL_LINES = 25
 
@@ -46,15 +41,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a phase. *_bytes: the most in use, by the phase's processes (proportional set sizes) and of the
-    GPU with the most, as nvidia-smi says; 0 where not measured."""
+    """What became of a phase. log: the last lines of one that failed."""
 
     phase: str
     status: Literal["pass", "fail", "skipped"]
     reason: str = ""
     seconds: float = 0.0
-    host_bytes: int = 0
-    device_bytes: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
 
@@ -94,7 +86,7 @@ def _run_process(phases: Sequence[Phase], machine: Machine, deadline: float) -> 
         for number, phase in enumerate(phases):
             if number and time.monotonic() > deadline:
                 return
-            outcome = _wait(phase, process, reader, phase.seconds + (0 if number else START_SECONDS), machine.gpus > 0)
+            outcome = _wait(phase, process, reader, phase.seconds + (0 if number else START_SECONDS))
             if outcome.status != "fail":
                 yield outcome
                 continue
@@ -125,14 +117,11 @@ def _child(phases: Sequence[Phase], machine: Machine, log: Path, writer: Connect
     os._exit(0)  # vLLM's and torch's threads would hold up the interpreter's shutdown
 
 
-def _wait(phase: Phase, process: SpawnProcess, reader: Connection, limit: float, has_gpu: bool) -> Outcome:
-    """For the phase's end, its process's, or the limit; looks at memory meanwhile."""
-    start, ended, host, device = time.monotonic(), list[Any](), 0, 0
-    while not ended and time.monotonic() - start < limit:
-        ended = wait([reader, process.sentinel], SAMPLE_SECONDS)
-        host, device = max(host, host_bytes(process)), max(device, device_bytes() if has_gpu else 0)
+def _wait(phase: Phase, process: SpawnProcess, reader: Connection, limit: float) -> Outcome:
+    """For the phase's end, its process's, or the limit."""
+    start = time.monotonic()
     outcome = Outcome(phase.name, "fail", f"no end after {limit:.0f} s")
-    if ended:
+    if wait([reader, process.sentinel], limit):
         try:
             outcome = reader.recv()
         except EOFError:
@@ -140,25 +129,4 @@ def _wait(phase: Phase, process: SpawnProcess, reader: Connection, limit: float,
             status = process.exitcode or 0
             cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             outcome = Outcome(phase.name, "fail", f"its process ended ({cause})")
-    seconds = outcome.seconds or time.monotonic() - start
-    return replace(outcome, seconds=seconds, host_bytes=host, device_bytes=device)
-
-
-def host_bytes(process: SpawnProcess) -> int:
-    """Of the process and those that it has started."""
-    total = 0
-    with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(process.pid)
-        for member in [parent, *parent.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                total += member.memory_full_info().pss
-    return total
-
-
-def device_bytes() -> int:
-    """The most in use on a GPU, by all processes."""
-    if not shutil.which("nvidia-smi"):
-        return 0
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    return max((int(line) * 2**20 for line in done.stdout.split() if line.isdigit()), default=0)
+    return replace(outcome, seconds=outcome.seconds or time.monotonic() - start)

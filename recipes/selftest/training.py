@@ -27,25 +27,6 @@ from recipes.selftest.engine import (
 UPDATES = 5
 
 
-def collective(machine: Machine) -> dict[str, Any]:
-    """A sum and a gather through the backend, and seconds of 64 MiB."""
-    join_group(machine)
-    ones = torch.ones(2**24, device=machine.device)
-    torch.distributed.all_reduce(ones)
-    require(bool((ones == 1).all()), "the sum over one process is not its own value")
-    gathered = torch.empty(8, device=machine.device)
-    torch.distributed.all_gather_into_tensor(gathered, torch.arange(8.0, device=machine.device))
-    require(gathered.tolist() == list(range(8)), "gathering changed the values")
-    start = time.perf_counter()
-    torch.distributed.all_reduce(ones)
-    total = float(ones.sum())  # waits
-    figures: dict[str, Any] = {"64 MiB, seconds": time.perf_counter() - start, "sum": total}
-    figures["backend"] = torch.distributed.get_backend(torch.distributed.group.WORLD)
-    if machine.gpus:
-        figures["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return figures
-
-
 def fsdp2(machine: Machine) -> dict[str, Any]:
     """Updates with one batch make tokens of positive advantage likelier than those of negative advantage."""
     engine, batch = build_engine(machine), make_batch()

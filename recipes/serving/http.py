@@ -28,7 +28,7 @@ from recipes.serving.schema import (
     ModelCard,
     ModelList,
     RecommendationRequest,
-    Recommendations,
+    RecommendedList,
     ServiceSettings,
 )
 
@@ -92,7 +92,7 @@ class Routes:
     def add_to(self, app: FastAPI) -> None:
         errors: dict[str, Any] = {"responses": REFUSALS}
         post, get = app.post, app.get
-        post("/v1/recommendations", response_model=Recommendations, **errors)(self.recommend)
+        post("/v1/recommendations", response_model=RecommendedList, **errors)(self.recommend)
         post("/v1/chat/completions", **errors)(self.chat)
         get("/v1/models", response_model=ModelList)(self.list_models)
         get("/v1/models/{name}", response_model=ModelCard)(self.get_model)

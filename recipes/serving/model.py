@@ -60,13 +60,13 @@ class ModelServer:
         return {"version": self.model.version, "catalog_items": items}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A RecommendationRequest's fields -> those of Recommendations, but `model`."""
+        """A RecommendationRequest's fields -> those of RecommendedList, but `model`."""
         with self._refusals():
             found = await self._with_catalog().arecommend(**request)
         return asdict(found)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """("item", fields of Item) for each, then ("end", the rest)."""
+        """("item", fields of ListedItem) for each, then ("end", the rest)."""
         with self._refusals():
             end, items = self._with_catalog().open_stream(**request)
             async for item in items:

@@ -21,7 +21,7 @@ import grpc
 
 from convrec.errors import UserError
 from convrec.generation.pool import Start
-from convrec.generation.process import Died, Replica
+from convrec.generation.process import Died, Process
 from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
 from recipes.serving.replicas import Gone
@@ -88,7 +88,7 @@ class ModelProcess:
         self.ready: Future[None] = Future()
         self.is_up, self.running = False, 0
         self._lock = threading.Lock()
-        self._replica: Replica | None = None
+        self._replica: Process | None = None
         self._is_closed = False
         # the thread lives as long as the process: see convrec.generation.process
         threading.Thread(target=self._keep, name=f"convrec-{socket.name}", daemon=True).start()
@@ -115,7 +115,7 @@ class ModelProcess:
                 replica.end()
             time.sleep(PAUSE_SECONDS)
 
-    def _started(self) -> Replica | None:
+    def _started(self) -> Process | None:
         with self._lock:
             if self._is_closed:
                 return None

@@ -38,7 +38,7 @@ class RecommendationRequest(Strict):
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
 
-class Item(Strict):
+class ListedItem(Strict):
     item_id: str
     title: str
     year: int | None
@@ -46,12 +46,12 @@ class Item(Strict):
     score: float = Field(description="mean log-probability of the item's tokens")
 
 
-class Recommendations(Strict):
+class RecommendedList(Strict):
     """The last event of a stream, `end`, is the same without `items`."""
 
     model: str
     model_version: str
-    items: list[Item]
+    items: list[ListedItem]
     reason: str | None = Field(description="why there are fewer items than were asked for; null where there are not")
     prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
 
@@ -100,7 +100,7 @@ class ChatRequest(Strict):
     user: str | None = None
 
 
-class CatalogItem(BaseModel):
+class ItemRecord(BaseModel):
     model_config = ConfigDict(extra="allow")  # the catalog's further columns
 
     item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | StrictInt
@@ -109,7 +109,7 @@ class CatalogItem(BaseModel):
 
 
 class CatalogItems(Strict):
-    items: list[CatalogItem] = Field(min_length=1, max_length=MOST_NAMES)
+    items: list[ItemRecord] = Field(min_length=1, max_length=MOST_NAMES)
 
 
 class CatalogChange(Strict):

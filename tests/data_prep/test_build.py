@@ -115,8 +115,6 @@ def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch, capsys)
         (arguments(source, out, "--share=0"), "--share 0.0: give a number above 0, at most 1"),
         (arguments(source, out), "LLM_BASE_URL or TEACHER_BASE_URL is not set"),  # before the first stage
         (arguments(source, out, "--teacher=retrieval"), "LLM_BASE_URL or JUDGE_BASE_URL is not set"),
-        (arguments(source, out, "--teacher-model=none"), "--teacher-model none: no such folder"),
-        (arguments(source, out, "--teacher-model=none", "--replicas=0"), "--replicas 0: give auto, or a number from 1"),
         (arguments(source, out, "--num-items=20", stage="rows"), "asks for 4 recommendations and --num-items is 20"),
     ):
         assert says in refusal(capsys, given)

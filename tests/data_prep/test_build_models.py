@@ -46,7 +46,7 @@ WITH_MODEL = ("--teacher=llm", "--metadata=llm", "--judge=list", "--max-epochs=2
 def test_a_model_as_teacher_describer_and_judge(source, tmp_path, model):
     server = model(script)
     out = tmp_path / "out"
-    main(arguments(source, out, *WITH_MODEL, "--price", "1", "2"))
+    main(arguments(source, out, *WITH_MODEL))
     lost = sum("I liked Laughing Dog" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
     teacher = summary_of(out, "teacher")
     assert (teacher["malformed"], teacher["malformed_again"]) == (lost, lost)
@@ -65,7 +65,7 @@ def test_a_model_as_teacher_describer_and_judge(source, tmp_path, model):
     later = sum("Seen that" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
     assert (judged["malformed"], judged["malformed_again"]) == (later, 0)
     assert set(judged["ratings"]) == {"-1", "2"}  # all candidates of all rows
-    assert "paid" in judged["usage"]
+    assert " tokens" in judged["usage"]
     for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
         assert rated["ratings"] == [2.0 if m < len(GHOSTS) else -1.0 for m in row["candidates"]]
 
@@ -80,13 +80,10 @@ def test_no_model_is_asked_for_years_where_items_have_none(undated, tmp_path, mo
     assert summary_of(out, "teacher")["in_catalog"] > 0.7  # three of four; a year written all the same is taken off
     for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
         assert rated["ratings"] == [2.0 if m < len(BOOKS) else -1.0 for m in row["candidates"]]
-    moved = summary_of(out, "adjust")["moved"]["up"]
-    assert moved
-    assert not [line for line in moved if "(0)" in line or "(None)" in line]
     validate_sft_table(out / "sft_train.parquet")
 
 
-def test_each_model_has_its_price_and_all_have_the_timeout(tmp_path, monkeypatch):
+def test_all_models_have_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("LLM_MODEL", "scripted")
 
@@ -94,8 +91,6 @@ def test_each_model_has_its_price_and_all_have_the_timeout(tmp_path, monkeypatch
         given = parse(["all", "--out", str(tmp_path), *more])
         return [asker_of(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
 
-    assert [llm.price for llm in clients("--price", "1", "2", "--judge-price", "3", "4")] == [[1, 2], [3, 4]]
-    assert [llm.price for llm in clients("--price", "1", "2")] == [[1, 2], [1, 2]]
     assert [llm.timeout for llm in (*clients("--timeout", "30"), *clients())] == [30, 30, 600, 600]
 
 
@@ -133,32 +128,6 @@ def test_a_pointwise_judge_rates_the_best_candidates(remapped, source, model):
     for row, rated in zip(read(remapped / "remap.parquet"), read(remapped / "reflect.parquet"), strict=True):
         expected = [2.0 if m < len(GHOSTS) else -1.0 for m in row["candidates"][:3]]
         assert rated["ratings"] == expected + [0.0] * (len(row["candidates"]) - 3)
-
-
-def pairwise_verdict(body, count):
-    """Ghosts are better; of two of a kind always A."""
-    text = body["messages"][0]["content"]
-    first, second = (f"Response {letter}:\n```\nGhost" in text for letter in "AB")
-    return f"<think>hm</think>\n<better>{'B' if second and not first else 'A'}</better>"
-
-
-def test_a_pairwise_judge_rates_candidates_by_the_comparisons_they_win(remapped, source, model):
-    server = model(pairwise_verdict)
-    main(arguments(source, remapped, "--judge=pairwise", "--judged=6", stage="reflect"))
-    assert {body["max_tokens"] for body in server.bodies} == {2048}
-    assert "<better>A or B</better>" in server.bodies[0]["messages"][0]["content"]
-    some_of_both = 0
-    for row, rated in zip(read(remapped / "remap.parquet"), read(remapped / "reflect.parquet"), strict=True):
-        is_ghost = [m < len(GHOSTS) for m in row["candidates"][:6]]
-        ghosts, others = ([r for r, g in zip(rated["ratings"], is_ghost, strict=False) if g == kind] for kind in (1, 0))
-        assert rated["ratings"][6:] == [0.0] * (len(row["candidates"]) - 6)
-        if ghosts and others:
-            some_of_both += 1
-            assert min(ghosts) >= 0 >= max(others)
-            assert max(ghosts) > min(others)
-        else:  # A each time: everybody is shown first as often as second
-            assert rated["ratings"][:6] == [0.0] * 6
-    assert some_of_both
 
 
 def test_a_judge_of_other_criteria_is_asked_by_them(remapped, source, tmp_path, model):

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.chat import encode, render_prompt
 from convrec.data.validation import validate_sft_table
 from convrec.errors import UserError
 from convrec.judges.criteria import read_criteria
@@ -21,7 +20,6 @@ from data_prep.judge import convert
 from data_prep.judge_data.rows import balance_order
 from data_prep.judge_data.splits import SPLITS
 from data_prep.judge_sample import preferences, ratings, write_sample
-from recipes.tiny_model import train_tokenizer
 
 USER = [{"role": "user", "content": "Why?"}]
 GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
@@ -131,28 +129,6 @@ def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path
     assert 3 <= len(test) <= 25
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(["some words about films"] * 40, vocab_size=400).save_pretrained(folder)
-    return folder
-
-
-def test_prompts_are_measured_as_the_model_sees_them(tokenizer_folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    records = [{"prompt": "Why?", "chosen": "good" * n, "rejected": "bad"} for n in (1, 30)]
-    short = make_row(USER, ["good", "bad"], "A", "")
-    length = len(encode(tokenizer, render_prompt(tokenizer, prompt_of(short, "pairwise"))))
-    given = {"inputs": [jsonl(tmp_path / "in.jsonl", records)], "model": str(tokenizer_folder)}
-    for limit, rows, left_out in ((length, 1, 1), (length + 500, 2, 0)):
-        summary = convert("pairwise", out=tmp_path / f"out{limit}", max_prompt_length=limit, **ALL, **given)
-        assert (summary["rows"]["train"], summary["too_long_left_out"]) == (rows, left_out)
-    with pytest.raises(UserError, match="no row is left"):
-        convert("pairwise", out=tmp_path / "none", max_prompt_length=length - 1, **given)
-
-
 @pytest.mark.parametrize(
     ("record", "mode", "said"),
     [
@@ -192,7 +168,6 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.C
         (["--input", good, "--out", "x", "--chosen-score", "7"], "the criteria's scores are 0-4"),
         (["--input", good, "--out", "x", "--criteria", "none.yaml"], "none.yaml: no such file"),
         (["--input", good, "--out", "x", "--format", "llmbar"], "no `input`, `output_1`, `output_2`, `label`"),
-        (["--input", good, "--out", "x", "--model", str(tmp_path / "there")], "its tokenizer cannot be loaded"),
     ):
         assert judge.main(["--mode", "pairwise", *arguments]) == 2
         assert said in capsys.readouterr().err
@@ -274,14 +249,8 @@ def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: 
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 0
     assert [row["completion"][0]["content"] for row in pq.read_table(out).to_pylist()] == [right[0], right[3]]
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 2  # never overwritten
-    loose = f"{rows[1]['output'][0]['answer']['label']['preference']}."
-    loosely = [f"why</think><better>{loose}</better>", None]
-    pq.write_table(pa.table({"row": [1, 2], "query": queries[1:3], "text": loosely}), answers)
-    lenient = tmp_path / "lenient.parquet"
-    assert judge_demonstrations.main([*arguments, "--out", str(lenient)]) == 2  # none is right, read strictly
-    assert judge_demonstrations.main([*arguments, "--out", str(lenient), "--verdicts", "lenient"]) == 0
-    (one,) = pq.read_table(lenient).to_pylist()
-    assert one["completion"][0]["content"] == f"<think>\nwhy\n</think>\n\n<better>{loose[0]}</better>"
+    pq.write_table(pa.table({"row": [1, 2], "query": queries[1:3], "text": ["none", None]}), answers)
+    assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "none.parquet")]) == 2  # none is right
     for row, query in ((9, queries[0]), (1, queries[0]), (None, queries[0])):  # another split's, say
         pq.write_table(pa.table({"row": [row], "query": [query], "text": [right[0]]}), answers)
         assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "other.parquet")]) == 2

@@ -388,9 +388,6 @@ def test_files_and_folders_that_do_not_fit(files, tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
     with pytest.raises(UserError, match=r"train\.parquet is a file; give another --out"):
         convert_own(**given | {"out": given["out"] / "train.parquet" / "x"})
-    for size in (0, float("nan"), float("inf")):
-        with pytest.raises(UserError, match="--longest-line"):
-            convert_own(**given, overwrite=True, longest_line=size)
     monkeypatch.chdir(given["out"])
     with pytest.raises(UserError, match="the current folder"):
         convert_own(**given | {"out": Path()}, overwrite=True)

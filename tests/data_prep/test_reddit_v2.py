@@ -81,10 +81,10 @@ def read(out, name):
     return pq.read_table(out / f"{name}.parquet").to_pylist()
 
 
-def converted(tmp_path, rows, part="sft_dataset/train", **options):
+def converted(tmp_path, rows, part="sft_dataset/train"):
     """The numbers of the one file that a tree with this part alone becomes."""
     save(tmp_path / "tree" / part, rows)
-    ((_, numbers),) = convert(tmp_path / "tree", tmp_path / "out", **options)["files"].items()
+    ((_, numbers),) = convert(tmp_path / "tree", tmp_path / "out")["files"].items()
     return numbers
 
 
@@ -406,34 +406,16 @@ def spoil(tree, before: bytes, after: bytes) -> None:
     shard.write_bytes(content.replace(before, after))
 
 
-def test_a_row_whose_text_is_no_utf8_stops_or_is_set_aside(tree, tmp_path):
-    spoil(tree, "know “it” 7\n".encode(), b"know \xff\xfeit now 7\n")
-    where = r"sft_dataset/train, row 7: text in data-00000-of-00001\.arrow that is no UTF-8; .* --skip-damaged"
-    with pytest.raises(UserError, match=where):
+def test_text_that_is_no_utf8_and_offsets_that_lead_out_of_a_batch_stop_the_command(tree, tmp_path):
+    text = "know “it” 7\n".encode()
+    spoil(tree, text, b"know \xff\xfeit now 7\n")
+    with pytest.raises(UserError, match=r"00001\.arrow, row 7: text that is no UTF-8; .* fetch this folder again"):
         convert(tree, tmp_path / "out")
-    summary = convert(tree, tmp_path / "out", skip_damaged=0.05)["files"]["sft_train"]
-    assert (summary["rows_read"], summary["rows"], summary["set_aside"]) == (50, 49, 1)
-    (change,) = changes(tmp_path / "out", "sft_train")
-    assert (change["source"], change["row"], change["action"]) == ("sft_dataset/train", 7, "set aside")
-    assert change["why"] == ["text in data-00000-of-00001.arrow that is no UTF-8"]
-    prompts = [row["prompt"][0]["content"] for row in read(tmp_path / "out", "sft_train")]
-    assert prompts == [row(number)["prompt"][0]["content"] for number in range(50) if number != 7]
-
-
-def test_offsets_that_lead_out_of_a_batch_cost_its_rows(tree, tmp_path):
+    spoil(tree, b"know \xff\xfeit now 7\n", text)
     offsets = struct.pack("<4i", *(len(row(0)["prompt"][0]["content"].encode()) * n for n in range(4)))
     spoil(tree, offsets, offsets[:4] + struct.pack("<i", -9) + offsets[8:])
-    with pytest.raises(UserError, match=r"sft_dataset/train, row 0: in a damaged part of data-00000-of-00001\.arrow "):
+    with pytest.raises(UserError, match=r"00001\.arrow: not readable as an Arrow stream .* fetch this folder again"):
         convert(tree, tmp_path / "out")
-    with pytest.raises(UserError, match=r"sft_dataset/train: 50 of 50 rows are damaged, more than the share of 0\.5 "):
-        convert(tree, tmp_path / "out", skip_damaged=0.5)
-
-
-def test_more_damaged_prompts_than_may_be_left_out_stop(tmp_path):
-    rows = [*map(row, range(18)), *(row(n, prompt=[]) for n in range(2))]
-    assert converted(tmp_path, rows, skip_damaged=0.1)["set_aside"] == 2
-    with pytest.raises(UserError, match=r"2 of 20 rows are damaged, .*\n +2: the prompt is not exactly one user mess"):
-        convert(tmp_path / "tree", tmp_path / "out", skip_damaged=0.05, overwrite=True)
 
 
 def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -94,6 +94,15 @@ def killed_on_error(process: subprocess.Popen) -> Iterator[None]:
         raise
 
 
+def wait_for(process: subprocess.Popen, happened: Callable[[], object], seconds: float = 600) -> None:
+    """It must not end before."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 READY = os.environ.get("E2E_DEMO")  # a folder in which one session leaves its demo for the next
 
 
@@ -105,11 +114,8 @@ def demo(tmp_path_factory) -> Demo:
     # first start: Ctrl-C (a signal to the whole foreground group) once Rank-GRPO has a checkpoint
     first = demo.start()
     with killed_on_error(first):
-        deadline = time.monotonic() + 600
-        while not trained_steps(demo.out / "rank_grpo") or latest_step(demo.out / "rank_grpo") < 1:
-            assert first.poll() is None, first.communicate()[1][-3000:]
-            assert time.monotonic() < deadline, "no checkpoint of Rank-GRPO after 10 minutes"
-            time.sleep(0.5)
+        run = demo.out / "rank_grpo"
+        wait_for(first, lambda: trained_steps(run) and latest_step(run) >= 1)
         demo.children = descendants(first)
         os.killpg(first.pid, signal.SIGINT)
         _, demo.first_stderr = first.communicate(timeout=120)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from convrec.runs.folder import latest_step, read_metrics
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 
-from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error, reachable_from_elsewhere
+from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error, reachable_from_elsewhere, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -182,14 +181,6 @@ def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
     assert results["model"]["n"] == 64
     assert results["model"]["catalog_hit_ratio"] > 0.1  # it writes years, which are taken off
     assert 0 < results["popularity"]["ndcg@20"]["mean"] < 1
-
-
-def wait_for(run: subprocess.Popen, happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 600
-    while not happened():
-        assert run.poll() is None, run.communicate()[1][-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def processes_named(run: subprocess.Popen, start: str) -> list[psutil.Process]:

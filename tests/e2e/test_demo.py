@@ -41,7 +41,6 @@ def test_summary_has_its_schema_and_the_path_is_the_last_line(demo):
                 assert 0 <= value["se"] < 0.1
         assert 0 <= model["catalog_hit_ratio"] <= 1
     assert set(summary["seconds"]) >= {"data", "model", "sft", "rank_grpo", "evaluation", "report"}
-    assert 2**30 < summary["peak_memory_bytes"] < 16 * 2**30
     assert summary["versions"]["verl"] == "0.9.1"
     report = (demo.out / "report.html").read_text()
     assert summary["report"] == str(demo.out / "report.html")
@@ -98,7 +97,9 @@ def test_the_trackers_of_a_resumed_run_have_its_whole_curve_and_its_samples(demo
 
     run = demo.out / "rank_grpo"
     logged = {row["step"]: row["rank_grpo/return@1"] for row in read_metrics(run) if "rank_grpo/return@1" in row}
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    first, newest = sorted((run / "tensorboard").iterdir())
+    assert (first.name, newest.name) == ("start1", "start2")
+    events = EventAccumulator(str(newest)).Reload()
     assert {event.step: event.value for event in events.Scalars("rank_grpo/return@1")} == pytest.approx(logged)
     assert len(events.Scalars("rank_grpo/return@1")) == RL_STEPS
     assert "val/generations/text_summary" in events.Tags()["tensors"]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PHASES = ["packed", "fused", "two_ranks", "device"]
+PHASES = ["packed", "fused", "two_ranks", "sleep"]
 
 
 def test_the_self_test_passes_here_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -19,9 +19,9 @@ def test_the_self_test_passes_here_and_says_what_it_left_out(tmp_path: Path) -> 
         "packed": "pass",
         "fused": "pass",
         "two_ranks": "pass",
-        "device": "skipped",
+        "sleep": "skipped",
     }
-    assert found["left_out"] == {"device": "needs a GPU, there are 0"}
+    assert found["left_out"] == {"sleep": "needs a GPU, there are 0"}
     assert outcomes["packed"]["figures"]["attention"] == "varlen"
     one, two = outcomes["two_ranks"]["figures"]["one process"], outcomes["two_ranks"]["figures"]["two processes"]
     assert one["grad_norm"] > 0.01

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from convrec.files import read_json
 from convrec.runs.folder import read_metrics
 from convrec.runs.starts import read_starts
 
-from .conftest import ROOT, trained_steps
+from .conftest import ROOT, trained_steps, wait_for
 from .two_nodes import Cluster
 
 RUNS = ("rank-LR=1e-6", "rank-LR=1e-3")
@@ -45,7 +44,7 @@ def matrix_of(cluster: Cluster) -> dict:
 
 def start(cluster: Cluster, file: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "recipes", "matrix", str(file)],
+        [sys.executable, "-m", "recipes", "matrix", str(file), "--parallel", "2"],
         env=cluster.environment | {"RAY_ADDRESS": f"http://127.0.0.1:{cluster.dashboard}"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -60,11 +59,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     file, out = tmp_path / "matrix.yaml", nodes.folder / "matrix"
     file.write_text(yaml.safe_dump(matrix_of(nodes)))
     first = start(nodes, file)
-    deadline = time.monotonic() + 300
-    while not all((out / name / "starts.jsonl").exists() for name in RUNS):
-        assert first.poll() is None, first.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    wait_for(first, lambda: all((out / name / "starts.jsonl").exists() for name in RUNS))
     os.kill(first.pid, signal.SIGINT)
     _, left = first.communicate(timeout=60)
 
@@ -76,7 +71,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     assert "0 of 2 runs finished; 0 of 2 steps" in left
     assert left.count(" goes on; to end it: ray job stop matrix-") == 2
     for name in RUNS:
-        assert [line for line in said if line.startswith(f"{name}-train runs already: matrix-")]
+        assert [line for line in said if line.endswith(f"-{name}-train-1 runs already")]
         assert len(read_starts(out / name)) == 1  # not submitted twice
         assert trained_steps(out / name) == [1]
         evaluation = read_json(out / "evaluation" / name / "metrics.json")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from .conftest import ROOT
+from .two_nodes import free_port
 
 ASK = {"conversation": "USER: Hello. Any great 2000s war movies out there? Thanks!", "k": 5}
 START_SECONDS, BACK_SECONDS = 600, 300  # on busy cores
@@ -28,8 +28,7 @@ NEW = {"item_id": "new-1", "title": "A Film That Was Never Made", "year": 2031}
 @pytest.fixture(scope="module")
 def service(trained, tmp_path_factory):
     """Its address, process and catalog; stopped by Ctrl-C at the end, which must leave nothing behind."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     folder = tmp_path_factory.mktemp("serve")
     # what `make serve` runs, with the demo of the tests
     recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -64,12 +63,9 @@ def test_a_list_of_the_catalog_without_what_was_seen(service):
     second = service.client.post("/v1/recommendations", json={**ASK, "seen": seen}).json()
     assert len(second["items"]) == 5
     assert not {item["item_id"] for item in second["items"]} & set(seen)
-    with service.client.stream("POST", "/v1/recommendations", json={**ASK, "stream": True}) as stream:
-        assert [line for line in stream.iter_lines() if line.startswith("event")] == ["event: item"] * 5 + [
-            "event: end"
-        ]
-    page = service.client.get("/")
-    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    stream = service.client.post("/v1/recommendations", json={**ASK, "stream": True}).text  # as the page asks
+    assert re.findall(r"^event: (\w+)", stream, re.MULTILINE) == [*["item"] * 5, "end"]
+    assert "<title>" in service.client.get("/").text
     refused = service.client.post("/v1/recommendations", json={"conversation": " "})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
 

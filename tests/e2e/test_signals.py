@@ -18,7 +18,7 @@ import pytest
 
 from convrec.runs.folder import latest_step
 
-from .conftest import ROOT, Demo, descendants, killed_on_error, trained_steps
+from .conftest import ROOT, Demo, descendants, killed_on_error, trained_steps, wait_for
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 END_SECONDS = 60  # the end of a step, its checkpoint and the end of the processes
@@ -128,11 +128,7 @@ def stopped(stage: Stage, out: Path, moment: Moment, number: signal.Signals, **v
         preexec_fn=lambda: signal.signal(INT, signal.SIG_DFL),  # a script's background job has it ignored
     )  # fmt: skip
     with killed_on_error(run):
-        deadline = time.monotonic() + 200
-        while not moment(run, out):
-            assert run.poll() is None, run.communicate()[1][-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(run, lambda: moment(run, out), seconds=200)
         processes = descendants(run)
         folders = {of_one.get("CONVREC_RUN_TMP") for of_one in of_each(processes, psutil.Process.environ)} - {None}
         run.send_signal(number)

@@ -16,7 +16,6 @@ from .conftest import ROOT
 
 PLANTED = "planted-" + secrets.token_hex(8)
 REWARD = "def plus_five(relevance, items):\n    return [5.0 + rel for rel in relevance]\n"
-ROLLOUTS = "rollouts"  # verl writes every rollout of a step there, with its prompt
 
 
 def free_port() -> int:
@@ -91,7 +90,6 @@ class Cluster:
         (package / "rank.py").write_text(REWARD)
         environment |= {"REWARD": "e2e_package.rank:plus_five", "PYTHONPATH": str(package.parent)}
         fixed = ["trainer.val_before_train=false", "data.val_max_samples=8", "data.train_max_samples=8"]
-        fixed += [f"trainer.rollout_data_dir={self.folder / name / ROLLOUTS}"]
         return self.start_script("run_rank_grpo.sh", *fixed, "convrec.deterministic=true", *overrides, **environment)
 
     def start_script(self, script: str, *overrides: str, **variables: str) -> subprocess.Popen:

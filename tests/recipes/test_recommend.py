@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.checkpoints.saving import BEST
-from convrec.generation.pool import Job
 from convrec.runs.folder import LATEST
 from convrec.serving.served_model import find_model
 from recipes import recommend as recipe
+from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
 
 
@@ -39,22 +39,22 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     asked = []
 
     class Pool:
-        def answers(self, jobs: Iterable[Job]) -> Iterator[tuple[int, int, pa.Table]]:
+        def __init__(self, room: Any, load: Any, settings: dict[str, Any], log: Path) -> None:
+            asked.append(settings)
+
+        def answers(self, tasks: Iterable[list[Chat]]) -> Iterator[tuple[int, pa.Table]]:
             (run / BEST).write_text(json.dumps({"step": 4}))  # a validation, before a replica has loaded
-            for number, job in reversed([*enumerate(jobs)]):  # whichever part is done first
-                asked.append(job.settings)
-                ((chat,),) = job.tasks
-                yield number, 0, pa.Table.from_pylist([{"row": chat.row}], SCHEMA)
+            for number, (chat,) in reversed([*enumerate(tasks)]):  # whichever part is done first
+                yield number, pa.Table.from_pylist([{"row": chat.row}], SCHEMA)
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(recipe, "Pool", lambda *_: Pool())
+    monkeypatch.setattr(recipe, "Pool", Pool)
     options: dict[str, Any] = {"model": "run", "catalog": catalog, "chats": chats, "out": tmp_path / "lists.parquet"}
     recipe.recommend(**options, progress=False)
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
     assert pq.read_table(options["out"])["row"].to_pylist() == [0, 1, 2]
-    given = asked[0]
-    assert asked == [given] * 3
+    (given,) = asked
     assert given["model"] == str(run / "global_step_2" / "actor" / "huggingface")
     loaded = find_model(given["model"], Path(given["catalog"]), given["item"], given["num_items"])
     assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)

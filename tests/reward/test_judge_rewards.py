@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from convrec.errors import UserError
 from reward import judge_pairwise, judge_pointwise
@@ -103,24 +101,8 @@ NO_PREFERENCES = [None, {}, {"preference": None}, "", "b", "{A", 1, {"helpfulnes
     ],
 )
 def test_a_truth_that_is_none_is_the_datas_fault(read: Callable[[object], object], truth: object, wanted: str) -> None:
-    with pytest.raises(UserError, match=rf"expected {wanted}.*data_prep\.judge"):
+    with pytest.raises(UserError, match=rf"expected {wanted}.*convrec data judge"):
         read(truth)
-
-
-TAGS = ("<think>", "</think>", "<score>", "</score>", "<better>", "</better>")
-PIECES = st.sampled_from([*TAGS, "0", "4", "10", "A", "B"])
-HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=30).map("".join)
-
-
-@settings(deadline=None)
-@given(HOSTILE, st.integers(0, 4), st.sampled_from("AB"))
-def test_rewards_are_in_range_and_a_missing_verdict_earns_nothing(text: str, score: int, letter: str) -> None:
-    for result in (
-        judge_pointwise.compute_score("d", text, {"helpfulness": score}),
-        judge_pairwise.compute_score("d", text, {"preference": letter}),
-    ):
-        assert 0 <= result["score"] <= 1
-        assert result["score"] == 0 or not result["no_verdict"]
 
 
 # ---- the cookbook, as recorded. Where it is wrong: the answer or truth, and why.

@@ -36,8 +36,8 @@ class SFTWorker(TrainingWorker):
         load_any_world_size(self.engine.checkpoint_manager)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_learning_rate(self) -> tuple[float, float]:
-        return set_learning_rate(self.engine)
+    def set_learning_rate(self) -> None:
+        set_learning_rate(self.engine)
 
 
 class ConvRecRaySFTTrainer(SFTMixin, sft_trainer_ray.SFTTrainer):
@@ -80,8 +80,8 @@ class ConvRecRaySFTTrainer(SFTMixin, sft_trainer_ray.SFTTrainer):
         super()._build_ckpt_handler()
         self.ckpt_handler.lora_train_meta = sft_trainer.SFTTrainer._get_lora_train_meta(self)
 
-    def _set_learning_rate(self) -> tuple[float, float]:
-        return self.training_client.set_learning_rate()[0]
+    def _set_learning_rate(self) -> None:
+        self.training_client.set_learning_rate()
 
     def _actors(self) -> dict[str, Any]:
         return {f"training worker {i}": worker for i, worker in enumerate(self.training_client.workers)}

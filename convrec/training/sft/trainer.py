@@ -12,7 +12,7 @@ from convrec.checkpoints import saving
 from convrec.checkpoints.reshard import load_any_world_size
 from convrec.runs import card
 from convrec.runs.folder import read_metrics
-from convrec.training.worker import report_new_rate, set_learning_rate
+from convrec.training.worker import set_learning_rate
 
 
 class SFTMixin:
@@ -33,7 +33,7 @@ class SFTMixin:
     val_sampler: Any
     global_batch_size: int
     collate_fn: Callable[..., Any]
-    _set_learning_rate: Callable[[], tuple[float, float]]  # convrec.training.worker's, where the engine is
+    _set_learning_rate: Callable[[], None]  # convrec.training.worker's, where the engine is
 
     def __init__(self, config: Any) -> None:
         self.run_folder = Path(config.trainer.default_local_dir)
@@ -46,7 +46,7 @@ class SFTMixin:
             # a loader's state saved after an epoch's last batch comes back exhausted, and `fit` would count that as the
             # next epoch; without a state the loader begins the epoch that `fit` gives the sampler
             self.train_dataloader.next_iter_state = None
-        report_new_rate(self.resume_global_step, *self._set_learning_rate())
+        self._set_learning_rate()
 
     # ---- data ----
 
@@ -140,8 +140,8 @@ class BetweenSteps:
 class ConvRecSFTTrainer(SFTMixin, sft_trainer.SFTTrainer):
     """On one device, in this process."""
 
-    def _set_learning_rate(self) -> tuple[float, float]:
-        return set_learning_rate(self.engine)
+    def _set_learning_rate(self) -> None:
+        set_learning_rate(self.engine)
 
     def _init_engine(self) -> None:
         super()._init_engine()

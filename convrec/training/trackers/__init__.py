@@ -1,1 +1,1 @@
-"""Trackers that upload (SwanLab, W&B, ...): whether they can be reached, and one curve for a run that was resumed."""
+"""Trackers (SwanLab, W&B, TensorBoard, ...): where they write, and one curve for a run that was resumed."""

@@ -1,13 +1,10 @@
 """Trackers of a run that is stopped and resumed: one curve a run, without losing the steps that are repeated.
 
 A resumed run goes back to its newest checkpoint and repeats the steps after it. RUN/metrics/*.jsonl keeps all starts
-and is what everything here is filled from. SwanLab and W&B keep the first value of a step and drop the repeated one, so
-a resumed run gets a new SwanLab or W&B run of the same group, into which the steps up to the checkpoint are written
-before training goes on: the newest one has the whole curve. TensorBoard is told to forget what comes after the
-checkpoint, or after step 0 where there is none yet. Console and file need nothing.
-
-The validation with which a start begins repeats that of the checkpoint: SwanLab and TensorBoard keep the first one.
-Where the run ended before the checkpoint's step did, TensorBoard and others get what RUN/metrics has of it.
+and is what everything here is filled from. SwanLab and W&B keep the first value of a step and drop the repeated one,
+TensorBoard shows both, so a resumed run gets a new SwanLab or W&B run of the same group, or folder of TensorBoard, into
+which the steps up to the checkpoint are written before training goes on: the newest one has the whole curve. Console
+and file need nothing.
 
 A tracker that cannot be opened, or fails later, is left out with a line in the log; the run goes on. Not so the file of
 the metrics: what reports and resumed runs read is part of the run.
@@ -25,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from convrec.runs.folder import METRICS, cut_off_step, latest_step, read_metrics
+from convrec.runs.folder import METRICS, latest_step, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run'
 _OPEN: list[Any] = []  # what `resumable` has opened in this process
 FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
 OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}
-KEEP_THE_FIRST_VALUE = ("swanlab", "wandb", "trackio")
+FILLED = ("swanlab", "wandb", "trackio", "tensorboard")  # with the steps of earlier starts
 
 
 def tracker_environment(run_folder: Path, name: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,31 +92,19 @@ def resumable(
     done = latest_step(run_folder)
     starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this one's file is made below
     name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
-    earlier, cut_off = read_metrics(run_folder), cut_off_step(run_folder, done)
-    kept: dict[str, Any] = {}
-    # starts, not done: one that was killed before its first checkpoint has written events too
-    if "tensorboard" in backends and starts > 1 and any(Path(os.environ["TENSORBOARD_DIR"]).glob("events.*")):
-        try:
-            _forget_after(Path(os.environ["TENSORBOARD_DIR"]), done - bool(cut_off))
-        except Exception:
-            logger.warning("tensorboard cannot be opened: left out", exc_info=True)
-            backends.remove("tensorboard")
-        kept = {} if cut_off else next((row for row in earlier if row["step"] == done), {})
+    board = Path(os.environ.get("TENSORBOARD_DIR") or run_folder / "tensorboard")
+    os.environ["TENSORBOARD_DIR"] = str(board / f"start{starts}")
     tracking = Tracking(project_name, name, [backend for backend in backends if backend in OURS], config)
     for backend in backends:
         if backend not in OURS:
             tracking.logger |= _opened(backend, partial(Tracking, project_name, name, [backend], config))
     _OPEN.append(tracking)
     if "tensorboard" in tracking.logger:
-        _write_at_once(tracking.logger["tensorboard"].tracker, done, kept)
-    refill = [backend for backend in backends if backend in KEEP_THE_FIRST_VALUE]
-    if done and refill:
-        for row in earlier:
-            if row["step"] <= done:
-                data = {key: value for key, value in row.items() if key != "step"}
-                tracking.log(data=data, step=row["step"], backend=refill)
-    if cut_off:
-        tracking.log(data=cut_off, step=done, backend=[name for name in backends if name not in (*OURS, *refill)])
+        _write_at_once(tracking.logger["tensorboard"].tracker)
+    for row in read_metrics(run_folder):
+        if row["step"] <= done:
+            data = {key: value for key, value in row.items() if key != "step" and value is not None}
+            tracking.log(data=data, step=row["step"], backend=[name for name in backends if name in FILLED])
     return tracking
 
 
@@ -201,22 +186,12 @@ def keep_samples(run_folder: Path, project_name: str, experiment_name: str) -> A
     return samples_logger
 
 
-def _write_at_once(tensorboard: Any, done: int, kept: Mapping[str, Any]) -> None:
-    """verl's writer keeps up to two minutes in memory, which a killed run would lose for good.
-
-    kept: what an earlier start has logged of step `done`; TensorBoard would show a second value beside the first.
-    """
+def _write_at_once(tensorboard: Any) -> None:
+    """verl's writer keeps up to two minutes in memory, which a killed run would lose for good."""
     log = tensorboard.log
 
     def log_and_flush(data: dict[str, Any], step: int) -> None:
-        log({key: value for key, value in data.items() if step != done or key not in kept}, step)
+        log(data, step)
         tensorboard.writer.flush()
 
     tensorboard.log = log_and_flush
-
-
-def _forget_after(folder: Path, step: int) -> None:
-    """TensorBoard drops what it has read of later steps when a writer says that it starts from there."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    SummaryWriter(str(folder), purge_step=step + 1).close()

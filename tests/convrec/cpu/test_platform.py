@@ -32,6 +32,9 @@ def test_platform_says_what_verl_asks() -> None:
     free, total = cpu.device_module.mem_get_info()
     assert 0 < free <= total
     assert 0 < cpu.device_module.memory_allocated() < total
+    state, first = cpu.device_module.get_rng_state(), torch.rand(3)
+    cpu.device_module.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
 
 
 def test_a_gpu_hosts_process_without_a_gpu_is_not_on_the_cpu_platform(
@@ -44,14 +47,6 @@ def test_a_gpu_hosts_process_without_a_gpu_is_not_on_the_cpu_platform(
     assert platform.PlatformCPU().is_platform_available(use_smi_check=True)
     driver.touch()
     assert not platform.PlatformCPU().is_platform_available(use_smi_check=True)
-
-
-def test_random_state_of_the_device_is_the_cpus() -> None:
-    device = platform.PlatformCPU.device_module
-    state = device.get_rng_state()
-    first = torch.rand(3)
-    device.set_rng_state(state)
-    assert torch.equal(torch.rand(3), first)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("cpu", True), (" CPU ", True), ("cuda", False), (None, False)])
@@ -87,20 +82,8 @@ def listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
 
 
-def test_engine_for_cpu_is_registered_once() -> None:
-    from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-
-    register_engine()
-    engine = EngineRegistry._engines["language_model"]["fsdp2"]["cpu"]
-    register_engine()
-    assert EngineRegistry._engines["language_model"]["fsdp2"]["cpu"] is engine
-    assert issubclass(engine, FSDPEngineWithLMHead)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """And gives the setting back, whatever happens."""
+def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the setting back."""
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -111,23 +94,9 @@ def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytes
 
     def build(self: Any, module: Any) -> Any:
         seen.append(self.engine_config.forward_only)
-        if fails:
-            raise ValueError("no memory")
         return module
 
     monkeypatch.setattr(FSDPEngineWithLMHead, "_build_fsdp_module", build)
-    if fails:
-        with pytest.raises(ValueError, match="no memory"):
-            engine._build_fsdp_module("module")
-    else:
-        assert engine._build_fsdp_module("module") == "module"
+    assert engine._build_fsdp_module("module") == "module"
     assert seen == [False]
     assert engine.engine_config.forward_only
-
-
-def test_the_rollout_server_names_our_worker_extension() -> None:
-    from convrec.cpu.server import CPUHttpServer, CPUWorkerExtension
-
-    path = CPUHttpServer._get_worker_extension_cls(object.__new__(CPUHttpServer))
-    module, name = path.rsplit(".", 1)
-    assert (module, name) == (CPUWorkerExtension.__module__, "CPUWorkerExtension")

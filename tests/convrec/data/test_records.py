@@ -105,20 +105,20 @@ def test_a_damaged_csv_record_takes_nothing_else_with_it(tmp_path: Path) -> None
 def test_a_line_that_is_too_long_is_never_read_whole(tmp_path: Path, suffix: str) -> None:
     start, end = ('{"a": "', '"}\n') if suffix == ".jsonl" else ('"', '"\n')
     head = "a\n" if suffix == ".csv" else ""
-    path = write(tmp_path / f"long{suffix}", f"{head}{start}{'x' * (50 << 20)}{end}{start}short{end}")
+    path = write(tmp_path / f"long{suffix}", f"{head}{start}{'x' * (200 << 20)}{end}{start}short{end}")
     damage = Damage()
     tracemalloc.start()
-    records = list(read_records(path, damage, longest_line=1))
+    records = list(read_records(path, damage))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [record["a"] for _, record in records] == ["short"]
     (finding,) = damage.findings
     assert finding.row == (2 if head else 1)
-    assert "longer than 1 MiB; shorten it, or give --longest-line" in str(finding.problem)
-    assert peak < 8 << 20
-    write(path, f"{head}{start}{'x' * (1 << 20)}{end}")
-    assert not list(read_records(path, Damage(), longest_line=1))
-    assert list(read_records(path, Damage(), longest_line=1.1))
+    assert "longer than 8 MiB; shorten it, or write parquet" in str(finding.problem)
+    assert peak < 64 << 20
+    for size, count in ((8 << 20, 0), ((8 << 20) - 100, 1)):
+        write(path, f"{head}{start}{'x' * size}{end}")
+        assert len(list(read_records(path, Damage()))) == count
 
 
 # ---- the report

@@ -1,11 +1,10 @@
-"""Which GPUs or cores a replica gets, on a node and on a cluster."""
+"""Which GPUs or cores of a node a replica gets."""
 
 import argparse
 
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.cluster import divide_cluster
 from convrec.generation.placement import Placement, add_placement, divide_node
 
 ON_CPU = {"TORCH_COMPILE_DISABLE": "1"}
@@ -35,27 +34,10 @@ def test_on_a_cpu_they_share_the_cores_and_one_has_all_there_is() -> None:
     assert divide_node("auto", 2, ["0", "1"], cores=8) == [{}]
 
 
-def test_a_replica_on_a_cluster_is_on_one_node() -> None:
-    nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}]
-    assert [divide_cluster("auto", size, nodes) for size in (1, 2, 3, 4)] == [
-        (8, 1, {}),
-        (4, 2, {}),
-        (2, 3, {}),
-        (2, 4, {}),
-    ]
-    with pytest.raises(UserError, match="--replicas 3 of 3 GPUs each: the cluster has room for 2"):
-        divide_cluster(3, 3, nodes)
-    cpus = [{"CPU": 3.0}, {"CPU": 3.0}]
-    threads = ON_CPU | {"OMP_NUM_THREADS": "3"}
-    assert [divide_cluster(count, 1, cpus) for count in (2, "auto")] == [(2, 0, threads), (1, 0, threads)]
-    with pytest.raises(UserError, match="--replicas 7: the cluster has 6 CPUs"):
-        divide_cluster(7, 1, cpus)
-
-
 def test_the_options_and_what_is_no_number_of_replicas() -> None:
     parser = argparse.ArgumentParser()
     add_placement(parser)
-    assert vars(parser.parse_args([])) == {"replicas": "auto", "tensor_parallel": 1, "address": None}
+    assert vars(parser.parse_args([])) == {"replicas": "auto", "tensor_parallel": 1}
     assert parser.parse_args(["--replicas", "3"]).replicas == 3
     for wrong in (0, "many", 1.5):
         with pytest.raises(UserError, match=f"--replicas {wrong}: give auto, or a number from 1"):

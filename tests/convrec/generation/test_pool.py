@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.pool import ASKED_AT_MOST, Job, Pool, Room
+from convrec.generation.pool import ASKED_AT_MOST, Pool, Room
 from convrec.generation.process import Process
 
 # A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time.
@@ -51,14 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def two(folder: Path) -> "closing[Pool]":
-    room = Room([partial(Process, environment={})] * 2, tensor_parallel=1, on_gpu=False)
-    return closing(Pool(room, import_module("words_target").load, folder / "log"))
-
-
-def answered(pool: Pool, folder: Path, *tasks: list[str], told: list[int] | None = None) -> dict[int, list[str]]:
-    """A job a task."""
-    jobs = [Job(str(folder), [task]) for task in tasks]
-    return {number: answer for number, _, answer in pool.answers(jobs, (told if told is not None else []).append)}
+    room = Room([partial(Process, environment={})] * 2, on_gpu=False, folder=folder)
+    return closing(Pool(room, import_module("words_target").load, str(folder), folder / "log"))
 
 
 def asked(folder: Path) -> list[str]:
@@ -68,8 +62,8 @@ def asked(folder: Path) -> list[str]:
 def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[int] = []
     with two(folder) as pool:
-        answers = answered(pool, folder, *TASKS, told=told)
-        again = answered(pool, folder, ["h"], told=told)  # by the replicas that are there
+        answers = dict(pool.answers(TASKS, told.append))
+        again = dict(pool.answers([["h"]], told.append))  # by the replicas that are there
     assert answers == {number: [word.upper() for word in task] for number, task in enumerate(TASKS)}
     assert again == {0: ["H"]}
     assert asked(folder) == ["a,b", "c,kill once", "c,kill once", "d", "e,f", "g", "h"]
@@ -81,41 +75,27 @@ def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys
 
 
 def test_a_task_that_no_replica_survives_ends_it_after_the_answers_of_others(folder: Path) -> None:
-    answers = []
+    answers: list[tuple[int, list[str]]] = []
     message = f"{ASKED_AT_MOST} replicas one after the other died of one batch: exit"
     with pytest.raises(RuntimeError, match=message), two(folder) as pool:
-        answers.extend(pool.answers(Job(str(folder), [[word]]) for word in ("a", "kill", "b")))
-    assert sorted(answers) == [(0, 0, ["A"]), (2, 0, ["B"])]
+        answers.extend(pool.answers([["a"], ["kill"], ["b"]]))
+    assert sorted(answers) == [(0, ["A"]), (2, ["B"])]
     assert asked(folder) == ["a", "b", *["kill"] * ASKED_AT_MOST]
-
-
-def test_a_job_is_done_by_one_replica_that_has_loaded_its_settings(folder: Path) -> None:
-    folders = [folder / name for name in ("first", "second", "third")]
-    for one in folders:
-        one.mkdir()
-    with two(folder) as pool:
-        answers = list(pool.answers(Job(str(one), [["a"], ["b", "kill once"], ["c"]]) for one in folders))
-    assert sorted(answers) == [
-        (n, part, text) for n in range(3) for part, text in enumerate(([*"A"], ["B", "KILL ONCE"], [*"C"]))
-    ]
-    for one in folders:
-        assert (one / "asked").read_text().splitlines() == ["a", "b,kill once", "b,kill once", "c"]
-        assert len([*one.glob("pid-*")]) == 2  # the one that was killed, and the one after it
 
 
 def test_errors_of_the_child_are_not_tried_again(folder: Path) -> None:
     with pytest.raises(UserError, match="word 7 is wrong"), two(folder) as pool:
-        answered(pool, folder, ["wrong"])
+        list(pool.answers([["wrong"]]))
     message = r"exit status 1; the end of .*\n[\s\S]*ValueError: out of paper"
     with pytest.raises(RuntimeError, match=message), two(folder) as pool:
-        answered(pool, folder, ["broken"])
+        list(pool.answers([["broken"]]))
     assert asked(folder) == ["broken", "wrong"]
 
 
-def test_jobs_are_drawn_as_they_are_needed(folder: Path) -> None:
+def test_tasks_are_drawn_as_they_are_needed(folder: Path) -> None:
     left = iter(range(100))
     with two(folder) as pool:
-        next(pool.answers(Job(str(folder), [["a"]]) for _ in left))
+        next(pool.answers(["a"] for _ in left))
         assert next(left) <= 4
 
 
@@ -125,11 +105,11 @@ import os, signal
 from contextlib import closing
 from pathlib import Path
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Job, Pool
+from convrec.generation.pool import Pool
 from words_target import load
-with Placement(2).open() as room, closing(Pool(room, load)) as pool:
+with Placement(2).open() as room, closing(Pool(room, load, {str(folder)!r})) as pool:
     print(room.folder, flush=True)
-    for _ in pool.answers([Job({str(folder)!r}, [["a"], ["b"]])] * 2):
+    for _ in pool.answers([["a"], ["b"]] * 2):
         os.kill(os.getpid(), signal.SIGKILL)
 """
     parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)

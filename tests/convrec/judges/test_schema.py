@@ -119,7 +119,7 @@ def test_an_error_names_file_rows_and_fix(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_judge_table(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.parquet: no such file; .*data_prep\.judge"):
+    with pytest.raises(UserError, match=r"none\.parquet: no such file; .*convrec data judge"):
         read_judge_table(tmp_path / "none.parquet", "pairwise")
     (tmp_path / "text.parquet").write_text("no parquet")
     with pytest.raises(UserError, match=r"text\.parquet: not readable as parquet"):

@@ -1,7 +1,6 @@
 """The verdict of hostile answers, and how long it takes."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -104,38 +103,6 @@ def test_what_a_template_opens_is_seen_in_the_prompt() -> None:
     assert not opens_thinking("Write <think> first<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "verdict"),
-    [
-        (score_verdict, "<score>3.0</score>", 3),
-        (score_verdict, "<score>3/4</score>", 3),
-        (score_verdict, "<score>3 out of 4</score>", 3),
-        (score_verdict, "<score>**3**</score>", 3),
-        (score_verdict, "<SCORE>3</SCORE>", 3),
-        (score_verdict, "<think>why</think>\n\n**3/4**\n", 3),  # no tag: the last line, which is nothing else
-        (score_verdict, "why\n3.", 3),
-        *((score_verdict, f"<score>{other}</score>", None) for other in ("3/5", "3.5", "-3", "7", "٣")),
-        (score_verdict, "I give 3", None),
-        (score_verdict, "<think>why\n3", None),
-        (score_verdict, "<score>0.0</score> (it tried <Score>4</Score>)", None),  # two scores are none here as well
-        (score_verdict, "<score>high</score>\n3", None),
-        (preference_verdict, "<better>A.</better>", "A"),
-        (preference_verdict, "<better>**B**</better>", "B"),
-        (preference_verdict, "<better>(Response A)</better>", "A"),
-        (preference_verdict, "<Better>b</Better>", "B"),
-        (preference_verdict, "<think>B?</think>\n**A**", "A"),
-        (preference_verdict, "<better>A.</better> <better>B.</better>", None),
-        (preference_verdict, "<better>A or B</better>", None),
-        (preference_verdict, "A is better", None),
-    ],
-)
-def test_a_lenient_reading_takes_what_a_strict_one_does_not(
-    read: Callable[..., int | str | None], text: str, verdict: int | str | None
-) -> None:
-    assert read(text, lenient=True) == verdict
-    assert read(text) is None
-
-
 def test_a_tie_is_said_and_prefers_neither() -> None:
     for said in ("tie", "Both", "EQUAL", " neither "):
         assert comparison_verdict(f"<better>{said}</better>") == "tie"
@@ -147,7 +114,6 @@ def test_a_tie_is_said_and_prefers_neither() -> None:
 
 def test_the_range_of_scores_is_the_criterias() -> None:
     assert [score_verdict(f"<score>{n}</score>", (1, 10)) for n in (0, 1, 10, 11)] == [None, 1, 10, None]
-    assert score_verdict("<score>7/10</score>", (1, 10), lenient=True) == 7
 
 
 TAGS = ("<think>", "</think>", "<THINK>", "</thinking>", "<score>", "</score>", "<better>", "</better>")
@@ -178,11 +144,8 @@ HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join)
 @settings(deadline=None)
 @given(HOSTILE)
 def test_any_answer_has_a_verdict_in_range_or_none(text: str) -> None:
-    for lenient in (False, True):
-        assert score_verdict(text, lenient=lenient) in (None, 0, 1, 2, 3, 4)
-        assert preference_verdict(text, lenient=lenient) in (None, "A", "B")
-        if score_verdict(text) is not None:
-            assert score_verdict(text, lenient=True) in (score_verdict(text), None)  # None: a looser tag says another
+    assert score_verdict(text) in (None, 0, 1, 2, 3, 4)
+    assert preference_verdict(text) in (None, "A", "B")
 
 
 @settings(deadline=None)
@@ -254,7 +217,6 @@ def test_what_is_outside_the_thinking_holds_no_thinking(text: str) -> None:
 )
 def test_megabytes_take_bounded_time(text: str) -> None:
     start = time.process_time()
-    for lenient in (False, True):
-        assert score_verdict(text, lenient=lenient) is None
-        assert preference_verdict(text, lenient=lenient) is None
+    assert score_verdict(text) is None
+    assert preference_verdict(text) is None
     assert time.process_time() - start < 2.0  # quadratic would take minutes; this takes milliseconds

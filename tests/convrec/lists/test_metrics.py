@@ -155,7 +155,7 @@ def test_sign_flip_is_the_share_of_all_sign_assignments_that_are_as_far_from_0()
 
 
 def test_catalog_hit_ratio_without_lines_is_nan():
-    assert math.isnan(summarise([row(0.0, [], num_items=0)], [5])["catalog_hit_ratio"])
+    assert math.isnan(summarise([row(0.0, [], num_items=0)], [5], range(1))["catalog_hit_ratio"])
 
 
 def test_popularity_counts_training_ground_truth_with_ties_in_catalog_order():

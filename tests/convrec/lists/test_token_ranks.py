@@ -15,7 +15,6 @@ from convrec.errors import UserError
 from convrec.lists.ranks import split_lines
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import (
-    _not_utf8,
     build_vocab_table,
     reference_rank_ids,
     stop_token_mask,
@@ -224,34 +223,6 @@ def test_newline_in_a_run_of_bytes_that_is_not_utf8_is_no_newline():
     assert ranks_and_lines("<0xC3>", "<0xA9>", "<0x0A>", "U") == ([0, 0, 0, 1], ["é", "U"])
     assert ranks_and_lines("<0xC3>", "<s>", "<0xA9>", "<0x0A>", "U") == ([0, 0, 0, 0, 1], ["é", "U"])
     assert ranks_and_lines("<0xE2>", "U", "<0x0A>", "U") == ([0, 0, 0, 1], ["\ufffdU", "U"])
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.binary(min_size=1, max_size=5),
-            st.characters().map(lambda c: c.encode("utf-8", "replace")),
-            st.just(None),
-        ),
-        max_size=8,
-    )
-)
-def test_runs_of_bytes_are_checked_as_utf8(runs):
-    values, expected = [], []
-    for is_run, group in groupby(runs, key=lambda run: run is not None):
-        if not is_run:
-            values += [-1] * len(list(group))
-            expected += [False] * (len(values) - len(expected))
-            continue
-        run = b"".join(group)
-        values += run
-        try:
-            run.decode("utf-8")
-            expected += [False] * len(run)
-        except UnicodeDecodeError:
-            expected += [True] * len(run)
-    assert _not_utf8(torch.tensor([values], dtype=torch.int16).reshape(1, -1))[0].tolist() == expected
 
 
 def pieces_table(pieces, specials=("<eos>", "<pad>")):

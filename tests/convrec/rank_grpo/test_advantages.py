@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages, zero_std_ranks
+from convrec.rank_grpo.advantages import assign_units, rank_advantages, zero_std_ranks
 
 F64 = torch.float64
 
@@ -18,28 +18,6 @@ def test_golden_with_its_arithmetic():
     returns = torch.tensor([[1, 1], [7, 3], [0, 1], [0, 1]], dtype=F64)
     expected = torch.tensor([[1.1545005730, 0], [0, 0], [-0.5772502865, 0], [-0.5772502865, 0]], dtype=F64)
     torch.testing.assert_close(rank_advantages(returns, ["a", "b", "a", "a"]), expected, rtol=0, atol=1e-9)
-
-
-def test_centred_only():
-    returns = torch.tensor([[1.0, 0.5], [0.0, 0.0]])
-    expected = torch.tensor([[0.5, 0.25], [-0.5, -0.25]])
-    torch.testing.assert_close(rank_advantages(returns, [3, 3], norm_by_std=False), expected)
-
-
-def test_ranks_are_not_normalised_over_one_list():
-    # the tutorial's mistake: a list [1, 0] next to an identical one has nothing to learn, whatever its own spread
-    assert rank_advantages(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), [0, 0]).eq(0).all()
-
-
-def test_a_part_of_small_returns_is_not_drowned_when_each_is_normalised():
-    # relevance 1, 0, 1, 0; the small part .01, .01, 0, 0. Each alone: +-(1/2) / std 0.57735 = +-.866 at any scale
-    parts_PBK = torch.tensor([[1, 0, 1, 0], [0.01, 0.01, 0, 0]], dtype=F64)[:, :, None]
-    uid = [0] * 4
-    expected = torch.tensor([0.866, 0, 0, -0.866], dtype=F64) + torch.tensor([0.866, 0, 0, -0.866], dtype=F64)
-    summed = rank_advantages(parts_PBK.sum(dim=0), uid)[:, 0]
-    assert summed[0] - summed[2] == pytest.approx(0.01 / 0.57735, rel=0.01)  # of the sum it hardly counts
-    normalised = part_advantages(parts_PBK, [1, 1], uid).sum(dim=0)[:, 0]
-    torch.testing.assert_close(normalised, expected, rtol=0, atol=0.02)  # eps counts where returns are small
 
 
 def test_equal_returns_give_exactly_zero_despite_rounding():
@@ -74,9 +52,9 @@ def test_advantages_sum_to_zero_per_group_and_rank_in_any_order(uid, seed, norm_
         assert advantages[rows].sum(0).abs().max() < 1e-9
         alone = rank_advantages(returns[rows], [label] * len(rows), norm_by_std)
         torch.testing.assert_close(advantages[rows], alone)  # other groups have no say
-        if len(rows) > 1 and norm_by_std:
-            std = returns[rows].std(0)
-            expected = (returns[rows] - returns[rows].mean(0)) / (std + 1e-4)
+        if len(rows) > 1:
+            scale = returns[rows].std(0) + 1e-4 if norm_by_std else 1
+            expected = (returns[rows] - returns[rows].mean(0)) / scale
             torch.testing.assert_close(alone, expected, atol=1e-9, rtol=1e-7)
         if len(rows) == 1:
             assert alone.eq(0).all()
@@ -113,14 +91,13 @@ def units_of(ranks, stop, preset, **options):
     return units[0].tolist(), advantages[0].tolist()
 
 
-@pytest.mark.parametrize(("ranks", "stop", "units", "advantages"), PAPER.values(), ids=PAPER)
-def test_paper_units(ranks, stop, units, advantages):
-    assert units_of(ranks, stop, "paper") == (units, advantages)
-
-
-@pytest.mark.parametrize(("ranks", "stop", "units", "advantages"), REFERENCE.values(), ids=REFERENCE)
-def test_reference_units(ranks, stop, units, advantages):
-    assert units_of(ranks, stop, "reference") == (units, advantages)
+@pytest.mark.parametrize(
+    ("preset", "ranks", "stop", "units", "advantages"),
+    [("paper", *case) for case in PAPER.values()] + [("reference", *case) for case in REFERENCE.values()],
+    ids=[*(f"paper, {name}" for name in PAPER), *(f"reference, {name}" for name in REFERENCE)],
+)
+def test_units(preset, ranks, stop, units, advantages):
+    assert units_of(ranks, stop, preset) == (units, advantages)
 
 
 @pytest.mark.parametrize("preset", ["paper", "reference"])

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from convrec.rank_grpo.advantages import part_advantages
-from convrec.rank_grpo.step_metrics import part_metrics, rank_buckets, rank_metrics
+from convrec.rank_grpo.step_metrics import rank_buckets, rank_metrics
 
 
 def test_buckets():
@@ -33,19 +32,3 @@ def test_rank_metrics():
         }
     )
     assert rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
-
-
-def test_part_metrics():
-    # two groups of two, one rank: relevance differs in the first group, the rare part in the second
-    returns_PBK = torch.tensor([[[1.0], [0.0], [0.0], [0.0]], [[0.0], [0.0], [0.02], [0.0]]])
-    advantages_PBK = part_advantages(returns_PBK, [1.0, 0.5], [0, 0, 1, 1], norm_by_std=False)
-    assert part_metrics(["relevance", "rare"], returns_PBK, advantages_PBK, [0, 0, 1, 1]) == pytest.approx(
-        {
-            "rank_grpo/part/relevance/return": 0.25,
-            "rank_grpo/part/relevance/signal": 0.5,
-            "rank_grpo/part/relevance/advantage": 0.25,  # +-.5 of two, 0 of two
-            "rank_grpo/part/rare/return": 0.005,
-            "rank_grpo/part/rare/signal": 0.5,
-            "rank_grpo/part/rare/advantage": 0.0025,  # 0.5 x +-.01 of two
-        }
-    )

@@ -11,10 +11,8 @@ from convrec.errors import UserError
 from convrec.report.curves import (
     PANELS,
     labels_of,
-    long_rows,
     read_csv,
     read_curves,
-    series,
     write_csv,
 )
 from recipes import plot
@@ -34,7 +32,8 @@ def write_run(
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Step 0 validated, stopped after 2, resumed at 1: step 2 is the later start's."""
-    first = {0: {"val/ndcg": 0.1}, 1: {"rank_grpo/return@1": 0.2}, 2: {"rank_grpo/return@1": 0.9}}
+    no_number = {"note": "text", "train/loss": math.nan}
+    first = {0: {"val/ndcg": 0.1}, 1: {"rank_grpo/return@1": 0.2} | no_number, 2: {"rank_grpo/return@1": 0.9}}
     second = {2: {"rank_grpo/return@1": 0.3}, 3: {"rank_grpo/return@1": 0.4, "val/ndcg": 0.5}}
     return write_run(tmp_path / "a" / "run", "rank_grpo", [first, second])
 
@@ -51,8 +50,7 @@ def sweep(run: Path, split: str = "test", protocol: str = "paper") -> None:
 def test_the_first_and_the_last_step_are_there_and_repeated_steps_are_the_later_starts(run: Path) -> None:
     curves = read_curves(run)
     assert (curves.name, curves.recipe) == ("run", "rank_grpo")
-    assert curves.series["val/ndcg"] == {0: 0.1, 3: 0.5}
-    assert curves.series["rank_grpo/return@1"] == {1: 0.2, 2: 0.3, 3: 0.4}
+    assert curves.series == {"val/ndcg": {0: 0.1, 3: 0.5}, "rank_grpo/return@1": {1: 0.2, 2: 0.3, 3: 0.4}}
 
 
 def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
@@ -109,26 +107,11 @@ def test_what_has_nothing_to_draw_is_named(run: Path, tmp_path: Path) -> None:
         read_curves(run)
 
 
-def test_every_point_of_every_panel_is_in_the_table(run: Path) -> None:
-    rows = long_rows([read_curves(run)])
-    assert {"run": "run", "metric": "rank_grpo/return@1", "step": 2, "value": 0.3} in rows
-    assert len(rows) == 5
-
-
 def test_csv_keeps_numbers_and_leaves_out_what_is_missing(tmp_path: Path) -> None:
     table: list[dict[str, Any]] = [{"step": 0, "se": None}, {"step": 5, "se": 0.25, "n": 3}]
     write_csv(tmp_path / "t.csv", table)
     assert (tmp_path / "t.csv").read_text() == "step,se,n\n0,,\n5,0.25,3\n"
     assert read_csv(tmp_path / "t.csv") == [{"step": 0.0}, {"step": 5.0, "se": 0.25, "n": 3.0}]
-
-
-def test_series_keep_finite_numbers_by_step() -> None:
-    rows = [
-        {"step": 1, "rank_grpo/return@1": 0.1, "note": "text"},
-        {"step": 2, "rank_grpo/return@1": 0.4, "val/ndcg@20": 0.3, "loss": float("nan")},
-    ]
-    metrics = series(rows)
-    assert metrics == {"rank_grpo/return@1": {1: 0.1, 2: 0.4}, "val/ndcg@20": {2: 0.3}}
 
 
 def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart(
@@ -140,8 +123,10 @@ def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart
     assert plot.main([str(run), str(other), str(sft), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {"rank_grpo.png", "sft.png", "curves.csv"}
     assert (out / "sft.png").read_bytes().startswith(b"\x89PNG")
-    names = {line.split(",")[0] for line in (out / "curves.csv").read_text().splitlines()[1:]}
-    assert names == {"a/run", "b/run", sft.parent.name + "/sft"}
+    points = (out / "curves.csv").read_text().splitlines()[1:]
+    assert {line.split(",")[0] for line in points} == {"a/run", "b/run", sft.parent.name + "/sft"}
+    assert "a/run,rank_grpo/return@1,2,0.3" in points
+    assert len(points) == 5 + 1 + 3
     assert plot.main([str(tmp_path / "nothing")]) == 2
     assert "give a run folder" in capsys.readouterr().err
 

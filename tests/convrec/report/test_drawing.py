@@ -1,16 +1,14 @@
-"""Curves go through their values, errors are drawn to scale, lines differ, the PNG has every panel."""
+"""Curves go through their values, errors are drawn to scale, lines differ."""
 
 import math
-from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from convrec.report.charts import Chart, GainChart
-from convrec.report.drawing import draw_chart, draw_gains, line_key, svg_of, write_png
+from convrec.report.charts import Chart
+from convrec.report.drawing import draw_chart, line_key, svg_of
 
 
 def axes_of(chart: Chart) -> Axes:
@@ -62,25 +60,3 @@ def test_the_lines_of_many_runs_look_different() -> None:
 def test_text_is_text() -> None:
     svg = svg_of(Chart("Loss", "nats $x$ <b>", {"$a": {0: 1.0, 1: 2.0}}))
     assert ">nats $x$ &lt;b&gt;</text>" in svg
-
-
-def test_a_gain_is_drawn_with_one_and_two_standard_errors_beside_0() -> None:
-    gains = {"NDCG@20": {"mean": 0.02, "se": 0.01}, "R" * 40: {"mean": -0.01, "se": math.nan}}
-    axis = Figure().subplots()
-    draw_gains(axis, GainChart("B minus A", gains))
-    drawn = [line.get_xdata() for line in axis.lines]  # 0; two errors, one, the mean; of the other the mean alone
-    assert [*map(list, drawn)] == [[0, 0], pytest.approx([0, 0.04]), pytest.approx([0.01, 0.03]), [0.02], [-0.01]]
-    assert f"{'R' * 27}…" in svg_of(GainChart("B minus A", gains))
-
-
-def test_the_picture_has_a_panel_for_each_chart_and_names_the_runs_below(tmp_path: Path) -> None:
-    def size(runs: int) -> tuple[int, int]:
-        lines = {f"run {number}": {0: 0.1, 3: 0.2} for number in range(runs)}
-        ranks = Chart("Return per rank", "mean return", {"rank 1": {1: 0.2}}, ordered=True)
-        write_png(tmp_path / "plots" / "a.png", [ranks, *[Chart("NDCG", "NDCG", lines)] * 4])
-        height, width, _ = matplotlib.image.imread(tmp_path / "plots" / "a.png").shape
-        return width, height
-
-    assert size(1) == (round(3 * 4.8 * 130), round(2 * 3.0 * 130))  # 5 charts in 2 rows of 3
-    assert size(14) == (round(3 * 4.8 * 130), round((2 * 3.0 + 5 * 0.22) * 130))  # 5 lines of 3 names
-    assert [file.name for file in (tmp_path / "plots").iterdir()] == ["a.png"]

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from convrec.errors import UserError
-from convrec.judges.metrics import pairwise_summary
 from convrec.report.curves import PANELS, read_curves
 from convrec.report.run_summary import SETTINGS
 from recipes.launch.recipe import RECIPES
@@ -48,27 +47,10 @@ def test_its_curves_are_in_the_report(run: Path, tmp_path: Path) -> None:
     assert "Validation reward in training" in page
     assert "Prefers A, samples" in page
     assert "pkg://reward.judge_pairwise" in page
-    assert "--judge MODE" in page  # how an evaluation is had
-
-
-def write_evaluation(folder: Path, judge: str, results: dict) -> Path:
-    folder.mkdir()
-    settings = {"judge": judge, "data": "test.parquet"}
-    (folder / "metrics.json").write_text(json.dumps({"settings": settings, "results": results}))
-    return folder
-
-
-def test_its_evaluations_are_in_the_report(run: Path, tmp_path: Path) -> None:
-    summary = pairwise_summary(["A", "B", "A"], ["A", "B", "B"], ["B", "A", "B"], ["q", "r", "s"])
-    pairwise = write_evaluation(tmp_path / "pairwise", "pairwise", summary)
-    page = report([run], tmp_path / "report.html", {"the judge": pairwise}).read_text()
-    for text in ("the judge", "agreement", "always the same", "0.6667", "3 rows, 3 queries; pairwise judge"):
-        assert text in page, text
     assert "No evaluation yet" not in page
 
-    # all answers the same: no rank correlation, which JSON has as null
-    unknown = {"rank_correlation": {"mean": None, "se": None}, "n": 2, "num_contexts": 2, "baseline": {"mae": 1.0}}
-    pointwise = write_evaluation(tmp_path / "pointwise", "pointwise", unknown)
-    assert "correlation" in report([run], tmp_path / "report.html", {"p": pointwise}).read_text()
-    with pytest.raises(UserError, match="evaluated with judge pointwise, a with judge pairwise"):
-        report([run], tmp_path / "report.html", {"a": pairwise, "b": pointwise})
+
+def test_its_evaluation_is_no_part_of_a_report(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(json.dumps({"settings": {"judge": "pairwise"}, "results": {}}))
+    with pytest.raises(UserError, match="a judge's evaluation; convrec evaluate --judge has printed its table"):
+        report([run], tmp_path / "report.html", {"the judge": tmp_path})

@@ -18,7 +18,6 @@ from convrec.runs.folder import (
     RUNNING,
     TRAINED,
     NewMetrics,
-    cut_off_step,
     hold,
     lacks_validation,
     latest_step,
@@ -75,7 +74,7 @@ VALIDATED = {"val/ndcg": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("lines", "is_cut_off"),
+    ("lines", "lacks"),
     [
         ([], False),
         ([{"train/loss": 2.0}], False),  # SFT logs it before its checkpoint
@@ -85,14 +84,13 @@ VALIDATED = {"val/ndcg": 0.5}
         ([BEFORE_SAVING, VALIDATED], False),  # the start after it has made up for it
     ],
 )
-def test_a_step_that_has_not_ended_after_its_checkpoint(
-    tmp_path: Path, lines: list[dict[str, Any]], is_cut_off: bool
+def test_a_step_that_has_not_been_validated_after_its_checkpoint(
+    tmp_path: Path, lines: list[dict[str, Any]], lacks: bool
 ) -> None:
     file = next_metrics_file(tmp_path)
-    _write(file, (3, WHOLE), *((4, line | {"critic/nan": None}) for line in lines))
-    assert cut_off_step(tmp_path, 4) == (BEFORE_SAVING if is_cut_off else {})
+    _write(file, (3, WHOLE), *((4, line) for line in lines))
     for test_freq, last_step, is_due in ((2, 9, True), (3, 9, False), (3, 4, True), (3, None, False), (-1, 4, False)):
-        assert lacks_validation(tmp_path, 4, test_freq, last_step) == (is_due and is_cut_off)
+        assert lacks_validation(tmp_path, 4, test_freq, last_step) == (is_due and lacks)
 
 
 def test_a_folder_without_metrics_or_checkpoints(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ waits_for_an_engine()
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(stacks, "SECONDS", 0.5)
     (tmp_path / "members").mkdir()
     return tmp_path
 
@@ -49,15 +50,6 @@ def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Pope
     assert text.startswith(f"--- process {process.pid} on node-a, ")
     assert "waits_for_an_engine" in text
     assert blamed == []
-
-
-def test_where_the_kernel_forbids_py_spy_the_process_writes_them_itself(
-    process: subprocess.Popen, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "_by_py_spy", lambda pid: "")
-    monkeypatch.setattr(stacks, "SELF_SECONDS", 0.5)
-    text, _ = stacks.of_this_node(str(folder), "node-a")
-    assert "waits_for_an_engine" in text
     assert process.poll() is None  # the signal has not ended it
 
 

@@ -19,16 +19,6 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture
-def warnings_of_worker(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What convrec.training.worker warns of, whatever level libraries of earlier tests have set for logging."""
-    from convrec.training.worker import logger
-
-    messages: list[str] = []
-    monkeypatch.setattr(logger, "warning", lambda text, *values: messages.append(text % values))
-    return messages
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from recipes.tiny_model import make_tiny_model

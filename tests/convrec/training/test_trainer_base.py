@@ -122,21 +122,17 @@ def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypas
         trainer._compute_old_log_prob(started.batch, {})
 
 
-def test_the_learning_rate_is_set_once_the_checkpoint_is_there(
-    monkeypatch: pytest.MonkeyPatch, warnings_of_worker: list[str]
-) -> None:
+def test_the_learning_rate_is_set_once_the_checkpoint_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_loop, "retry_failed_prompts", lambda: None)
     asked = []
 
-    def set_learning_rate(*arguments: Any) -> list[tuple[float, float]]:
+    def set_learning_rate(*arguments: Any) -> None:
         asked.append((trainer.global_steps, *arguments))
-        return [(1e-3, 5e-4)] * 2  # of two workers
 
     workers = SimpleNamespace(set_learning_rate=set_learning_rate)
     trainer = Trainer(workers, lr_schedule=[[0, "1e-3"], [3, "5e-4"]])
     trainer._load_checkpoint()
     assert asked == [(4, [(0, 1e-3), (3, 5e-4)], 2)]
-    assert warnings_of_worker == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
 
 
 def test_phases_of_a_step_are_timed_under_verls_names() -> None:

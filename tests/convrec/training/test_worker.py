@@ -8,26 +8,25 @@ from typing import Any
 import pytest
 import torch
 
-from convrec.training.worker import ConvRecWorker, report_new_rate, send_weights_as
+from convrec.training.worker import ConvRecWorker, send_weights_as
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
 WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
 
-Start = Callable[..., tuple[Any, tuple[float, float]]]
+Start = Callable[..., Any]
 
 
 @pytest.fixture
 def start(training_worker: Callable[..., Any]) -> Start:
-    """A start of a run: (its engine, what `set_learning_rate` returned)."""
+    """The engine of a start of a run."""
 
-    def build(
-        checkpoint: Path | None = None, schedule: Any = (), updates_per_step: int = 1, **optimizer: Any
-    ) -> tuple[Any, tuple[float, float]]:
+    def build(checkpoint: Path | None = None, schedule: Any = (), updates_per_step: int = 1, **optimizer: Any) -> Any:
         worker = object.__new__(ConvRecWorker)
         worker.actor = training_worker(**optimizer)
         if checkpoint:
             worker.actor.load_checkpoint(str(checkpoint))
-        return worker.actor.engine, worker.set_learning_rate(schedule, updates_per_step)
+        worker.set_learning_rate(schedule, updates_per_step)
+        return worker.actor.engine
 
     return build
 
@@ -43,8 +42,8 @@ def train(engine: Any, updates: int) -> list[float]:
 
 
 def test_a_schedules_step_is_the_trainers(start: Start) -> None:
-    assert train(start(schedule=SCHEDULE)[0], 8) == WANTED
-    twice = train(start(schedule=SCHEDULE, updates_per_step=2)[0], 16)
+    assert train(start(schedule=SCHEDULE), 8) == WANTED
+    twice = train(start(schedule=SCHEDULE, updates_per_step=2), 16)
     assert twice[::2] == twice[1::2] == WANTED
 
 
@@ -69,27 +68,16 @@ SCHEDULED = {"schedule": SCHEDULE}
 def test_a_resumed_run_trains_with_the_rates_of_its_settings(
     start: Start, tmp_path: Path, saved: dict[str, Any], resumed: dict[str, Any]
 ) -> None:
-    first, _ = start(**saved)
+    first = start(**saved)
     train(first, 4)
     first.save_checkpoint(str(tmp_path), global_step=4)
-    rates = train(first, 4)  # had it gone on
-    whole = train(start(**resumed)[0], 8)
-    again, before_and_now = start(checkpoint=tmp_path, **resumed)
-    assert before_and_now == (rates[0], whole[4])
-    assert train(again, 4) == whole[4:]
-
-
-def test_a_new_rate_is_said(warnings_of_worker: list[str]) -> None:
-    report_new_rate(0, 1e-3, 5e-4)  # no checkpoint
-    report_new_rate(4, 1e-3, 1e-3)
-    assert not warnings_of_worker
-    report_new_rate(4, 1e-3, 5e-4)
-    assert warnings_of_worker == ["step 5: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
+    whole = train(start(**resumed), 8)
+    assert train(start(checkpoint=tmp_path, **resumed), 4) == whole[4:]
 
 
 def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:
     """Rounded once, as vLLM would when it loads them: the rollout's weights are the same bits as before."""
-    engine, _ = start()
+    engine = start()
     expected = {name: weight.detach().clone() for name, weight in engine.get_per_tensor_param()[0]}
     send_weights_as(engine, torch.bfloat16)
     sent = dict(engine.get_per_tensor_param(layered_summon=False, base_sync_done=True)[0])

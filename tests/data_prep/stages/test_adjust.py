@@ -12,7 +12,6 @@ from convrec.errors import UserError
 from convrec.lists.ranks import format_item
 from data_prep.stages import adjust, metadata, ranges, reflect, remap, rows, teacher
 from data_prep.stages.objective import TOLERANCE
-from data_prep.stages.ranges import Workers
 from data_prep.tables import parquet_writer
 
 FILMS = [(f"Film {name}", 1990) for name in "ABCDEFGHIJ"]
@@ -116,22 +115,17 @@ def build(folder, workers):
 def alone(stages, monkeypatch):
     """What one process finds in ranges of 16 rows."""
     monkeypatch.setattr(ranges, "ROWS_OF_A_RANGE", 16)
-    return build(stages, Workers(1))
+    return build(stages, 1)
 
 
 def test_several_processes_find_the_same_to_the_last_bit(stages, alone):
-    assert build(stages, Workers(2)) == alone
-
-
-@pytest.mark.e2e
-def test_a_ray_cluster_finds_the_same_to_the_last_bit(stages, alone):
-    assert build(stages, Workers(2, "local")) == alone
+    assert build(stages, 2) == alone
 
 
 def test_the_size_of_ranges_and_blocks_changes_rounding_alone(stages, alone, monkeypatch):
     monkeypatch.setattr(ranges, "ROWS_OF_A_RANGE", 60)
     monkeypatch.setattr(remap, "BLOCK_SCORES", 25)  # two rows
-    for one, other in zip(alone[2], build(stages, Workers(1))[2], strict=True):
+    for one, other in zip(alone[2], build(stages, 1)[2], strict=True):
         assert one["candidates"] == other["candidates"]
         np.testing.assert_allclose(one["scores"], other["scores"], rtol=100 * TOLERANCE)
 

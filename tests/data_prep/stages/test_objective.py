@@ -101,15 +101,6 @@ def test_the_fit_is_the_maximum_of_the_slow_form():
     assert found.history[0] == pytest.approx(slow_objective(scores, is_open, truth, torch.ones(30), torch.zeros(30), 0))
 
 
-def test_conversations_in_parts_add_up():
-    part, vectors, *_ = random_part(np.random.default_rng(3))
-    w, b = as_floats(np.linspace(0.5, 1.5, 30), np.linspace(-1, 1, 30))
-    whole = sums(part, vectors, w, b, 3)
-    even, odd = (sums(part.rows(np.arange(40) % 2 == n), vectors, w, b, 3) for n in range(2))
-    for both, one in zip(even + odd, whole, strict=True):
-        np.testing.assert_allclose(both, one, rtol=1e-6, atol=1e-3)
-
-
 def flips(count, share):
     """Two items with scores of 0; item 0 is the ground truth in that share of the conversations. Item 2 has none."""
     return part_of([[0.0, 0.0, np.nan]] * count, [[0] if n < share * count else [1] for n in range(count)])
@@ -129,11 +120,6 @@ def test_the_penalty_pulls_to_the_maximum_of_the_whole_objective():
     # d/db0: 80 - 100 p - 2 * 5 * b0 = 0 with b1 = -b0: p = 1 / (1 + exp(-2 b0))
     b0 = maximum(flips(100, 0.8), 3, penalty=5.0).b_M[0]
     assert 80 - 100 / (1 + math.exp(-2 * b0)) - 10 * b0 == pytest.approx(0, abs=0.1)
-
-
-def test_no_passes_is_no_change():
-    found = maximum(flips(10, 0.5), 3, penalty=0.01, most=0)
-    assert (found.w_M.tolist(), found.b_M.tolist(), found.history) == ([1, 1, 1], [0, 0, 0], [])
 
 
 def test_a_part_is_read_as_it_was_written(tmp_path):

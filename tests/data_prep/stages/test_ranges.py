@@ -1,11 +1,11 @@
-"""Ranges of rows, in several processes and where there is no cluster. With the stages, and with Ray: test_adjust.py."""
+"""Ranges of rows in several processes. With the stages: test_adjust.py."""
 
 import ctypes
 
 import pytest
 
 from convrec.errors import UserError
-from data_prep.stages.ranges import Workers, ranges_of
+from data_prep.stages.ranges import processes, ranges_of
 
 
 def test_ranges_cover_every_row_once():
@@ -14,14 +14,9 @@ def test_ranges_cover_every_row_once():
 
 
 def test_results_come_in_order_from_a_pool_that_serves_several_maps_and_a_dead_process_is_named():
-    with Workers(2).open() as map_ranges:
+    with processes(2) as map_ranges:
         for total in (11, 2):  # several ranges in the processes, one range in this
             expected = [range(*one) for one in ranges_of(total, 2)]
             assert list(map_ranges(range, ranges_of(total, 2))) == expected
         with pytest.raises(UserError, match="one of 2 processes has ended, maybe for memory: give fewer --workers"):
             list(map_ranges(ctypes.string_at, [(2**40, 2)] * 2))  # reads where nothing is
-
-
-def test_an_address_where_nothing_is_is_refused():
-    with pytest.raises(UserError, match=r"--address 127\.0\.0\.1:1: "), Workers(None, "127.0.0.1:1").open():
-        pass

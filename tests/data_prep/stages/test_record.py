@@ -110,21 +110,6 @@ def test_a_file_that_was_changed_is_not_as_it_was(tmp_path):
         run_stage(second, tmp_path, {"times": 2}, redo=False)
 
 
-def test_a_stage_with_failed_questions_is_run_again_when_told_to(tmp_path):
-    runs = []
-
-    def run(folder, settings):
-        runs.append(len(runs))
-        (folder / "a").write_text(str(len(runs)))
-        return {"failed": 2 - len(runs)}
-
-    stage = Stage("asked", [], ["a"], run)
-    run_stage(stage, tmp_path, {}, redo=False)
-    assert run_stage(stage, tmp_path, {}, redo=False) == ({"failed": 1}, False)
-    assert run_stage(stage, tmp_path, {}, redo=True) == ({"failed": 0}, True)
-    assert run_stage(stage, tmp_path, {}, redo=True) == ({"failed": 0}, False)  # nothing is left to ask
-
-
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"id": "0", "settings": {}}'])
 def test_a_damaged_record_is_named(tmp_path, content):
     first, _ = make_stages([])

@@ -5,7 +5,6 @@ import pytest
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from data_prep.stages.reflect import (
-    comparisons,
     cooccurrence_judge,
     no_judge,
     parse_ratings,
@@ -69,17 +68,6 @@ def test_pointwise_verdicts_become_ratings(text, rating):
 
 def test_another_scale_of_scores_has_the_same_ends():
     assert [pointwise_rating(f"<score>{score}</score>", (1, 5)) for score in (1, 2, 3, 5)] == [-2, -1, 0, 2]
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 20, 100])
-def test_candidates_are_compared_as_often_first_as_second_and_never_twice_alike(count):
-    pairs = comparisons(count)
-    assert len(pairs) == len(set(pairs)) <= 2 * count
-    assert all(first != second for first, second in pairs)
-    firsts, seconds = (sorted(pair[side] for pair in pairs) for side in (0, 1))
-    assert firsts == seconds
-    assert set(firsts) == set(range(count))
-    assert comparisons(1) == comparisons(0) == []
 
 
 def row(sample_id, seen, truth):

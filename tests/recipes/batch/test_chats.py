@@ -79,8 +79,3 @@ def test_a_damaged_row_is_named(tmp_path: Path, record: dict, problem: str) -> N
 def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no conversations"):
         chats(tmp_path / "chats.jsonl")
-    with pytest.raises(UserError, match="no such file"):
-        list(read_chats(tmp_path / "none.parquet"))
-    (tmp_path / "chats.parquet").write_text("none")
-    with pytest.raises(UserError, match="not readable as parquet"):
-        list(read_chats(tmp_path / "chats.parquet"))

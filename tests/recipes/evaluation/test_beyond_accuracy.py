@@ -15,20 +15,21 @@ import pytest
 from convrec.data.schema import RL_SCHEMA
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
+from convrec.report.page import not_measured
 from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
-from recipes.evaluation.baselines import BASELINES, others_prompts
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Context,
     Figures,
     ItemFacts,
     add_measures,
+    context_of,
     figures_of,
     measures_of,
 )
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
-from recipes.evaluation.split import Split
+from recipes.evaluation.split import Split, read_split
 from tests.recipes.evaluation.small import row
 
 LISTS = [[0, 1, 2], [0, 1, 3], [0, 4], [1, 0, 5]]
@@ -75,15 +76,9 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
             assert [row[name] for row in rows] == pytest.approx(values, rel=1e-12, nan_ok=True)
 
 
-def test_lift_cold_share_and_calibration_by_hand() -> None:
-    found = figures(measured(LISTS))
-    # mentions 4 3 2 1 0 0 0 0; lists: 3, 8/3, 2, 7/3, mean 2.5; wanted: 3, 4, 1.5, 0, mean 2.125
-    assert found["popularity_lift"]["mean"] == pytest.approx(2.5 / 2.125 - 1)
-    assert found["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
-    # mentioned: horror, and half horror, half crime. listed: crime, comedy
-    p, q = {"horror": 0.75, "crime": 0.25}, {"horror": 0.0, "crime": 0.5}
-    expected = sum(share * math.log(share / (0.99 * q[genre] + 0.01 * share)) for genre, share in p.items())
-    assert measures_of([[2, 3], [0, 1]], [[0, 1]] * 2, FACTS)["calibration"] == pytest.approx([expected, 0.0])
+def test_the_share_of_cold_items_by_hand() -> None:
+    """Mentions 4 3 2 1 0 0 0 0."""
+    assert figures(measured(LISTS))["cold_share"]["mean"] == pytest.approx((0 + 0 + 1 / 2 + 1 / 3) / 4)
 
 
 def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
@@ -143,7 +138,7 @@ def test_a_difference_is_paired_and_of_seeds_the_mean() -> None:
         assert two[name]["mean"] == pytest.approx((values[1] - values[0]) / 2)
 
 
-# ---- the copy baseline, slices, and the command
+# ---- slices, and the command
 
 FILMS = [("Alien", 1979), ("Heat", 1995), ("Up", 2009), ("The Thing", 1982), ("The Thing", 2011)]
 FILMS += [("Dead Poets Society", 1989)]
@@ -154,21 +149,6 @@ def split_of(conversations: list[str], truths: list[list[str]], data: str = "tes
     given = enumerate(zip(conversations, truths, strict=True))
     rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in given]
     return Split(data, rows, [row["sample_id"] for row in rows], catalog, Matcher(catalog), [], {})
-
-
-def test_copy_lists_what_the_conversation_names() -> None:
-    split = split_of(
-        [
-            "The Thing (2011) scared me, then Alien did",
-            "Up to now Up (2009) and The Thing",
-            "an up",
-            "the thing (2011), i'd love heat or the thing, not dead poets society",
-        ],
-        [[]] * 4,
-    )
-    lists = BASELINES["copy"](split, [], 3)
-    assert lists == [[FILMS[4], FILMS[0]], [FILMS[2], FILMS[3]], [], [FILMS[4], FILMS[5]]]
-    # `up` is a word of the third: Up needs its year. In another case titles need their year or three words
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
@@ -208,52 +188,48 @@ def test_parts_of_numbers_are_told_apart_and_what_is_no_number_is_in_none(
     assert _parts(values) == labels
 
 
-def test_another_conversation_is_never_ones_own_and_each_is_given_once() -> None:
-    prompts = [str(number // 2) for number in range(20)]
-    others = others_prompts(prompts, seed=1)
-    assert all(one != other for one, other in zip(prompts, others, strict=True))
-    assert sorted(set(others)) == sorted(set(prompts))
-    assert all(others[2 * n] == others[2 * n + 1] for n in range(10))
-
-
 def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [part for name in ("test", "catalog") for part in (sample / f"{name}.parquet",)]
     arguments = ["--data", str(files[0]), "--catalog", str(files[1]), "--out", str(tmp_path / "out")]
-    three = ["--baselines", "popularity", "retrieval", "copy", "--slices", "turns"]
+    train = ["--train", str(sample / "train.parquet")]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rows.parquet").touch()  # of a model's evaluation, which metrics.json is no longer of
-    assert evaluate.main([*arguments, "--train", str(sample / "train.parquet"), *three]) == 0
+    assert evaluate.main([*arguments, *train, "--baselines", "popularity", "retrieval", "--slices", "turns"]) == 0
     printed = capsys.readouterr().out
-    for words in ("popularity lift", "diversity in a list", "parts of the split, popularity:", "turns 1", "copy"):
+    for words in ("popularity lift", "diversity in a list", "parts of the split, popularity:", "turns 1", "retrieval"):
         assert words in printed
     assert "wanted 1" not in printed  # metrics.json has it
     assert not (tmp_path / "out" / "rows.parquet").exists()
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert list(metrics["slices"]) == ["turns", "wanted", "popularity"]
-    assert list(metrics["results"]["paper"]) == ["popularity", "retrieval", "copy"]
+    assert list(metrics["results"]["paper"]) == ["popularity", "retrieval"]
     assert metrics["results"]["paper"]["popularity"]["coverage"]["mean"] == pytest.approx(20 / 1087)
-    assert metrics["results"]["paper"]["copy"]["recall@20"]["mean"] == 0.0  # what the sample names is in seen_titles
-    # without training rows the catalog's mentions say what is popular
-    assert evaluate.main([*arguments, "--baselines", "copy"]) == 0
-    again = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    name = "popularity_lift"
-    assert again["results"]["paper"]["copy"][name] == metrics["results"]["paper"]["copy"][name]
-    assert "turns 1" not in capsys.readouterr().out
-    # neither training rows nor mentions nor genres: what cannot be measured is said in a sentence each
-    bare = pq.read_table(files[1]).select(["title", "year"])
-    pq.write_table(bare, tmp_path / "bare.parquet")
-    changed = ["--catalog", str(tmp_path / "bare.parquet"), "--baselines", "copy"]
-    assert evaluate.main([*arguments, *changed]) == 0
+    # no genres: what cannot be measured is said in a sentence
+    pq.write_table(pq.read_table(files[1]).select(["title", "year"]), tmp_path / "bare.parquet")
+    assert evaluate.main([*arguments, *train, "--catalog", str(tmp_path / "bare.parquet")]) == 0
     printed = capsys.readouterr().out
-    assert "no --train, and the catalog has no column mentions" in printed
     assert "No diversity and calibration: the catalog has no column genres." in printed
     assert "Gini" in printed
+    assert "turns 1" not in printed
     for given, problem in (
         ([], "no --model, and no --train for the baseline popularity"),
         (["--baselines"], "no --model and no --baselines"),
-        (["--baselines", "copy", "--probe"], "--probe: it is about a model's lists; give --model"),
         (["--constrained"], "--constrained: it is about a model's lists; give --model"),
-        (["--baselines", "copy", "--slices", "moon"], "--slices moon: no column of"),
+        ([*train, "--slices", "moon"], "--slices moon: no column of"),
     ):
         assert evaluate.main([*arguments, *given]) == 2
         assert problem in capsys.readouterr().err
+
+
+def test_without_training_rows_the_catalogs_mentions_say_what_is_popular(sample: Path, tmp_path: Path) -> None:
+    catalog = pq.read_table(sample / "catalog.parquet")
+    pq.write_table(catalog.select(["title", "year"]), tmp_path / "bare.parquet")
+    known, bare = (
+        context_of(read_split(sample / "test.parquet", file), []).facts
+        for file in (sample / "catalog.parquet", tmp_path / "bare.parquet")
+    )
+    assert known.mentions_M is not None
+    assert known.mentions_M.sum() == known.rows == sum(catalog["mentions"].to_pylist())
+    assert bare.mentions_M is None
+    no_train = "No popularity lift, novelty and cold items: no --train, and the catalog has no column mentions."
+    assert not_measured({"coverage": 0.1, "diversity": 0.5}) == [no_train]

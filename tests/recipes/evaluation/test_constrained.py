@@ -17,7 +17,6 @@ from recipes.evaluation.constrained import check_lists, make_constraint, read_al
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.results import metrics_of
 from recipes.evaluation.scoring import model_line
-from recipes.evaluation.setup import EMPTY, OTHER
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.split import Split, read_split
 from recipes.report import _of_lists
@@ -109,16 +108,15 @@ def test_right_lists_are_counted_and_each_kind_of_wrong_is_found(split: Split) -
             check_lists(split, answers_of(split, text, fine), LISTS)
 
 
-def test_constrained_lists_stand_beside_free_ones_baselines_and_probes(
+def test_constrained_lists_stand_beside_free_ones_and_baselines(
     split: Split, model: str, tmp_path: Path, answer_with: Callable[..., Any]
 ) -> None:
     free, held = "Jaws (1975)\nToy Story (1995)", "Toy Story (1995)\nAmelie (2001)"
     answer_with(lambda _, constraint, **settings: held if constraint else free)
-    options = options_of(tmp_path, model=model, train=str(tmp_path / "data.parquet"), probe=True, protocols=("strict",))
+    options = options_of(tmp_path, model=model, train=str(tmp_path / "data.parquet"), protocols=("strict",))
     metrics = evaluate(options)
-    assert list(metrics["results"]["strict"]) == ["model", "constrained", "popularity", EMPTY, OTHER]
-    assert set(metrics["minus"]) == {"popularity", EMPTY, OTHER}
-    assert metrics["generation"]["prompts"] == 3 + 2  # free lists of two conversations and of none, two constrained
+    assert list(metrics["results"]["strict"]) == ["model", "constrained", "popularity"]
+    assert metrics["generation"]["prompts"] == 2 + 2
     # every row wants Toy Story: at rank 2 of the free lists, at rank 1 of the constrained ones, which have Amelie too
     gain = model_line(metrics)
     assert gain["recall@2 constrained gain"] == 0

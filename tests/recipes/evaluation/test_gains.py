@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from recipes.evaluation.gains import gain_charts
+from recipes.evaluation.gains import gain_tables
 
 
 def write_rows(folder: Path, ndcg: list[float]) -> Path:
@@ -25,26 +25,26 @@ def write_rows(folder: Path, ndcg: list[float]) -> Path:
 
 def test_the_gain_is_row_by_row_over_the_first_evaluation(tmp_path: Path) -> None:
     evaluations = {"SFT": write_rows(tmp_path / "a", [0.1, 0.2, 0.3])}
-    assert gain_charts(evaluations, [5, 20], 0) == []
+    assert gain_tables(evaluations, [5, 20], 0) == []
     evaluations["Rank-GRPO"] = write_rows(tmp_path / "b", [0.3, 0.2, 0.4])
-    (chart,) = gain_charts(evaluations, [5, 20], 0)
-    assert chart.title == "Rank-GRPO minus SFT"
-    assert list(chart.gains) == ["NDCG@20", "NDCG@5", "Recall@20", "Recall@5"]
-    gain = chart.gains["NDCG@20"]
+    (table,) = gain_tables(evaluations, [5, 20], 0)
+    assert table.title == "Rank-GRPO minus SFT"
+    assert list(table.gains) == ["NDCG@20", "NDCG@5", "Recall@20", "Recall@5"]
+    gain = table.gains["NDCG@20"]
     assert gain["mean"] == pytest.approx(0.1)
     assert gain["se"] > 0
     # two conversations with sums 0.2 and 0.1: two of the four assignments of signs are as far from 0
     assert gain["p"] == pytest.approx(0.5, abs=0.03)
-    assert (chart.gains["Recall@5"]["mean"], chart.gains["Recall@5"]["p"]) == (0.0, 1.0)
-    assert chart.caption.startswith("3 rows, 2 conversations.")
+    assert (table.gains["Recall@5"]["mean"], table.gains["Recall@5"]["p"]) == (0.0, 1.0)
+    assert table.caption.startswith("3 rows, 2 conversations.")
 
 
-def test_of_several_models_each_is_a_row(tmp_path: Path) -> None:
+def test_of_several_models_each_has_a_table(tmp_path: Path) -> None:
     values = {"SFT": [0.1, 0.2, 0.3], "GRPO": [0.1, 0.2, 0.6], "Rank-GRPO": [0.4, 0.2, 0.6]}
     evaluations = {name: write_rows(tmp_path / name, ndcg) for name, ndcg in values.items()}
-    ndcg, recall = gain_charts(evaluations, [5, 20], 0)
-    assert (ndcg.title, recall.title) == ("NDCG@20: gain over SFT", "Recall@20: gain over SFT")
-    assert {name: gain["mean"] for name, gain in ndcg.gains.items()} == pytest.approx({"GRPO": 0.1, "Rank-GRPO": 0.2})
+    tables = gain_tables(evaluations, [5, 20], 0)
+    assert [table.title for table in tables] == ["GRPO minus SFT", "Rank-GRPO minus SFT"]
+    assert [table.gains["NDCG@20"]["mean"] for table in tables] == pytest.approx([0.1, 0.2])
     (tmp_path / "GRPO" / "rows.parquet").unlink()
     with pytest.raises(UserError, match=r"GRPO/rows\.parquet: gone since it was evaluated"):
-        gain_charts(evaluations, [5, 20], 0)
+        gain_tables(evaluations, [5, 20], 0)

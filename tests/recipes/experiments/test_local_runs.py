@@ -23,7 +23,7 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
     train(run, Path("out"))
     assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 a=b\n"
     monkeypatch.setenv("STATUS", "3")
-    with pytest.raises(UserError, match=r"r-s1: run_rank_grpo\.sh ended with status 3"):
+    with pytest.raises(UserError, match=r"^run_rank_grpo\.sh ended with status 3"):
         train(run, Path("out"))
 
 
@@ -59,8 +59,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp_path: Path) -> None:
-    more = {"ks": [5, 10], "baselines": [], "constrained": True, "probe": True, "protocols": ["paper", "strict"]}
-    check_evaluation({**files, **more, "replicas": "auto", "progress": False, "train": None}, CONFIGS, tmp_path / "out")
+    more = {"ks": [5, 10], "baselines": [], "constrained": True, "protocols": ["paper", "strict"]}
+    check_evaluation({**files, **more, "replicas": "auto", "train": None}, CONFIGS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

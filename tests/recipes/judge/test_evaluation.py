@@ -66,27 +66,12 @@ def test_a_pairwise_judge_is_asked_at_its_own_address(asked: Callable[..., dict]
     said = capsys.readouterr().out
     for part in (
         "right_both_ways",
-        "kappa",
         "of 1 ties: tied 1.0000",
         "by source:\n  chat",
         "by label:\n  A",
     ):
         assert part in said
     assert "0.7500 by always saying the same" in said  # three of four are A
-
-
-def test_a_lenient_reading_stands_beside_the_strict_one(
-    asked: Callable[..., dict], tmp_path: Path, capsys: Any
-) -> None:
-    metrics = asked(lambda body, count: "It is clearer.\n**A**", "pairwise", ROWS[:2], "--verdicts", "lenient")
-    assert metrics["results"]["no_verdict"]["mean"] == 1
-    assert metrics["lenient"]["no_verdict"]["mean"] == 0
-    assert metrics["lenient"]["accuracy"]["mean"] == 1 / 2
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  accuracy ")]
-    assert line.split()[1] == "0.0000"
-    assert "0.5000" in line.partition("read leniently")[0]
-    rows = pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()
-    assert [(row["verdict"], row["verdict_lenient"]) for row in rows] == [(None, "A")] * 2
 
 
 def test_an_answer_cut_off_while_it_thinks_has_no_verdict(asked: Callable[..., dict], tmp_path: Path) -> None:

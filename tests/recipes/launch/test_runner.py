@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,12 +13,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.runs.folder import RUNNING, TRAINED, hold
-from convrec.runs.starts import read_starts
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.preflight import findings
@@ -119,8 +117,7 @@ def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_
 
     status, err = run(train)
     assert status == 1
-    assert "No space left on device: " in err
-    assert "Make room" in err
+    assert f"No space left on device. Make room: `df -h {tmp_path / 'run'} /tmp" in err
     assert "Traceback" not in err
 
 
@@ -149,13 +146,9 @@ def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_t
         saved(tmp_path / "run", 9)
 
     run(train)
-    ended = "warning: the run ended between the checkpoint of step 9 and the step's end"
     status, err = run(lambda config: None, TEST_FREQ="4")  # killed before it validated
     assert status == 0
-    assert f"{ended}: its validation is made now" in err
-    status, err = run(pytest.fail, TEST_FREQ="-1")
-    assert f"{ended}: how long the step took is not known" in err
-    assert "already has its 9 steps" in err
+    assert "warning: the run ended between the checkpoint of step 9 and its validation, which is made now" in err
     run(lambda config: log(**{"val/loss": 1.0}), TEST_FREQ="4")
     status, err = run(pytest.fail, TEST_FREQ="4")
     assert (status, "already has its 9 steps" in err, "warning" in err) == (0, True, False)
@@ -169,20 +162,6 @@ def test_a_finished_run_is_left_alone_and_says_what_it_was_not_trained_with(run:
     assert "already has its 9 steps" in err
     assert "optim.lr was 5e-05 and is 0.5" in err
     assert sorted((tmp_path / "run").rglob("*")) == before
-
-
-def test_each_start_gets_a_metrics_file_of_its_own(run: Run, tmp_path: Path) -> None:
-    files = []
-
-    def train(config: DictConfig) -> None:
-        file = Path(os.environ["VERL_FILE_LOGGER_PATH"])
-        file.write_text('{"step": 1, "data": {"loss": 2.5}}\n')
-        files.append(file.name)
-
-    run(train)
-    run(train)
-    assert files == ["0001.jsonl", "0002.jsonl"]
-    assert len(read_starts(tmp_path / "run")) == 2
 
 
 def test_a_refusal_leaves_no_folder(run: Run, tmp_path: Path) -> None:
@@ -211,15 +190,6 @@ def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(run: Run, tmp
     assert not (tmp_path / "run" / RUNNING).exists()
 
 
-def test_fsdp1s_checkpoint_of_another_number_of_processes_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    saved(tmp_path / "run", 4)
-    (tmp_path / "run" / "global_step_4" / "fsdp_config.json").write_text('{"FSDP_version": 1}')
-    status, err = run(pytest.fail, N_GPUS_PER_NODE="2", TRAIN_BATCH_SIZE="4")
-    assert status == 2
-    assert "global_step_4 was saved by 1 processes with FSDP1, N_NODES x N_GPUS_PER_NODE are 2 now" in err
-
-
 def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,34 +206,6 @@ def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
     seen = []
     assert run(lambda config: seen.append(stop.exists()))[0] == 0
     assert seen == [True]
-
-
-@pytest.mark.parametrize(
-    ("test", "save", "steps", "said"),
-    [
-        (20, 40, None, None),
-        (40, 20, None, None),
-        (-1, 20, None, None),
-        (20, 30, 60, None),
-        (20, 30, None, "meet first at step 60"),
-        (20, 30, 59, "meet at no step but the last"),
-        (20, 100, 60, "meet at no step but the last"),
-    ],
-)
-def test_frequencies_that_never_meet_leave_no_best(test: int, save: int, steps: int | None, said: str | None) -> None:
-    trainer = {"test_freq": test, "save_freq": save, "total_training_steps": steps}
-    warnings = runner._frequency_warnings(OmegaConf.create({"trainer": trainer}))
-    assert len(warnings) == (said is not None)
-    assert said is None or said in warnings[0]
-
-
-def test_a_folder_with_another_models_checkpoints_is_refused(run: Run, tmp_path: Path, model: Path) -> None:
-    assert run(lambda config: saved(tmp_path / "run", 4))[0] == 0
-    other = tmp_path / "other" / model.name
-    shutil.copytree(model, other)
-    status, err = run(pytest.fail, MODEL_PATH=str(other))
-    assert status == 2
-    assert f"model was '{model}' and is '{other}'" in err
 
 
 def test_sft_is_resumed_with_the_batch_that_it_was_started_with(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 (docs/explanation/performance.md, last table)."""
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,16 @@ def test_full_scale_judges(defaults: dict[str, DictConfig], recipe: str, epochs:
     assert config.data.max_response_length == MAX_RESPONSE_TOKENS
     assert config.data.apply_chat_template_kwargs == {"enable_thinking": True}
     assert config.trainer.default_local_dir == os.path.abspath(f"checkpoints/{recipe}/Qwen3-8B")
+
+
+@pytest.mark.parametrize(("vocabulary", "megabytes"), [(1000, 64), (151_936, 520)])
+def test_the_buffer_for_weights_on_a_cpu_has_room_for_the_embedding(
+    tmp_path: Path, set_variables: Callable[[Mapping[str, str]], None], vocabulary: int, megabytes: int
+) -> None:
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocabulary}, "hidden_size": 896}}')
+    set_variables({"MODEL_PATH": str(tmp_path)})
+    engine = compose("rank_grpo", ["host=cpu"]).actor_rollout_ref.rollout.checkpoint_engine
+    assert engine.update_weights_bucket_megabytes == megabytes
 
 
 @pytest.mark.parametrize(("size", "mini_batch"), [(96, 24), (16, 4), (9, 9)])

@@ -82,26 +82,28 @@ def rollout(shape: Run, rows: int, turns: float, sums: np.ndarray | float = 0.0)
     return prefill + 200 * (turns - 1 + np.array([1.3, 2])) * (token + sums)
 
 
-def test_a_rollout() -> None:
-    """A GPU has 8 prompts, 64 responses; half of its 80 GB less 2 P and 4 GiB is cache, room for 249 sequences of 600
-    tokens of 131,072 bytes. All are sampled at once, until the longest is done: 1.3 to 2 times the mean of 200."""
+@pytest.mark.parametrize(
+    ("changes", "rows", "turns", "sums"),
+    [
+        # a GPU has 8 prompts, 64 responses, all sampled at once
+        ({}, 64, 1, 0.0),
+        # .3 of a GPU: 24 GB less 16.1 and 4.3 leave 3.64 GB, room for 46 sequences: 64 take 64/46 turns
+        ({"memory_share": 0.3}, 46, 64 / 46, 0.0),
+        ({"max_sequences": 32}, 32, 2, 0.0),
+        # a replica of two: 16 prompts, 128 responses, half of the weights and of the cache each; 64 sums a token
+        ({"tensor_parallel": 2}, 128, 1, 64 * np.array([15e-6, 30e-6])),
+    ],
+)
+def test_a_rollout(changes: dict[str, Any], rows: int, turns: float, sums: Any) -> None:
+    """It lasts until the longest response is done: 1.3 to 2 times the mean of 200 tokens."""
+    shape = run(**changes)
+    assert step_time.rollout_seconds(shape, H100) == near(*rollout(shape, rows, turns, sums))
+
+
+def test_what_is_left_for_the_cache() -> None:
+    """Half of 80 GB less 2 P and 4 GiB: room for 249 sequences of 600 tokens of 131,072 bytes."""
     assert cache_bytes(run(), H100.memory) == int(40e9) - 2 * P - 4 * 2**30
     assert cache_bytes_of_token(run()) == 2 * 32 * 8 * 128 * 2 == 131_072
-    assert step_time.rollout_seconds(run(), H100) == near(*rollout(run(), 64, 1))
-
-
-def test_responses_without_room_wait() -> None:
-    """.3 of a GPU: 24 GB less 16.1 and 4.3 leave 3.64 GB: 46 sequences: 64 take 64/46 turns. Then 32 at most."""
-    tight = run(memory_share=0.3)
-    assert step_time.rollout_seconds(tight, H100) == near(*rollout(tight, 46, 64 / 46))
-    few = run(max_sequences=32)
-    assert step_time.rollout_seconds(few, H100) == near(*rollout(few, 32, 2))
-
-
-def test_two_gpus_a_replica() -> None:
-    """16 prompts, 128 responses, half of the weights and of the cache each; 64 all-reduces a token."""
-    double = run(tensor_parallel=2)
-    assert step_time.rollout_seconds(double, H100) == near(*rollout(double, 128, 1, 64 * np.array([15e-6, 30e-6])))
     assert cache_bytes_of_token(run(tensor_parallel=16)) == 131_072 / 8  # 8 heads of keys: not more than 8 parts
 
 

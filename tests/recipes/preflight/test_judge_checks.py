@@ -105,7 +105,7 @@ def test_numbers_have_their_errors_and_the_baseline_beside_them() -> None:
                 "n": 4,
                 "num_contexts": 3,
                 "exact_match": {"mean": 0.5, "se": 0.25},
-                "rank_correlation": {"mean": float("nan"), "se": float("nan")},
+                "mae": {"mean": float("nan"), "se": float("nan")},
                 "baseline": {"exact_match": 0.3},
             },
             "generation": {
@@ -125,7 +125,7 @@ def test_numbers_have_their_errors_and_the_baseline_beside_them() -> None:
     )
     assert "rows.parquet: 4 rows, 3 queries, pointwise judge" in text
     assert "exact_match       0.5000 ±0.2500   0.3000 by always saying the same" in text
-    assert "rank_correlation  - ±-" in text
+    assert "mae               - ±-" in text
     assert "minus other, 4 rows paired:\n  exact_match       +0.1000 ±0.0500" in text
     assert "1 of 4 prompts generated in 2 s" in text
     assert "5 rows too long" in text

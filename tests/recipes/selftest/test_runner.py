@@ -61,7 +61,6 @@ def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
     ]
     by_name = {entry["phase"]: entry for entry in found["phases"]}
     assert by_name["fine"]["figures"] == {"device": "cpu", "value": 1.5}
-    assert by_name["fine"]["host_bytes"] > 2**20
     assert by_name["hang"]["reason"] == "no end after 1 s"
     assert by_name["wrong"]["reason"] == "CheckFailed: difference is nan, at most 0.1 is right"
     assert by_name["dies"]["reason"] == "its process ended (SIGABRT)"

@@ -1,7 +1,6 @@
 """The chat page in a real browser, over a service in this process whose model needs no engine."""
 
 import asyncio
-import re
 import threading
 import time
 
@@ -134,24 +133,14 @@ def test_a_service_with_a_key_asks_for_it(page):
     assert page.get_by_label("This service asks for a key").is_hidden()
 
 
-def brightness(colour):
-    """Relative luminance of WCAG 2, from rgb(r, g, b)."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_fits_and_can_be_read(page, tmp_path, width, scheme):
+def test_the_page_fits(page, width):
     page.set_viewport_size({"width": width, "height": 800})
-    page.emulate_media(color_scheme=scheme)
     page.keyboard.type("a film with a very long description " * 5)
     page.keyboard.press("Enter")
     page.locator(".answer li").nth(4).wait_for()
     page.get_by_role("button", name="Like: Heat (1981)").click()
     page.get_by_role("button", name="Seen: Ran (1982)").click()
-    page.screenshot(path=tmp_path / f"{width}-{scheme}.png")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     for selector in ("#send", "#text", "#restart", "#marks li >> nth=0"):
         box = page.locator(selector).bounding_box()
@@ -159,12 +148,3 @@ def test_the_page_fits_and_can_be_read(page, tmp_path, width, scheme):
         assert box["x"] >= 0, selector
         assert box["x"] + box["width"] <= width, selector
         assert box["y"] + box["height"] <= 800, selector
-    colour = "e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
-    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (brightness(paper) > 0.5) == (scheme == "light")
-    for selector in (".title", ".year", ".note", "#send", ".liked[aria-pressed=true]", ".seen[aria-pressed=true]"):
-        if not (found := page.locator(selector).first).count():
-            continue
-        text, ground = found.evaluate(colour)
-        light = sorted((brightness(text), brightness(paper if ground == "rgba(0, 0, 0, 0)" else ground)))
-        assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (selector, text, ground)  # WCAG 2's AA

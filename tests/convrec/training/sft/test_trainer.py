@@ -213,15 +213,8 @@ def test_total_steps_win_over_epochs(train: Train, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text() == "5"
 
 
-def test_a_changed_learning_rate_is_taken_and_said(
-    train: Train, training_worker: Callable[..., Any], warnings_of_worker: list[str]
-) -> None:
-    def said() -> list[str]:
-        return warnings_of_worker
-
+def test_a_changed_learning_rate_is_taken(train: Train, training_worker: Callable[..., Any]) -> None:
     train(stop_after=2, engine=training_worker(lr=1e-3).engine)
-    assert not said()
     resumed = training_worker(lr=5e-4).engine
     train(engine=resumed)
     assert resumed.optimizer.param_groups[0]["lr"] == 5e-4
-    assert said() == ["step 3: learning rate 0.0005 by the settings; the checkpoint's was 0.001"]
