@@ -15,7 +15,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.cpu.engine import register_engine
-from convrec.cpu.process_group import in_run_folder, init_process_group
+from convrec.cpu.process_group import init_process_group
+from convrec.rollout.weight_socket import in_run_folder
 from convrec.runs import guard
 from convrec.training.registration import register_rollout
 from recipes.launch import ray_training

@@ -75,11 +75,11 @@ class Run:
     fused: bool = at("model.use_fused_kernels")
     offload_parameters: bool = at("actor.fsdp_config.param_offload")
     offload_optimizer: bool = at("actor.fsdp_config.optimizer_offload")
-    offload_reference: bool = at("ref.fsdp_config.param_offload")
     tensor_parallel: int = at("rollout.tensor_model_parallel_size", default=0)
     rollout_dtype: str = at("rollout.dtype")
     max_sequences: int = at("rollout.max_num_seqs")
     memory_share: float = at("rollout.gpu_memory_utilization")
+    sleeps: bool = at("rollout.free_cache_engine", default=True)
 
     @property
     def gpus(self) -> int:
@@ -132,15 +132,25 @@ def host_bytes(run: Run) -> int:
     return run.gpus_per_node * (training_bytes(run) + 3 * rollout_weights(run)) + processes * PROCESS_BYTES
 
 
+def gpu_host_bytes(run: Run) -> int:
+    """Of a node with GPUs: FSDP2 keeps the reference in pinned host memory, what is offloaded waits there, and one
+    process holds the model whole when it is loaded and exported."""
+    share = run.size.parameters * 4 / run.sharing
+    away = run.has_reference * (not run.lora_rank) + run.offload_parameters + 2 * run.offload_optimizer
+    processes = CPU_PROCESSES + run.gpus_per_node
+    return int(run.gpus_per_node * share * away + EXPORT_BYTES * run.size.parameters + processes * PROCESS_BYTES)
+
+
 def gpu_parts(run: Run, memory: float) -> tuple[dict[str, int], dict[str, int]]:
     """What a GPU of so many bytes must hold, by part: while it trains, and while vLLM samples (empty in SFT)."""
     training = training_parts(run)
     if not run.tensor_parallel:
         return training, {}
-    resident = [name for name in ("parameters", "optimizer", "reference") if not getattr(run, f"offload_{name}")]
+    resident = [name for name in ("parameters", "optimizer") if not getattr(run, f"offload_{name}")]
     sampling = {name: training[name] for name in resident}
     sampling |= {"vLLM's weights": rollout_weights(run), "vLLM besides": VLLM_BYTES}
-    return training | {"vLLM asleep": ASLEEP_BYTES}, sampling | {"cache": max(0, cache_bytes(run, memory))}
+    asleep = ASLEEP_BYTES if run.sleeps else int(run.memory_share * memory)
+    return training | {"vLLM meanwhile": asleep}, sampling | {"cache": max(0, cache_bytes(run, memory))}
 
 
 def training_parts(run: Run) -> dict[str, int]:
@@ -154,7 +164,7 @@ def training_parts(run: Run) -> dict[str, int]:
         "parameters": share,
         "gradients": trained * share,
         "optimizer": trained * share * 2,
-        "reference": trained * run.has_reference * share,
+        "reference": trained * run.has_reference * share * (run.device == "cpu"),  # of GPUs: gpu_host_bytes
         "gathered layers": 2 * size.parameters / max(1, size.layers) * width if run.gpus > 1 else 0,
         "activations": tokens * size.hidden * size.layers * width * (1 if run.recomputes else 16),
         "logits": (min(tokens, FUSED_CHUNK) if run.fused else tokens) * size.vocabulary * (width + 8),
@@ -184,16 +194,17 @@ def checkpoint_bytes(size: ModelSize) -> int:
     return size.parameters * (SHARD_BYTES + EXPORT_BYTES)
 
 
-def lacks(run: Run, memory: float) -> list[str]:
-    """What does not fit into GPUs of so many bytes, in words; empty where all does."""
-    room, found = FULL * memory, []
-    for name, parts in zip(("training", "sampling"), gpu_parts(run, memory), strict=True):
+def lacks(run: Run, memory: float) -> dict[str, bool]:
+    """What does not fit into GPUs of so many bytes, in words -> whether that is certain. Empty where all fits."""
+    room, found = FULL * memory, {}
+    # what training needs is an estimate on the high side
+    for name, parts, certain in zip(("training", "sampling"), gpu_parts(run, memory), (1.5, 1.0), strict=True):
         if (needed := sum(parts.values())) > room:
-            found.append(f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} can be used")
+            text = f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} can be used"
+            found[text] = needed > certain * memory
     if (short := cache_lacks(run, memory)) > 0:
-        found.append(
-            f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {run.longest:,} tokens"
-        )
+        text = f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {run.longest:,} tokens"
+        found[text] = True
     return found
 
 

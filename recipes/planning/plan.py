@@ -69,7 +69,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "host memory of the first node for it, GiB": estimate.EXPORT_BYTES * run.size.parameters / GIB,
             "a GPU receives in a step, GiB": received_bytes(run) / GIB,
         },
-        "lacks": short,
+        "lacks": [*short],
         "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
     }
 

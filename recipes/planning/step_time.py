@@ -74,10 +74,11 @@ class GPU:
     training_share: Constant
 
 
-GPUS = {
-    "H100": GPU("H100", 989e12, 3.35e12, 80e9, 450e9, 50e9, HOPPER),
-    "H200": GPU("H200", 989e12, 4.8e12, 141e9, 450e9, 50e9, HOPPER),
-    "A100": GPU("A100", 312e12, 2.039e12, 80e9, 300e9, 25e9, AMPERE),
+MIB = 2**20
+GPUS = {  # memory: as nvidia-smi gives it
+    "H100": GPU("H100", 989e12, 3.35e12, 81_559 * MIB, 450e9, 50e9, HOPPER),
+    "H200": GPU("H200", 989e12, 4.8e12, 143_771 * MIB, 450e9, 50e9, HOPPER),
+    "A100": GPU("A100", 312e12, 2.039e12, 81_920 * MIB, 300e9, 25e9, AMPERE),
 }
 
 

@@ -105,32 +105,35 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
 
 
 def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Training needs at most, and vLLM takes its share of the device at start-up (there is none in SFT)."""
-    rollout, weights = OmegaConf.select(config, "actor_rollout_ref.rollout"), estimate.rollout_weights(run)
-    smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if rollout else 'MAX_LENGTH'}"
-    if run.device == "cpu":
-        need, memory = estimate.host_bytes(run), "memory_available"
-    else:
-        need, memory = estimate.training_bytes(run), "device_memory"
-        need += weights if rollout and not rollout.free_cache_engine else 0
-        tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if rollout else "data.max_token_len_per_gpu"
-        smaller = f"lower {tokens}, use more GPUs, or {smaller}"
-    findings = []
+    """What the plan says of GPUs of this size: training, vLLM's share beside what stays of training, its cache; and the
+    host's memory."""
+    of_lists = bool(run.tensor_parallel)
+    smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if of_lists else 'MAX_LENGTH'}"
+    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if of_lists else "data.max_token_len_per_gpu"
+    fixes = {
+        "training": f"lower {tokens}, use more GPUs, or {smaller}",
+        "sampling": "lower GPU_MEMORY_UTILIZATION, use more GPUs, or +scale=tensor_parallel, which offloads",
+        "vLLM's": "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL",
+    }
+    on_cpu, findings = run.device == "cpu", []
     for report in nodes:
-        where, has = report["where"], report[memory]
-        if not has:
-            continue
-        if rollout and run.device != "cpu" and run.memory_share * has < 1.2 * weights:
-            what = (
-                f"vLLM's share is {run.memory_share * has / GIB:.1f} GiB, its weights alone are {weights / GIB:.1f} GiB"
-            )
-            fix = "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL"
-            findings.append(Finding("memory", "failure", where, what, fix))
-        text = f"about {need / GIB:.1f} GiB needed in training, {has / GIB:.1f} GiB there"
-        if need <= FULL * has:
+        where, has, host = report["where"], report["device_memory"], report["memory_available"]
+        if not on_cpu and has:
+            short = estimate.lacks(run, has)
+            for what, is_certain in short.items():
+                fix = fixes[what.split()[0]]
+                findings.append(Finding("memory", "failure" if is_certain else "warning", where, what, fix))
+            if not short:
+                parts = [sum(parts.values()) / GIB for parts in estimate.gpu_parts(run, has)]
+                text = f"about {parts[0]:.1f} GiB of a GPU needed in training"
+                text += f" and {parts[1]:.1f} in sampling" if of_lists else ""
+                findings.append(Finding("memory", "ok", where, f"{text}, {has / GIB:.1f} GiB there"))
+        need = estimate.host_bytes(run) if on_cpu else estimate.gpu_host_bytes(run)
+        text = f"about {need / GIB:.1f} GiB of the host's memory needed, {host / GIB:.1f} GiB there"
+        if need <= FULL * host:
             findings.append(Finding("memory", "ok", where, text))
         else:  # it is an estimate on the high side
-            findings.append(Finding("memory", "failure" if need > 1.5 * has else "warning", where, text, smaller))
+            findings.append(Finding("memory", "failure" if need > 1.5 * host else "warning", where, text, smaller))
     return findings
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import torch
 
-from convrec.cpu.process_group import in_run_folder
+from convrec.rollout.weight_socket import in_run_folder
 from recipes.selftest.checks import Machine, require, require_at_most
 
 PROMPTS, RESPONSES, NEW_TOKENS = 6, 4, 32
@@ -42,7 +42,7 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         settings |= {
             "distributed_executor_backend": "mp",
-            "worker_extension_cls": "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension",
+            "worker_extension_cls": "convrec.rollout.server.WorkerExtension",
             "enable_sleep_mode": True,
             "gpu_memory_utilization": 0.3,
         }
@@ -137,9 +137,8 @@ def send(machine: Machine, engine: Any, weights: Iterable[tuple[str, torch.Tenso
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     settings["use_shm"] = not is_support_ipc()
-    handle = f"ipc:///tmp/rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
-    handle = handle if machine.gpus else in_run_folder(handle)  # convrec.cpu.server has it there
-    sender = BucketedWeightSender(handle, bucket_size_mb=64, use_shm=settings["use_shm"])
+    handle = f"rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
+    sender = BucketedWeightSender(in_run_folder(handle), bucket_size_mb=64, use_shm=settings["use_shm"])
     start = time.perf_counter()
     with ThreadPoolExecutor(1) as beside:
         received = beside.submit(engine.collective_rpc, "update_weights_from_ipc", kwargs=settings)

@@ -29,8 +29,8 @@ def _packing(position_ids_1T: torch.Tensor) -> tuple[torch.Tensor, int]:
     makes the host wait for the device."""
     if not hasattr(position_ids_1T, "packing"):
         starts = sequence_starts(position_ids_1T)
-        position_ids_1T.packing = starts, int(starts.diff().max())  # type: ignore[attr-defined]
-    packing: tuple[torch.Tensor, int] = position_ids_1T.packing  # type: ignore[attr-defined]
+        position_ids_1T.packing = starts, int(starts.diff().max())
+    packing: tuple[torch.Tensor, int] = position_ids_1T.packing
     return packing
 
 
