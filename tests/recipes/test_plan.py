@@ -38,7 +38,7 @@ def run(set_variables: Callable, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_the_page_has_commands_and_what_they_print() -> None:
-    assert len(BLOCKS) == 4 == PAGE.count("```bash")
+    assert len(BLOCKS) == 2 == PAGE.count("```bash")
 
 
 @pytest.mark.parametrize(("command", "printed"), BLOCKS)
