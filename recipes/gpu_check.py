@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from convrec.gpus import usable_gpus
 from convrec.runs import guard
 from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
-from recipes.preflight import host
 from recipes.selftest.checks import Machine
 from recipes.selftest.phases import PHASES
 from recipes.selftest.report import check
@@ -33,9 +33,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the phases' processes are ended too
     set_thread_policy()
     keep_to_loopback()
-    gpus = host.num_accelerators()
+    count = usable_gpus()
     phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
     with tempfile.TemporaryDirectory(prefix="convrec-gpu-check-") as folder:
-        os.environ.update(process_environment(gpus > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
+        os.environ.update(process_environment(count > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # who is killed leaves it tqdm's lock
-        return check(phases, Machine(Path(folder), gpus), SECONDS, options.json)
+        return check(phases, Machine(Path(folder), count), SECONDS, options.json)

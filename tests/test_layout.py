@@ -18,6 +18,7 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 BASE = {
     "convrec.errors",
     "convrec.files",
+    "convrec.gpus",
     "convrec.kinds",
     "convrec.progress",
     "convrec.same_request",
@@ -32,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.files": {"convrec.errors"},
     "convrec.kinds": {"convrec.errors"},
     "convrec.progress": set(),
+    "convrec.gpus": {"convrec.errors"},
     "convrec.same_request": set(),
     "convrec.statistics": {"convrec.errors"},
     "convrec.data": BASE,

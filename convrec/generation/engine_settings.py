@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from convrec.gpus import usable_gpus
+
 NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a count over log-probs, costs 14 of 34 s
 NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM compiles it at its start; a machine with a driver alone cannot
 ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
@@ -16,13 +18,11 @@ def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, d
     spare_cores: that the engine's threads leave alone on a CPU.
     The type is float32 on a CPU, the checkpoint's own on a GPU.
     """
-    import torch
-
     os.environ.setdefault(*NO_NVCC)
     settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel}
     if tensor_parallel == 1:
         settings["distributed_executor_backend"] = ONE_PROCESS
-    if torch.cuda.is_available():
+    if usable_gpus():
         return False, settings | {"gpu_memory_utilization": 0.85}
     return True, settings | _cpu_settings(spare_cores)
 

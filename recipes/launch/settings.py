@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from convrec import kinds
+from convrec import gpus, kinds
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
@@ -40,7 +40,7 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
     """
     recipe = RECIPES[name]
     variables = overrides_from_environment(recipe, os.environ)  # a wrong one at once: what follows imports torch
-    accelerators = host.num_accelerators()
+    accelerators = gpus.usable_gpus()
     host_overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
     if accelerators:
         host_overrides.append(f"trainer.n_gpus_per_node={accelerators}")

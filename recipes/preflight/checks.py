@@ -4,12 +4,13 @@ import importlib
 import os
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import kinds
+from convrec import gpus, kinds
 from convrec.checkpoints.models import check_model_path
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
@@ -22,7 +23,7 @@ from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
 from recipes.planning.work import listed
-from recipes.preflight import constrained, host
+from recipes.preflight import constrained
 from recipes.preflight.batch import check_batch, check_heads, check_micro_batch, model_settings
 from recipes.preflight.cores import rollout_devices
 
@@ -166,6 +167,11 @@ def _check_rl(config: DictConfig) -> None:
         devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
         check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * devices)
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
+    if rollout.checkpoint_engine.backend == "nccl" and not find_spec("cupy"):
+        raise UserError(
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl (+scale=separate_async): weights go through "
+            "cupy, which is not installed here: pip install cupy-cuda13x==14.0.1, or all of `convrec[gpu]`"
+        )
 
 
 def _check_reward_function(function: DictConfig) -> None:
@@ -213,7 +219,7 @@ def _check_devices(config: DictConfig, on_cluster: bool) -> int:
             f"N_NODES={config.trainer.nnodes}: more than this node are a Ray cluster's: set RAY_ADDRESS, or unset it"
         )
     if config.trainer.device != "cpu" and not on_cluster:
-        present = host.num_accelerators()
+        present = gpus.usable_gpus()
         nodes, each = rollout_devices(config)
         if wanted + nodes * each > present:
             beside = f" and {nodes} x {each} for the rollout (actor_rollout_ref.rollout.n_gpus_per_node)"

@@ -42,13 +42,13 @@ class Machine:
         """That of the passes: bf16 on a GPU, fp32 on a CPU. Weights that train are fp32 on both."""
         return "bfloat16" if self.gpus else "float32"
 
-    def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None) -> Path:
-        """The folder of a random Qwen2 with tied embeddings, made by the first phase that asks for it."""
+    def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None, tied: bool = True) -> Path:
+        """The folder of a random Qwen2, made by the first phase that asks for it. tied: the head is the embedding."""
         from recipes.tiny_model import make_tiny_model
 
-        folder = self.folder / f"model-{sizes['hidden_size']}"
+        folder = self.folder / f"model-{sizes['hidden_size']}{'' if tied else '-untied'}"
         if not folder.exists():
-            shape: dict[str, Any] = {"tie_word_embeddings": True, "fill_vocab": True, **sizes}
+            shape: dict[str, Any] = {"tie_word_embeddings": tied, "fill_vocab": True, **sizes}
             make_tiny_model(folder, texts or ["a b c\n" * 40], **shape)
         return folder
 

@@ -11,6 +11,7 @@ import torch
 from convrec.rank_grpo.policy_loss import RankLossSettings
 from convrec.training.attention import varlen
 from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
+from convrec.training.log_prob_head import fuse
 from recipes.preflight.host import has_flash_attention
 from recipes.selftest.checks import Machine
 
@@ -40,7 +41,9 @@ def packed_attention_name() -> str:
     return "flash_attention_2" if has_flash_attention() else varlen.NAME
 
 
-def build_engine(machine: Machine, packed: bool = False, fused: bool = False, lora_rank: int = 0) -> Any:
+def build_engine(
+    machine: Machine, packed: bool = False, fused: bool = False, lora_rank: int = 0, tied: bool = True
+) -> Any:
     """A fresh engine with the tiny model: fp32 weights, passes in the machine's dtype."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -53,10 +56,8 @@ def build_engine(machine: Machine, packed: bool = False, fused: bool = False, lo
         model_type="language_model",
         backend="fsdp2",
         model_config=HFModelConfig(
-            path=str(machine.model()),
+            path=str(machine.model(tied=tied)),
             use_remove_padding=packed,
-            use_fused_kernels=fused,
-            fused_kernel_options={"impl_backend": "torch"},
             lora_rank=lora_rank,
             lora_alpha=2 * LORA_RANK,
             override_config={"attn_implementation": packed_attention_name() if packed else "sdpa"},
@@ -66,10 +67,12 @@ def build_engine(machine: Machine, packed: bool = False, fused: bool = False, lo
         checkpoint_config=CheckpointConfig(save_contents=[*resumable, "hf_model"], load_contents=resumable),
     )
     engine.initialize()
+    if fused:
+        fuse(engine)
     return engine
 
 
-def make_batch(packed: bool = False, fused: bool = False, rows: Sequence[int] = range(ROWS), seed: int = 0) -> Any:
+def make_batch(packed: bool = False, rows: Sequence[int] = range(ROWS), seed: int = 0) -> Any:
     """These rows of a generated batch, as verl's trainer hands them to a worker."""
     from verl.utils.tensordict_utils import get_tensordict
 
@@ -81,7 +84,6 @@ def make_batch(packed: bool = False, fused: bool = False, rows: Sequence[int] = 
         "global_batch_size": ROWS,
         "temperature": 1.0,
         "use_remove_padding": packed,
-        "use_fused_kernels": fused,
         "use_dynamic_bsz": True,
         "max_token_len_per_gpu": 256,  # a few micro-batches
     }
@@ -118,10 +120,11 @@ def update(engine: Any, batch: Any) -> dict[str, float]:
 
 
 def log_probs(engine: Any, batch: Any) -> torch.Tensor:
-    """(tokens of all rows,) float32 on the CPU: of every token given those before it; the last of a row is no one's."""
+    """(tokens of all responses,) float32 on the CPU. verl has a token's at the place before it."""
     with engine.eval_mode():
         output = engine.infer_batch(batch)
-    return torch.cat([row[:-1].float().cpu() for row in output["model_output"]["log_probs"].unbind()])
+    rows = zip(output["model_output"]["log_probs"].unbind(), batch["prompts"].unbind(), strict=True)
+    return torch.cat([row[len(prompt) - 1 : -1].float().cpu() for row, prompt in rows])
 
 
 def parameters(engine: Any) -> dict[str, torch.Tensor]:

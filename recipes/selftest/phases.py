@@ -6,8 +6,8 @@ from recipes.selftest.runner import Phase
 PHASES = (
     Phase("versions", "verl, vLLM, torch, transformers fit together", software.versions, 60, "software"),
     Phase("fsdp2", "updates of verl's FSDP2 engine lower the loss", training.fsdp2, 60, "training"),
-    Phase("packed", "packed rows are what padded rows are", training.packed, 60, "training"),
-    Phase("fused", "fused log-probs are the plain ones", training.fused, 60, "training"),
+    Phase("packed", "packed rows are what padded rows are", training.packed, 90, "training"),
+    Phase("fused", "fused log-probs are the plain ones", training.fused, 90, "training"),
     Phase("resume", "a resumed engine goes on with the same numbers", training.resume, 60, "training"),
     Phase("lora", "LoRA trains its adapters and nothing else", training.lora, 60, "training"),
     Phase("two_ranks", "two data-parallel processes train as one", training.two_ranks, 180, "training", 2, on_cpu=True),
@@ -17,5 +17,5 @@ PHASES = (
     Phase("sleep", "vLLM's sleep gives memory back, wake restores", rollout.sleep, 60, "rollout", gpus=1),
     Phase("lora_rollout", "an adapter reaches vLLM", rollout.lora_rollout, 150, "lora rollout"),
     Phase("tensor_parallel", "a rollout over two GPUs", rollout.tensor_parallel, 180, "parallel", gpus=2),
-    Phase("step", "0.5B-shaped model, 48 x 8 responses: the recipe", step.step, 420, "step", gpus=1),
+    Phase("step", "0.5B-shaped model, 48 x 8 responses: the recipe", step.step, 560, "step", gpus=1),
 )

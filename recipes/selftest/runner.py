@@ -54,7 +54,7 @@ class Outcome:
 def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[Outcome]:
     """Run the phases in their order; each outcome as soon as it is there.
 
-    seconds: of all together; a phase that would begin later is skipped.
+    seconds: of all together; a phase that may take longer than what is left is skipped.
     """
     deadline = time.monotonic() + seconds
     for _, group in groupby(phases, lambda phase: phase.process):
@@ -65,12 +65,18 @@ def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[
                 yield Outcome(phase.name, "skipped", f"needs {count}, there {are} {machine.gpus}")
             else:
                 waiting.append(phase)
-        while waiting and time.monotonic() < deadline:
+        while waiting and _has_time(waiting[0], deadline):
             for outcome in _run_process(waiting, machine, deadline):
                 yield outcome
                 waiting = waiting[1:]
         for phase in waiting:
-            yield Outcome(phase.name, "skipped", f"no time left of {seconds:.0f} s; --only {phase.name} runs it")
+            left = max(0.0, deadline - time.monotonic())
+            why = f"may take {phase.seconds} s, {left:.0f} of {seconds:.0f} s are left; --only {phase.name} runs it"
+            yield Outcome(phase.name, "skipped", why)
+
+
+def _has_time(phase: Phase, deadline: float) -> bool:
+    return time.monotonic() + phase.seconds <= deadline
 
 
 def _run_process(phases: Sequence[Phase], machine: Machine, deadline: float) -> Iterator[Outcome]:
@@ -84,7 +90,7 @@ def _run_process(phases: Sequence[Phase], machine: Machine, deadline: float) -> 
     writer.close()
     try:
         for number, phase in enumerate(phases):
-            if number and time.monotonic() > deadline:
+            if number and not _has_time(phase, deadline):
                 return
             outcome = _wait(phase, process, reader, phase.seconds + (0 if number else START_SECONDS))
             if outcome.status != "fail":

@@ -42,6 +42,8 @@ def step(machine: Machine) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in of_others} | variables
     command = [sys.executable, "-m", "recipes", "train", "rank-grpo"]
     command += ["trainer.val_before_train=false", "data.val_max_samples=16"]
+    # each is a process with imports of its own, and eight of both make a start of minutes
+    command += ["actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         log = run / "run.log"

@@ -30,8 +30,7 @@ UPDATES = 5
 def fsdp2(machine: Machine) -> dict[str, Any]:
     """Updates with one batch make tokens of positive advantage likelier than those of negative advantage."""
     engine, batch = build_engine(machine), make_batch()
-    rows = zip(batch["prompts"].unbind(), batch["advantages"].unbind(), strict=True)
-    advantages = torch.cat([torch.nn.functional.pad(row, (len(prompt) - 1, 0)) for prompt, row in rows])
+    advantages = batch["advantages"].values()
 
     def gain() -> float:
         return float((advantages * log_probs(engine, batch)).sum() / (advantages != 0).sum())
@@ -47,11 +46,16 @@ def fsdp2(machine: Machine) -> dict[str, Any]:
     return {"A log p": [before, after], "grad_norm": updates[0]["grad_norm"], "seconds an update": seconds}
 
 
-def _same_updates(machine: Machine, plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Log-probs before an update, its loss and gradient, and log-probs after it, both ways."""
+def _same_updates(machine: Machine, plain: dict[str, bool], other: dict[str, bool]) -> dict[str, Any]:
+    """Log-probs before an update, its loss and gradient, and log-probs after it, both ways; of a model whose head is
+    the embedding, and of one whose head is not, which FSDP2 gathers by itself."""
+    return {tied: _same_update(machine, plain, other, tied == "tied") for tied in ("tied", "untied")}
+
+
+def _same_update(machine: Machine, plain: dict[str, bool], other: dict[str, bool], tied: bool) -> dict[str, Any]:
     found = []
     for settings in (plain, other):
-        engine, batch = build_engine(machine, **settings), make_batch(**settings)
+        engine, batch = build_engine(machine, tied=tied, **settings), make_batch(settings.get("packed", False))
         found.append((log_probs(engine, batch), update(engine, batch), log_probs(engine, batch)))
     (before, step, after), (other_before, other_step, other_after) = found
     differences = {
@@ -73,16 +77,8 @@ def packed(machine: Machine) -> dict[str, Any]:
 
 
 def fused(machine: Machine) -> dict[str, Any]:
-    """verl's log-probs from hidden states in chunks against those of whole logits, both packed."""
-    from transformers import Qwen2ForCausalLM
-
-    forward = Qwen2ForCausalLM.forward
-    try:
-        figures = _same_updates(machine, {"packed": True}, {"packed": True, "fused": True})
-        require(Qwen2ForCausalLM.forward is not forward, "verl has not taken its fused log-probs")
-        return figures
-    finally:
-        Qwen2ForCausalLM.forward = forward  # verl replaces it on the class
+    """Log-probs from hidden states in chunks against those of whole logits, both packed."""
+    return _same_updates(machine, {"packed": True}, {"packed": True, "fused": True})
 
 
 def resume(machine: Machine) -> dict[str, Any]:
@@ -115,7 +111,8 @@ def resume(machine: Machine) -> dict[str, Any]:
 
 def lora(machine: Machine) -> dict[str, Any]:
     """Before training the adapters change nothing; an update changes them alone, and only they go to the rollout."""
-    plain, adapted, batch = build_engine(machine), build_engine(machine, lora_rank=LORA_RANK), make_batch()
+    plain, adapted = build_engine(machine, tied=False), build_engine(machine, lora_rank=LORA_RANK, tied=False)
+    batch = make_batch()
     difference = float((log_probs(plain, batch) - log_probs(adapted, batch)).abs().mean())
     require_at_most("log-probs with new adapters, mean difference", difference, 0.02 if machine.gpus else 1e-5)
     before = parameters(adapted)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from convrec import gpus
 from data_prep.sample import write_sample
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
 from recipes.plan import planned_config
-from recipes.preflight import host
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def set_variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+        monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
 
     return set_them
 
@@ -62,7 +62,7 @@ def node() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
             patch.delenv(name, raising=False)
-        patch.setattr(host, "num_accelerators", lambda: 4)
+        patch.setattr(gpus, "usable_gpus", lambda: 4)
         yield patch
 
 

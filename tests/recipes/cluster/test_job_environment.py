@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
+from convrec import gpus
 from convrec.errors import UserError
 from convrec.runs import supervisor
 from recipes.cluster import job_environment
 from recipes.launch import settings
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
-from recipes.preflight import host
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 SECRETS += ("SWANLAB_WEBHOOK", "SWANLAB_WEBHOOK_VALUE", "WANDB_PASS", "TORCH_X_PWD", "CLEARML_AUTH")
@@ -61,7 +61,7 @@ def test_the_run_folder_is_named_after_the_model_as_without_a_cluster(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.json").write_text("{}")
-    monkeypatch.setattr(host, "num_accelerators", lambda: 0)
+    monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
     for recipe, arguments in ((POINTWISE_JUDGE, []), (RANK_GRPO, [f"actor_rollout_ref.model.path={mine}"])):
         here = settings.compose(recipe.name, arguments).trainer.default_local_dir
         assert variables(recipe, {}, *arguments)["SAVE_PATH"] == here

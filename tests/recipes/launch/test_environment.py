@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
-from recipes.launch.environment import keep_to_loopback
+from recipes.launch.environment import keep_to_loopback, process_environment
 
 ASK_RAY = """
 from recipes.launch.environment import keep_to_loopback
@@ -51,6 +52,21 @@ def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     keep_to_loopback()
     assert not [name for name in names if name in os.environ]
+
+
+def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every process of a run, and in engines that stand alone; what the user has set stays."""
+    from convrec.generation.engine_settings import engine_settings
+
+    expected = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_DISABLE_COMPILE_CACHE": "0"}
+    for name in expected:
+        monkeypatch.delenv(name, raising=False)
+    assert process_environment(True).items() >= expected.items()
+    with mock.patch.dict(os.environ):
+        engine_settings(1)
+        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    assert process_environment(True)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
 def test_a_stopped_process_of_ray_does_not_keep_a_run_from_ending() -> None:

@@ -10,6 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from convrec import gpus
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RECIPES
@@ -114,6 +115,16 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     assert trainer.trainer_mode == "separate_async"
     assert {"save_model_to_cpu", "set_learning_rate"} <= set(dir(trainer.worker))
     assert not is_on_policy(config)  # its log-probs are taken anew, and the weights correct the difference
+
+
+@pytest.mark.parametrize("recipe", ["rank_grpo", "judge_pairwise"])
+def test_vllms_context_is_prompt_and_response(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that the model knows, for which vLLM would reserve its cache."""
+    monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
+    lengths = ["data.max_prompt_length=300", "data.max_response_length=100"]
+    key = "actor_rollout_ref.rollout.max_model_len"
+    assert OmegaConf.select(compose(recipe, lengths), key) == 400
+    assert OmegaConf.select(compose(recipe, [*lengths, f"{key}=800"]), key) == 800
 
 
 @pytest.mark.parametrize(("recipe", "epochs"), [("judge_pointwise", 1), ("judge_pairwise", 30)])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec import gpus
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
-from recipes.preflight import findings, host
+from recipes.preflight import checks, findings
 
 ROOT = Path(__file__).resolve().parents[3]
 Refused = Callable[..., str]
@@ -252,13 +254,17 @@ def test_more_gpus_than_this_machine_has_are_a_clusters(
     said: str,
 ) -> None:
     set_variables((good_sft if recipe == "sft" else good) | {"N_GPUS_PER_NODE": "4"})
-    monkeypatch.setattr(host, "num_accelerators", lambda: present)
+    monkeypatch.setattr(gpus, "usable_gpus", lambda: present)
     name, overrides = (recipe, []) if recipe in RECIPES else ("rank_grpo", [f"+scale={recipe}"])
     config = settings.compose(name, overrides)
     with pytest.raises(UserError, match=said):
         RECIPES[name].check(config)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config.trainer.nnodes, config.data.train_batch_size = 2, 8
+    if recipe == "separate_async" and not find_spec("cupy"):
+        with pytest.raises(UserError, match=r"weights go through cupy, .* pip install cupy-cuda13x==14\.0\.1"):
+            RECIPES[name].check(config)
+        monkeypatch.setattr(checks, "find_spec", lambda package: package)
     RECIPES[name].check(config)
 
 

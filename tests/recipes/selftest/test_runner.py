@@ -75,7 +75,7 @@ def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
 
 
 def test_what_would_begin_too_late_is_skipped_and_no_failure(tmp_path: Path) -> None:
-    status, found = checked([phase("slow", "one"), phase("fine", "two")], tmp_path, seconds=2)
+    status, found = checked([phase("slow", "one", seconds=4), phase("fine", "two")], tmp_path, seconds=5)
     assert status == 0
     assert [entry["status"] for entry in found["phases"]] == ["pass", "skipped"]
     assert "--only fine" in found["left_out"]["fine"]

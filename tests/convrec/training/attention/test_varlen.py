@@ -66,6 +66,18 @@ def test_sequences_begin_where_positions_begin_again() -> None:
         sequence_starts(torch.tensor([[1, 2, 0]]))
 
 
+def test_where_sequences_begin_is_asked_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer makes the host wait for the device; all layers of a forward share the position ids."""
+    asked = []
+    monkeypatch.setattr(varlen, "sequence_starts", lambda ids: asked.append(ids) or torch.tensor([0, 2, 5]))
+    module, position_ids = torch.nn.Identity(), torch.tensor([[0, 1, 0, 1, 2]])
+    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    for _ in range(3):
+        varlen.attention_forward(module, query, key, key, None, position_ids=position_ids)
+    varlen.attention_forward(module, query, key, key, None, position_ids=position_ids.clone())
+    assert len(asked) == 2
+
+
 def test_what_it_does_not_compute_is_refused() -> None:
     model = model_of(Qwen2Config(**SIZES, num_key_value_heads=2), "varlen")
     ids = torch.zeros(2, 3, dtype=torch.long)

@@ -1,0 +1,45 @@
+"""GPUs that are there and cannot be used are an error, not a CPU. torch is patched: no GPU is here."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from convrec import gpus
+from convrec.errors import UserError
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """NVIDIA's driver with one GPU, a torch of CUDA 13 that finds the driver too old."""
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nPlease update it")
+
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "nvidia0").touch()
+    return tmp_path / "nvidia0"
+
+
+def test_a_driver_that_is_too_old_is_no_cpu(device: Path) -> None:
+    with pytest.raises(UserError, match=r"CUDA 13\.0 cannot use them: The NVIDIA .* too old .*driver 580 or newer"):
+        gpus.usable_gpus()
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_whoever_hides_the_devices_wants_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert gpus.usable_gpus() == 0
+
+
+def test_no_device_or_a_torch_without_cuda_means_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gpus.usable_gpus() == 0
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    device.unlink()
+    assert gpus.usable_gpus() == 0
