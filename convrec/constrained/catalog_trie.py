@@ -4,13 +4,14 @@ The file has the tokens of the lines, which take longest to make; the trie is bu
 has a key of everything that it depends on, so that a file never goes with another catalog, tokenizer or matching.
 """
 
+import contextlib
 import itertools
 import os
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import WHITESPACE, format_item
 from convrec.same_request import digest
 
-VERSION = 1  # of the file
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
 # comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
 INNER, LAST, END = 0, 1, 2
@@ -184,7 +184,7 @@ def catalog_trie(
     backend = getattr(tokenizer, "backend_tokenizer", None)
     key = digest(
         {
-            "version": VERSION,
+            "code": _code_digest(),
             "matching": [matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff],
             "delimiter": delimiter,
             "tokenizer": [tokenizer.eos_token_id, backend.to_str() if backend else ""],
@@ -194,13 +194,23 @@ def catalog_trie(
     )
     folder = catalog_file.parent if os.access(catalog_file.parent, os.W_OK) else spare_folder
     path = folder / f"{catalog_file.name}.trie-{key[:16]}.npz"
-    try:
-        return load_catalog_trie(path), path
-    except (FileNotFoundError, UserError):  # damaged: it is made again
-        trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows)
-        if keep:
-            save_catalog_trie(path, trie)
-        return trie, path
+    with contextlib.suppress(FileNotFoundError, UserError):  # damaged, or of other items: it is made again
+        trie = load_catalog_trie(path)
+        if [matcher.index.items[row] for row in trie.row_W.tolist()] == trie.item_W.tolist():
+            return trie, path
+    trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows)
+    if keep:
+        save_catalog_trie(path, trie)
+    return trie, path
+
+
+@cache
+def _code_digest() -> str:
+    """Of the source that decides which lines there are and which item each is: a file that other code made is not
+    taken."""
+    here = Path(__file__)
+    sources = [here, here.with_name("lines.py"), *sorted((here.parents[1] / "lists").glob("*.py"))]
+    return digest([file_hash(source) for source in sources])
 
 
 def build_catalog_trie(

@@ -124,8 +124,11 @@ def _of_matrix(
     words_C, column_F, *closed = (
         torch.from_numpy(array).to(device) for array in (matrix.words_C, matrix.column_F, *matrix.closed)
     )
-    logits_FC = torch.nn.functional.linear(hidden_FD[matrix.start : matrix.stop], weight_WD.index_select(0, words_C))
-    logits_FC = logits_FC.to(torch.promote_types(logits_FC.dtype, torch.float32)) / temperature
+    # in float32 as pairs are: a choice has one log-prob, however many others its micro-batch has at the node
+    dtype = torch.promote_types(hidden_FD.dtype, torch.float32)
+    rows_FD, weight_CD = hidden_FD[matrix.start : matrix.stop].to(dtype), weight_WD.index_select(0, words_C).to(dtype)
+    with torch.autocast(device.type, enabled=False):
+        logits_FC = torch.nn.functional.linear(rows_FD, weight_CD) / temperature
     logits_FC[tuple(closed)] = -torch.inf
     log_probs_F = -torch.nn.functional.cross_entropy(logits_FC, column_F, reduction="none")
     with torch.no_grad():

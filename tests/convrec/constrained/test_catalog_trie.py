@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_the_file_is_beside_the_catalog_and_of_this_catalog_tokenizer_and_matchi
     assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].tokens == made.tokens).all()  # made again
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1].parent == tmp_path
+
+
+def test_a_file_that_other_code_made_is_not_taken(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name has a digest of what decides; one whose rows are other items now is made again."""
+    file = tmp_path / "catalog.parquet"
+    titles, years = zip(*ITEMS, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": years}), file)
+    matcher = Matcher(load_catalog(file))
+    made, path = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
+    module.save_catalog_trie(path, replace(made, item_W=made.item_W[::-1].copy()))
+    assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].item_W == made.item_W).all()
+    module._code_digest.cache_clear()
+    monkeypatch.setattr(module, "file_hash", lambda source: f"edited {source}")
+    assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1] != path
+    module._code_digest.cache_clear()
 
 
 def test_two_items_with_one_line_are_named(tokenizer: Any) -> None:

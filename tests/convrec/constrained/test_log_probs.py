@@ -123,3 +123,15 @@ def test_bf16_hidden_states_give_float32_log_probs(catalog: CatalogTrie, lists: 
     rounded, _ = head.log_probs(lists.hidden.bfloat16(), lists.weights[0].bfloat16(), lists.choices)
     assert rounded.dtype == torch.float32
     assert (rounded - exact).abs().max() < 0.1
+
+
+@pytest.mark.usefixtures("ways")
+def test_log_probs_in_bf16_do_not_depend_on_what_else_is_in_the_micro_batch(catalog: CatalogTrie, lists: Lists) -> None:
+    """Under autocast, as verl's engine computes: a ratio would be of rounding where the clip is .06."""
+    head, hidden, weight = ConstrainedHead(catalog), lists.hidden.bfloat16(), lists.weights[0].bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        together, _ = head.log_probs(hidden, weight, lists.choices)
+        for index, (tokens, constraint) in enumerate(zip(lists.tokens, CONSTRAINTS, strict=True)):
+            part = slice(*lists.starts[index : index + 2])
+            one = joined([ChoiceReader(catalog).of_one(tokens, constraint)], [0])
+            torch.testing.assert_close(head.log_probs(hidden[part], weight, one)[0], together[part], atol=1e-6, rtol=0)
