@@ -64,7 +64,7 @@ def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | Non
     ):
         if not mask.any():
             continue
-        rows.append(reader.of_one(response.tolist(), constraint.tolist()))
+        rows.append(reader.read(response.tolist(), constraint.tolist()))
         end = ends[row] if padded_length is None else row * padded_length + lengths[row]
         starts.append(end - len(response) - 1)  # a token is predicted one place before it
     return joined(rows, starts)
