@@ -70,7 +70,7 @@ def main() -> None:
     targets = input_ids.flatten().roll(-1)
     starts = [row * longest + options.prompt - 1 for row in range(len(lists))]
     begin = time.process_time()
-    choices = joined(list(map(ChoiceReader(catalog).of_one, lists, constraints)), starts)
+    choices = joined(list(map(ChoiceReader(catalog).read, lists, constraints)), starts)
     walk_seconds = time.process_time() - begin
     places = torch.from_numpy(choices.place_F).long().to(device)
     allowed = [tokens for _, of_list in written for tokens in of_list]

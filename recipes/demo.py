@@ -134,20 +134,20 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
             train(rl, out)
     with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
         split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
-        of_sft, of_rl = (
+        sft_metrics, rl_metrics = (
             evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
         )
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
-    of_first = of_sft["results"]["paper"]
+    sft_results = sft_metrics["results"]["paper"]
     results = {
-        "popularity": of_first["popularity"],
-        "sft": of_first["model"],
-        "rank_grpo": of_rl["results"]["paper"]["model"],
+        "popularity": sft_results["popularity"],
+        "sft": sft_results["model"],
+        "rank_grpo": rl_metrics["results"]["paper"]["model"],
     }
     shown = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in KS), "catalog_hit_ratio", "n")
-    gain = {key: value for key, value in of_rl["paired"].items() if key != "against"}
+    gain = {key: value for key, value in rl_metrics["paired"].items() if key != "against"}
     summary = {
         "models": {name: {key: result[key] for key in shown} for name, result in results.items()},
         "gain": gain,

@@ -135,19 +135,19 @@ def train_and_evaluate(
                 elif run.start not in unfinished and len(running) < parallel:
                     running.append((run, steps(run)))
                     waiting.remove(run)
-            for run, of_run in list(running):
+            for run, work in list(running):
                 try:
-                    next(of_run)
+                    next(work)
                     continue
                 except StopIteration:
                     after_each(run)
                 except UserError as error:
                     failures[run.name] = f"{run.name} failed: {error}"
                     say(failures[run.name])
-                running.remove((run, of_run))
+                running.remove((run, work))
     finally:  # after Ctrl-C each says what goes on
-        for _, of_run in running:
-            of_run.close()
+        for _, work in running:
+            work.close()
     return list(failures.values())
 
 

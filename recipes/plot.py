@@ -71,8 +71,8 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
     from convrec.report.drawing import write_png  # matplotlib, after what can be refused
 
     written = []
-    for recipe, of_recipe in by_recipe(runs).items():
-        if charts := charts_of(of_recipe):
+    for recipe, recipe_runs in by_recipe(runs).items():
+        if charts := charts_of(recipe_runs):
             write_png(out / f"{recipe}.png", charts)
             written.append(out / f"{recipe}.png")
     if not written:

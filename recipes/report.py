@@ -43,9 +43,10 @@ def report(
         raise UserError(f"--out {out}: a folder is there; name a file, such as {out / 'report.html'}")
     runs = read_runs(folders, split)
     labels = labels_of(runs)
-    of_run = dict(zip((run.name for run in runs), dict.fromkeys(folder.resolve() for folder in folders), strict=True))
-    configs = {name: read_config(folder) for name, folder in of_run.items()}
-    chosen = dict(evaluations or _newest_evaluations(runs, of_run))
+    paths = dict.fromkeys(folder.resolve() for folder in folders)
+    folder_of = {run.name: path for run, path in zip(runs, paths, strict=True)}
+    configs = {name: read_config(folder) for name, folder in folder_of.items()}
+    chosen = dict(evaluations or _newest_evaluations(runs, folder_of))
     metrics = {name: metrics_of(folder) for name, folder in chosen.items()}
     notes = [warning for run in runs for warning in run.warnings]
     evaluated: dict[str, Any] = {}
@@ -55,11 +56,11 @@ def report(
         notes.insert(0, "No evaluation yet: convrec evaluate --model RUN --sweep adds it.")
     parts = {
         "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
-        "summary": {labels[run.name]: facts_of(of_run[run.name], configs[run.name], run.last_step) for run in runs},
+        "summary": {labels[run.name]: facts_of(folder_of[run.name], configs[run.name], run.last_step) for run in runs},
         "notes": notes,
         "charts": {
-            ", ".join(dict.fromkeys(run.method for run in of_recipe)): charts_of(of_recipe)
-            for of_recipe in by_recipe(runs).values()
+            ", ".join(dict.fromkeys(run.method for run in recipe_runs)): charts_of(recipe_runs)
+            for recipe_runs in by_recipe(runs).values()
         },
         "settings": {labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
     }
@@ -68,7 +69,7 @@ def report(
     return write_report(out, parts | evaluated)
 
 
-def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -> dict[str, Path]:
+def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Path]:
     """name -> evaluation of each run's newest swept step, of a single run of its step 0 too."""
     newest = {}
     labels = labels_of(runs)
@@ -77,7 +78,7 @@ def _newest_evaluations(runs: Sequence[RunCurves], of_run: Mapping[str, Path]) -
             continue
         steps = sorted(run.series["evaluated/ndcg"])
         for step in [steps[0], steps[-1]] if len(runs) == 1 else steps[-1:]:
-            folder = of_run[run.name] / "evaluation" / run.split / f"step_{step:06d}"
+            folder = folder_of[run.name] / "evaluation" / run.split / f"step_{step:06d}"
             newest[f"{labels[run.name]} (step {step})"] = folder
     return newest
 
@@ -102,12 +103,12 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
     gains = gain_tables(folders, ks, first["seed"])
     columns: dict[str, dict[str, Any]] = {}
-    for of_one in results.values():
-        columns |= {name: result for name, result in of_one.items() if name not in OF_MODEL}
-    for name, of_one in results.items():
-        columns[name] = of_one["model"]
-        if "constrained" in of_one:
-            columns[f"{name}, constrained"] = of_one["constrained"]
+    for by_model in results.values():
+        columns |= {name: result for name, result in by_model.items() if name not in OF_MODEL}
+    for name, by_model in results.items():
+        columns[name] = by_model["model"]
+        if "constrained" in by_model:
+            columns[f"{name}, constrained"] = by_model["constrained"]
     table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name

@@ -118,7 +118,7 @@ def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
 
 
 def _inner_then_last(halves: Sequence[Sequence[npt.NDArray[Any]]]) -> npt.NDArray[Any]:
-    return np.concatenate([of_one for of_both in zip(*halves, strict=True) for of_one in of_both])
+    return np.concatenate([part for parts in zip(*halves, strict=True) for part in parts])
 
 
 def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:

@@ -41,7 +41,7 @@ class ChoiceReader:
         self.catalog = catalog
         self._of_one = lru_cache(maxsize=REMEMBERED)(self._walk)
 
-    def of_one(self, tokens: Sequence[int], constraint: Sequence[int]) -> Choices:
+    def read(self, tokens: Sequence[int], constraint: Sequence[int]) -> Choices:
         """constraint: the number of items, then the excluded items.
 
         Raises ValueError for a response that cannot have been written under it.

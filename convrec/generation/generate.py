@@ -97,8 +97,8 @@ def generate(
     with bar, placement.open() as room, closing(Pool(room, offline.load, request, log_file)) as pool:
         size = size_of_batch(len(prompts), len(room.starts), room.on_gpu)
         starts = range(0, len(prompts), size)
-        for number, of_batch in pool.answers((asked[start : start + size] for start in starts), advance):
-            batch = list(enumerate(of_batch, starts[number]))
+        for number, found in pool.answers((asked[start : start + size] for start in starts), advance):
+            batch = list(enumerate(found, starts[number]))
             answers.update(batch)
             if on_batch:
                 on_batch(batch)

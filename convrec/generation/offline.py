@@ -85,12 +85,12 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
         conversations = [conversation for conversation, _ in batch]
         prompts, truncated = encode_prompts(tokenizer, conversations, limit, request.chat_template_kwargs)
         inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
-        of_prompts = sampling
+        parameters = sampling
         if request.trie:
-            of_prompts = [_constrained(sampling, request, excluded) for _, excluded in batch]
+            parameters = [_constrained(sampling, request, excluded) for _, excluded in batch]
         _Bar.tell = staticmethod(tell)
         answers: list[Answer] = []
-        outputs = engine.generate(inputs, of_prompts, use_tqdm=_Bar)
+        outputs = engine.generate(inputs, parameters, use_tqdm=_Bar)
         for tokens, is_cut, output in zip(prompts, truncated, outputs, strict=True):
             (one,) = output.outputs
             answers.append(

@@ -78,8 +78,8 @@ def readings(title: str) -> Iterator[str]:
     """
     if match := _LAST_PARENTHESES.fullmatch(title):
         first, second = match.groups()
-        of_first, of_second = numbers(fold(first)), numbers(fold(second))
-        if of_second in ((), of_first):
+        first_numbers, second_numbers = numbers(fold(first)), numbers(fold(second))
+        if second_numbers in ((), first_numbers):
             yield first
-        if of_first in ((), of_second):
+        if first_numbers in ((), second_numbers):
             yield second

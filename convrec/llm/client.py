@@ -109,7 +109,7 @@ class LLM:
         self._questions += len(prompts)
         requests = [request_of(self.endpoint.model, prompt, sampling) for prompt in prompts]
         paths, answers, missing = self.cache.look_up(requests)
-        of_path = dict(zip(paths, prompts, strict=True))
+        prompt_of = dict(zip(paths, prompts, strict=True))
         for path in self.failures.keys() & missing.keys():
             _, answers[path] = self.failures[path]
             del missing[path]
@@ -118,7 +118,7 @@ class LLM:
 
         async def work(client: AsyncOpenAI, bar: Progress) -> None:
             for path, request in queue:  # one iterator for all workers
-                answers[path] = await self._answer(client, path, request, of_path[path])
+                answers[path] = await self._answer(client, path, request, prompt_of[path])
                 bar.set_postfix_str(str(self.usage), refresh=False)
                 bar.update()
 

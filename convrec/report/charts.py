@@ -64,12 +64,12 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
     if returns:
         charts.append(Chart("Return per rank", "mean return", returns, ordered=True, smooth=True, last_step=last_step))
     for panel in panels:
-        of_panel = [run for run in runs if run.series.get(panel.metric)]
-        if not of_panel or (returns and "/return@" in panel.metric):
+        drawn = [run for run in runs if run.series.get(panel.metric)]
+        if not drawn or (returns and "/return@" in panel.metric):
             continue
         charts.append(
             Chart(
-                of_panel[0].panel_title(panel),
+                drawn[0].panel_title(panel),
                 panel.y_label,
                 {labels[run.name]: run.series.get(panel.metric, {}) for run in runs},
                 {labels[run.name]: run.series.get(panel.metric + ERROR, {}) for run in runs},

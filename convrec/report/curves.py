@@ -118,8 +118,8 @@ def labels_of(runs: Sequence[RunCurves]) -> dict[str, str]:
 
 def by_recipe(runs: Sequence[RunCurves]) -> dict[str, list[RunCurves]]:
     """recipe -> its runs, in the order of PANELS."""
-    of_each = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
-    return {recipe: of_recipe for recipe, of_recipe in of_each.items() if of_recipe}
+    runs_of = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
+    return {recipe: recipe_runs for recipe, recipe_runs in runs_of.items() if recipe_runs}
 
 
 def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:

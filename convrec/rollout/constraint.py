@@ -53,7 +53,7 @@ class ListConstraint:
         """Of a response in TransferQueue: CONSTRAINT, and the loss's mask, 1 where the list had a choice."""
         constraint = [self.num_items, *self.excluded(sample)]
         mask = torch.zeros(len(response), dtype=torch.int64)
-        mask[torch.from_numpy(self.reader.of_one(response, constraint).place_F).long()] = 1
+        mask[torch.from_numpy(self.reader.read(response, constraint).place_F).long()] = 1
         return {CONSTRAINT: torch.tensor(constraint), "loss_mask": mask}
 
 

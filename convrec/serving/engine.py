@@ -46,10 +46,10 @@ class Engine:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
         # a core is left to event loops and the scheduler: threads that meet at every layer must not wait for a busy one
-        self._on_cpu, of_machine = engine_settings(tensor_parallel, spare_cores=1)
+        self._on_cpu, machine_settings = engine_settings(tensor_parallel, spare_cores=1)
         from convrec.constrained.vllm_processor import PROCESSOR, TRIE
 
-        self._settings = of_machine | {
+        self._settings = machine_settings | {
             "model": model,
             "max_model_len": max_model_len,
             "worker_extension_cls": FOLLOWER,

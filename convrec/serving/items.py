@@ -151,10 +151,10 @@ class ServedCatalog:
             item = parse_item(name, self.dated)
             return _titled(name, snapshot) or (_titled(item.title, snapshot) if item else [])
         number = snapshot.number_of.get(str(name))
-        of_id = [] if number is None else [number]
-        if not isinstance(name, str) or (self._has_ids and of_id):
-            return of_id
-        return self._find_titled(str(name), snapshot) or of_id
+        by_id = [] if number is None else [number]
+        if not isinstance(name, str) or (self._has_ids and by_id):
+            return by_id
+        return self._find_titled(str(name), snapshot) or by_id
 
     def _find_titled(self, text: str, snapshot: Snapshot) -> list[int]:
         item = parse_item(text, self.dated)

@@ -174,8 +174,8 @@ class Recommender:
     ) -> list[Recommendations]:
         """A list for each conversation, written together. filters: `seen`, `allow`, `exclude` of each. Raises UserError
         as `recommend` does, before any list is written, and ValueError for another number of filters."""
-        of_each = filters or [Filters()] * len(conversations)
-        prepared = [self._prepare(said, k, **given) for said, given in zip(conversations, of_each, strict=True)]
+        all_filters = filters or [Filters()] * len(conversations)
+        prepared = [self._prepare(said, k, **given) for said, given in zip(conversations, all_filters, strict=True)]
 
         async def write_all() -> list[Recommendations]:
             return await asyncio.gather(*map(self._write, prepared))
@@ -285,9 +285,9 @@ class Recommender:
         total, choices = 0.0, 0  # of the item that is being written
         async for output in self.engine.outputs(prepared.prompt_ids, _sampling(prepared, streamed)):
             answer = output.outputs[0]
-            for token, of_token in zip(answer.token_ids, answer.logprobs or (), strict=True):
+            for token, token_log_probs in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 if walk.num_choices() > 1:
-                    total, choices = total + of_token[token].logprob, choices + 1
+                    total, choices = total + token_log_probs[token].logprob, choices + 1
                 written = len(walk.items)
                 walk.advance(token)
                 if len(walk.items) > written:

@@ -70,7 +70,7 @@ def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | Non
     """
     rows = list(_responses(batch, padded_length))
     constraints = batch[CONSTRAINT].unbind()
-    choices = [reader.of_one(response.tolist(), constraints[row].tolist()) for row, _, response in rows]
+    choices = [reader.read(response.tolist(), constraints[row].tolist()) for row, _, response in rows]
     return joined(choices, [start for _, start, _ in rows])
 
 

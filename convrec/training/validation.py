@@ -37,12 +37,12 @@ class ValidatesDirectly:
         answers = self.agent_loop_manager.validate(samples, self.global_steps)
         if answers is None:
             return None
-        of_uid = {sample["uid"]: sample for sample in samples}
-        rows = [(of_uid[uid], answer) for uid, answer in answers]
+        sample_of = {sample["uid"]: sample for sample in samples}
+        rows = [(sample_of[uid], answer) for uid, answer in answers]
         infos: dict[str, list[Any]] = {"reward": [answer.reward_score for _, answer in rows]}
-        of_reward = [answer.extra_fields["reward_extra_info"] for _, answer in rows]
-        for name in sorted({name for info in of_reward for name in info}):
-            infos[name] = [info.get(name) for info in of_reward]
+        reward_infos = [answer.extra_fields["reward_extra_info"] for _, answer in rows]
+        for name in sorted({name for info in reward_infos for name in info}):
+            infos[name] = [info.get(name) for info in reward_infos]
         uids = [sample["uid"] for sample, _ in rows]
         sources = [str(sample.get("data_source", "unknown")) for sample, _ in rows]
         self._keep_generations(rows, infos)

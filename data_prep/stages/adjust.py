@@ -211,13 +211,13 @@ def _rewrite(
     """Write the adjusted candidates; how often each item is in the first N before and after, on all rows."""
     record = read_record(folder, "rows")
     assert record is not None
-    of_range = partial(rewrite_range, folder, scratch, softmax, weights, record["settings"]["num_items"])
+    rewrite = partial(rewrite_range, folder, scratch, softmax, weights, record["settings"]["num_items"])
     before_M, after_M = np.zeros(len(weights[0]), np.int64), np.zeros(len(weights[0]), np.int64)
     with (
         parquet_writer(folder / ADJUSTED, remap.CANDIDATES_SCHEMA) as writer,
         Progress(total=ranges[-1][1], desc="lists", unit="row") as bar,
     ):
-        for table, first_before, first_after in map_ranges(of_range, ranges):
+        for table, first_before, first_after in map_ranges(rewrite, ranges):
             writer.write_table(table)
             before_M += np.bincount(first_before, minlength=len(before_M))
             after_M += np.bincount(first_after, minlength=len(after_M))

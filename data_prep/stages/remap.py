@@ -146,8 +146,8 @@ def run(
             parquet_writer(folder / FILE, SCHEMA) as writer,
             Progress(total=total, desc="remap", unit="row") as bar,
         ):
-            of_range = partial(remap_range, folder, scratch, settings, num_spaces)
-            for table in map_ranges(of_range, ranges_of(total)):
+            vectors_of = partial(remap_range, folder, scratch, settings, num_spaces)
+            for table in map_ranges(vectors_of, ranges_of(total)):
                 writer.write_table(table)
                 sizes = pc.list_value_length(table["candidates"]).to_numpy()
                 kept, short = kept + int(sizes.sum()), short + int((sizes < num_items).sum())
@@ -218,8 +218,8 @@ def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
 def write_item_vectors(path: Path, scratch: Path, num_spaces: int, num_catalog: int) -> int:
     """(S, M, D) float32, the catalog's items in each space, for adjust; (0, M, 0) without remap. Returns D."""
     dimensions = items_of(scratch, 0).shape[1] if num_spaces else 0
-    of_spaces = (items_of(scratch, space)[:num_catalog] for space in range(num_spaces))
-    write_array(path, (num_spaces, num_catalog, dimensions), of_spaces)
+    item_vectors = (items_of(scratch, space)[:num_catalog] for space in range(num_spaces))
+    write_array(path, (num_spaces, num_catalog, dimensions), item_vectors)
     return dimensions
 
 

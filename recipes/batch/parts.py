@@ -78,11 +78,11 @@ class Parts:
 
     def begin(self) -> bool:
         """Make the folder; parts of another request are removed. Returns whether there were any."""
-        of_this = self.folder / f"{self.key}.request"
-        if other := self.folder.exists() and not of_this.exists():
+        own_mark = self.folder / f"{self.key}.request"
+        if other := self.folder.exists() and not own_mark.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        of_this.touch()
+        own_mark.touch()
         return other
 
     def missing(self, chats: Iterator[Chat]) -> Iterator[list[Chat]]:

@@ -54,12 +54,12 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
         indices.setdefault(name, []).append(index)
     reader = split.reader
     lists: Lists = [[]] * len(split.rows)
-    for of_prompt in indices.values():
-        text = conversation_text(split.rows[of_prompt[-1]])
+    for same_prompt in indices.values():
+        text = conversation_text(split.rows[same_prompt[-1]])
         cosine_R = (vectorizer.transform([text]) @ train_RF.T).toarray().ravel()
         nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
         of_all_M = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
-        for index in of_prompt:
+        for index in same_prompt:
             scores_M = of_all_M.copy()
             scores_M[reader.seen_rows(split.rows[index]["seen_titles"])] = -np.inf
             order = np.argsort(-scores_M, kind="stable")[:num_items]
@@ -101,8 +101,8 @@ def api_answers(
     replies: list[Reply] = []
     if missing := store.missing():
         # the client's own keys leave the address out; here another server's model of that name is another model
-        of_server = digest(served.base_url)[:12]
-        client = LLM(served, cache=path.parent / "api_answers" / of_server)
+        server_key = digest(served.base_url)[:12]
+        client = LLM(served, cache=path.parent / "api_answers" / server_key)
         replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
         with store.written_at_the_end():
             store.keep([(index, _record(reply)) for index, reply in enumerate(replies) if not reply.error])

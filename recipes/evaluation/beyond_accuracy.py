@@ -104,9 +104,9 @@ def measures_of(
     list's conversation those of the titles already seen."""
     measures: dict[str, np.ndarray] = {}
     if facts.mentions_M is not None:
-        of_items = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
+        item_values = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
         listed_RM = _matrix(lists, len(facts.mentions_M))
-        for name, values_M in zip(("popularity", *OF_MENTIONS), of_items, strict=True):
+        for name, values_M in zip(("popularity", *OF_MENTIONS), item_values, strict=True):
             measures[name] = _row_means(values_M, listed_RM)
     if facts.genres is not None:
         measures["diversity"] = np.array([_diversity(facts.has_genre_MG[items].toarray()) for items in lists])
@@ -190,7 +190,7 @@ class _Lists:
             self.has_popularity_R = ~np.isnan(popularity_R2).any(axis=1)
             self._popularity_R2 = np.nan_to_num(popularity_R2)
 
-    def of_all(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
+    def statistics(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
         """The figures OF_ALL of the rows of weight 1; the last one only with mentions, and of these rows alone."""
         counts_M = np.zeros(self._num_items)
         counts_M[: self._listed_RM.shape[1]] = weights_R @ self._listed_RM
@@ -221,16 +221,16 @@ def figures_of(
     sides = [[_Lists(rows, num_items, names) for rows in side] for side in (after, minus) if side]
     has_popularity_R = np.all([lists.has_popularity_R for side in sides for lists in side], axis=0)
 
-    def of_all(weights_R: np.ndarray) -> np.ndarray:
-        of_sides = [np.mean([lists.of_all(weights_R, has_popularity_R) for lists in side], axis=0) for side in sides]
-        return of_sides[0] - of_sides[1] if minus else of_sides[0]
+    def statistics(weights_R: np.ndarray) -> np.ndarray:
+        both = [np.mean([one.statistics(weights_R, has_popularity_R) for one in side], axis=0) for side in sides]
+        return both[0] - both[1] if minus else both[0]
 
-    values, errors = jackknife(of_all, contexts, seed)
+    values, errors = jackknife(statistics, contexts, seed)
     counts = (len(has_popularity_R), len(has_popularity_R), int(has_popularity_R.sum()))
     found = zip(OF_ALL, values, errors, counts, strict=False)
-    of_lists = {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
+    list_figures = {name: {"mean": float(value), "se": float(error), "n": n} for name, value, error, n in found}
     values_RM = [np.mean([lists.values_RM for lists in side], axis=0) for side in sides]
-    return of_lists | means(names, values_RM[0] - values_RM[1] if minus else values_RM[0], contexts)
+    return list_figures | means(names, values_RM[0] - values_RM[1] if minus else values_RM[0], contexts)
 
 
 def means(names: Sequence[str], values_RM: np.ndarray, contexts: Sequence[Hashable]) -> Figures:

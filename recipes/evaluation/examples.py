@@ -39,18 +39,18 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     if gone := next((sample for sample in last if sample not in split), None):
         raise UserError(f"{data}: without {gone}, so it is not what was evaluated; evaluate again")
     in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]
-    of_last = {sample: last[sample][ndcg] for sample in in_all}
+    latest = {sample: last[sample][ndcg] for sample in in_all}
     gains = {
-        sample: value - first[sample][ndcg] for sample, value in of_last.items() if max(value, first[sample][ndcg]) > 0
+        sample: value - first[sample][ndcg] for sample, value in latest.items() if max(value, first[sample][ndcg]) > 0
     }
     at = ndcg.replace("ndcg", "NDCG")
     if len(scored) > 1:
         labels = _choose(gains, split, count, ("the largest gain", "the largest loss"), f"{at} {{:+.2f}}")
         of = f" of {list(scored)[-1]}"
-        for sample, label in _choose(of_last, split, 2, (f"the best{of}", f"the worst{of}"), f"{at} {{:.2f}}").items():
+        for sample, label in _choose(latest, split, 2, (f"the best{of}", f"the worst{of}"), f"{at} {{:.2f}}").items():
             labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label
     else:
-        labels = _choose(of_last, split, count, ("the best", "the worst"), f"{at} {{:.2f}}")
+        labels = _choose(latest, split, count, ("the best", "the worst"), f"{at} {{:.2f}}")
     shown = []
     for sample, label in labels.items():
         truth, seen = truth_of(split[sample]), split[sample]["seen_titles"] or []

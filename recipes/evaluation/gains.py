@@ -23,19 +23,19 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     if len(evaluations) < 2:
         return []
     (reference, rows), *others = ((name, rows_of(folder)) for name, folder in evaluations.items())
-    in_all = set(rows).intersection(*(of_model for _, of_model in others))
+    in_all = set(rows).intersection(*(model_rows for _, model_rows in others))
     samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
     conversations = [rows[sample]["prompt_id"] for sample in samples]
     before = [rows[sample] for sample in samples]
     differences: dict[str, dict[str, Any]] = {
-        name: paired(before, [of_model[sample] for sample in samples], ks, conversations, seed)
-        for name, of_model in others
+        name: paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
+        for name, model_rows in others
     }
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     return [
-        GainTable(f"{name} minus {reference}", {title_of(metric): of_name[metric] for metric in metrics}, caption)
-        for name, of_name in differences.items()
+        GainTable(f"{name} minus {reference}", {title_of(metric): gains_of_name[metric] for metric in metrics}, caption)
+        for name, gains_of_name in differences.items()
     ]
 
 

@@ -19,9 +19,9 @@ OF_RUN = "default: the run's, for another model"
 OF_LISTS = {name: f"{OF_RUN} {shown(value)}" for name, value in asdict(ListSettings()).items()}
 
 
-def option(help: str, default: Any = None, **of_parser: Any) -> Any:
-    """A field that is an option of the command; of_parser: as `add_argument` takes it."""
-    return field(default=default, metadata={"help": help} | of_parser)
+def option(help: str, default: Any = None, **argument: Any) -> Any:
+    """A field that is an option of the command; argument: as `add_argument` takes it."""
+    return field(default=default, metadata={"help": help} | argument)
 
 
 def delimiter(text: str) -> str:
@@ -96,15 +96,15 @@ def add_options(parser: argparse.ArgumentParser, optional: Sequence[str] = ()) -
     for one in fields(EvaluationOptions):
         if "help" not in one.metadata:
             continue
-        of_parser = dict(one.metadata)
-        names = of_parser.pop("names", [f"--{one.name.replace('_', '-')}"])
+        argument = dict(one.metadata)
+        names = argument.pop("names", [f"--{one.name.replace('_', '-')}"])
         if one.type is bool:
-            of_parser["action"] = "store_true"
+            argument["action"] = "store_true"
         elif one.default is MISSING:
-            of_parser["required"] = one.name not in optional
+            argument["required"] = one.name not in optional
         else:
-            of_parser["default"] = one.default
-        parser.add_argument(*names, **of_parser)
+            argument["default"] = one.default
+        parser.add_argument(*names, **argument)
     add_skip_damaged(parser, f"leave damaged rows out and name them in {REPORT}")
     add_placement(parser)
 

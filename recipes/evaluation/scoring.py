@@ -154,9 +154,9 @@ def model_line(metrics: Mapping[str, Any]) -> dict[str, float]:
         line |= columns(result, name, {"mean": "", "se": " se"})
         line |= columns(metrics.get("paired", {}), name, {"mean": " gain", "se": " gain se", "p": " gain p"})
     line |= {column: result[name] for name, column in COUNTS.items()}
-    of_constrained = {"mean": " constrained gain", "se": " constrained gain se", "p": " constrained gain p"}
+    constrained_names = {"mean": " constrained gain", "se": " constrained gain se", "p": " constrained gain p"}
     for name in names:
-        line |= columns(metrics.get("constrained", {}).get("paired", {}), name, of_constrained)
+        line |= columns(metrics.get("constrained", {}).get("paired", {}), name, constrained_names)
     return line
 
 

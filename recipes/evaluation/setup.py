@@ -50,7 +50,7 @@ class Setup:
     constraint: Constraint | None = None
     warnings: Sequence[str] = ()
 
-    def of_model(self, model: str | None, out: str, against: str | None = None) -> "Setup":
+    def for_model(self, model: str | None, out: str, against: str | None = None) -> "Setup":
         """The same for this model. Raises UserError for one that cannot be asked, and for an evaluation that it cannot
         be compared with."""
         options = replace(self.options, model=model, out=out, against=against)
@@ -131,7 +131,7 @@ def set_up(options: EvaluationOptions) -> Setup:
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
     setup = Setup(options, placement, lists, split, matchers, train, context, labels, sampling, settings)
-    return setup.of_model(options.model, options.out, options.against)
+    return setup.for_model(options.model, options.out, options.against)
 
 
 def _checked(options: EvaluationOptions) -> EvaluationOptions:

@@ -87,8 +87,8 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
     """The lists of the model and the baselines, one for each row of the split."""
     split = setup.split
     lists: dict[str, list[list[Item | None]]] = {}
-    for name, of_prompts in answers.items():
-        texts = [of_prompts[prompt]["text"] for prompt in split.prompt_ids]
+    for name, answer_of in answers.items():
+        texts = [answer_of[prompt]["text"] for prompt in split.prompt_ids]
         lists[name] = [parse_items(text, setup.lists.delimiter, split.catalog.dated) for text in texts]
     for name in setup.options.baselines:
         lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)

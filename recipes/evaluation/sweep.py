@@ -65,31 +65,31 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     settings = _checked_settings(folder, run, first)
     against = options.against or first.options.out
     table: list[dict[str, Any]] = []
-    of_slices: list[dict[str, Any]] = []
+    slice_rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     warned: set[str] = set()
     for number, (step, model) in enumerate(steps.items(), 1):
         tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = answer_and_score(first.of_model(model, _folder_of(folder, step), against) if step else first)
+        metrics = answer_and_score(first.for_model(model, _folder_of(folder, step), against) if step else first)
         write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
         protocol, largest = settings["protocol"], [max(settings["ks"])]
         results = dict(metrics["results"][protocol])
-        of_model, of_constrained = results.pop("model"), results.pop("constrained", None)
+        model_result, constrained_result = results.pop("model"), results.pop("constrained", None)
         table.append({"step": step} | model_line(metrics))
-        of_slices += [{"step": step} | line for line in slice_lines(metrics["slices"])]
+        slice_rows += [{"step": step} | line for line in slice_lines(metrics["slices"])]
         if not shown:
             shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
-        shown.append(table_row(f"step {step}", of_model, largest))
-        if of_constrained:
-            shown.append(table_row(f"step {step}, constrained", of_constrained, largest))
+        shown.append(table_row(f"step {step}", model_result, largest))
+        if constrained_result:
+            shown.append(table_row(f"step {step}, constrained", constrained_result, largest))
         for warning in metrics["warnings"]:
             if warning not in warned:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
         warned |= {*metrics["warnings"]}
-    write_csv(folder / "slices.csv", of_slices)
+    write_csv(folder / "slices.csv", slice_rows)
     write_csv(folder / SWEEP, table)
     return (
-        f"{run} on {options.data}, {of_model['n']} rows, protocol {protocol}\n"
+        f"{run} on {options.data}, {model_result['n']} rows, protocol {protocol}\n"
         f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
 

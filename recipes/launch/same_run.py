@@ -24,8 +24,8 @@ def changes(config: DictConfig, run_folder: Path, model_key: str) -> list[str]:
     if not before:
         return []
     identity = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key}
-    of_run, asked_for = ({name: setting(one, key) for name, key in identity.items()} for one in (before, now))
-    if other := differences(of_run, asked_for):
+    noted, asked_for = ({name: setting(one, key) for name, key in identity.items()} for one in (before, now))
+    if other := differences(noted, asked_for):
         raise UserError(
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "
             f"the folder away. If it is the same model in another place, remove {run_folder / 'config.yaml'}"

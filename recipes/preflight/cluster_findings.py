@@ -31,8 +31,8 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
             fix = "choose a SAVE_PATH that every node can write to, on storage they share"
             findings.append(Finding("files", "failure", where, report["save_problem"], fix))
         if report["digest"] != driver["digest"]:
-            of_driver = f"{driver['digest']}, {driver['source']}"
-            what = f"convrec {report['digest']} from {report['source']}, the driver has {of_driver}"
+            drivers_source = f"{driver['digest']}, {driver['source']}"
+            what = f"convrec {report['digest']} from {report['source']}, the driver has {drivers_source}"
             findings.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
         for name, version in driver["versions"].items():
             if report["versions"].get(name) != version:

@@ -38,8 +38,8 @@ def step(machine: Machine) -> dict[str, Any]:
         "TEST_FREQ": "1000",
         "LOGGER": "console,file",
     }
-    of_others = ("RAY_ADDRESS", guard.FOLDER_VARIABLE)
-    environment = {name: value for name, value in os.environ.items() if name not in of_others} | variables
+    left_out = ("RAY_ADDRESS", guard.FOLDER_VARIABLE)
+    environment = {name: value for name, value in os.environ.items() if name not in left_out} | variables
     command = [sys.executable, "-m", "recipes", "train", "rank-grpo"]
     command += ["trainer.val_before_train=false", "data.val_max_samples=16"]
     # each is a process with imports of its own, and eight of both make a start of minutes

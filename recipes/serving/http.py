@@ -158,10 +158,10 @@ class Routes:
         return JSONResponse(body, 200 if is_well else 503)
 
     async def get_metrics(self) -> Response:
-        of_replicas: dict[str, str] = {}
+        expositions: dict[str, str] = {}
         for model in self.models.values():
-            of_replicas |= await model.metrics()
-        return Response(self.metrics.text(of_replicas), media_type=CONTENT_TYPE)
+            expositions |= await model.metrics()
+        return Response(self.metrics.text(expositions), media_type=CONTENT_TYPE)
 
     def _model(self, name: str | None) -> tuple[str, Model]:
         name = name or next(iter(self.models))

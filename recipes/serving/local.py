@@ -60,14 +60,14 @@ def serve_here(
 
 def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
     """A process for each replica of each model, which loads it. folder: of this service alone."""
-    of_all = [(model, index) for model in settings.models for index in range(replicas)]
+    planned = [(model, index) for model in settings.models for index in range(replicas)]
     # a core is left for HTTP and the scheduler of the engine
     environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
     try:
-        room = room_here(len(of_all), settings.models[0].tensor_parallel, folder, environment)
+        room = room_here(len(planned), settings.models[0].tensor_parallel, folder, environment)
     except UserError as error:
         raise UserError(f"{len(settings.models)} models, each with {replicas} replicas: {error}") from None
-    for number, (start, (model, index)) in enumerate(zip(room.starts, of_all, strict=True)):
+    for number, (start, (model, index)) in enumerate(zip(room.starts, planned, strict=True)):
         log = logs / f"{model.name}-{index}.log" if index else logs / f"{model.name}.log"
         yield ModelProcess(start, model, settings.limits.max_items, log, folder / f"{number}.socket")
 

@@ -36,9 +36,9 @@ class Metrics:
         self.requests.labels(path, method, str(status)).inc()
         self.seconds.labels(path).observe(seconds)
 
-    def text(self, of_replicas: Mapping[str, str]) -> bytes:
-        """of_replicas: replica -> its exposition; its samples get the label `replica`."""
-        return generate_latest(self.registry) + generate_latest(_OfReplicas(of_replicas))
+    def text(self, expositions: Mapping[str, str]) -> bytes:
+        """expositions: replica -> its exposition; its samples get the label `replica`."""
+        return generate_latest(self.registry) + generate_latest(_OfReplicas(expositions))
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ def descendants(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def processes_named(run: subprocess.Popen, start: str) -> list[psutil.Process]:
+    found = []
+    for process in descendants(run):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if process.name().startswith(start) else []
+    return found
+
+
 def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str, str, int]]:
     """(process, address, port) of everything that listens on more than the loopback."""
     found = []

@@ -23,7 +23,15 @@ from convrec.runs.folder import latest_step, read_metrics
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 
-from .conftest import OF_THE_PASS, ROOT, descendants, killed_on_error, reachable_from_elsewhere, wait_for
+from .conftest import (
+    OF_THE_PASS,
+    ROOT,
+    descendants,
+    killed_on_error,
+    processes_named,
+    reachable_from_elsewhere,
+    wait_for,
+)
 
 pytestmark = pytest.mark.long
 
@@ -181,14 +189,6 @@ def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
     assert results["model"]["n"] == 64
     assert results["model"]["catalog_hit_ratio"] > 0.1  # it writes years, which are taken off
     assert 0 < results["popularity"]["ndcg@20"]["mean"] < 1
-
-
-def processes_named(run: subprocess.Popen, start: str) -> list[psutil.Process]:
-    found = []
-    for process in descendants(run):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [process] if process.name().startswith(start) else []
-    return found
 
 
 def shared_memory_of(process: psutil.Process) -> set[str]:

@@ -11,7 +11,7 @@ def test_a_rollout_that_is_not_the_policy_stops_the_run(trained, recipe, copy_of
     assert "the rollout does not sample from the policy" in stderr
 
 
-def test_a_worker_without_the_registrations_stops_the_run(trained, recipe, copy_of_project, tmp_path):
+def test_a_worker_of_another_source_stops_the_run(trained, recipe, copy_of_project, tmp_path):
     stale = copy_of_project(
         "convrec/training/registration.py", "    register_policy_loss(NAME)(_needs_the_trainer)\n", ""
     )
@@ -22,5 +22,5 @@ def test_a_worker_without_the_registrations_stops_the_run(trained, recipe, copy_
         TOTAL_STEPS="1",
     )
     assert status == 1
-    assert "lacks the policy_loss `rank_grpo`" in stderr
+    assert "runs another convrec than the driver" in stderr
     assert str(stale) in stderr

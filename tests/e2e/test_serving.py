@@ -16,7 +16,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from .conftest import ROOT
+from .conftest import ROOT, processes_named
 from .two_nodes import free_port
 
 ASK = {"conversation": "USER: Hello. Any great 2000s war movies out there? Thanks!", "k": 5}
@@ -117,11 +117,7 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
     assert gone not in after
     assert time.monotonic() - begin < 30  # three lists on busy cores, and no wait
 
-    (engine,) = [
-        process
-        for process in psutil.Process(service.process.pid).children(recursive=True)
-        if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline())
-    ]
+    (engine,) = processes_named(service.process, "VLLM::EngineCore")
     answers = []
     long = {**ASK, "k": 100}
     asking = threading.Thread(target=lambda: answers.append(client.post("/v1/recommendations", json=long)))

@@ -23,7 +23,7 @@ def test_choices_are_the_places_with_more_than_one_allowed_token(catalog: Catalo
     forced = 0
     for excluded in ([], [3, 5], [0, 1, 2, 999]):
         tokens = sampled(catalog, 3, excluded, rng)
-        choices = reader.of_one(tokens, [3, *excluded])
+        choices = reader.read(tokens, [3, *excluded])
         walk, free = Walk(catalog, 3, excluded), {}
         for place, token in enumerate(tokens):
             if len(allowed := walk.allowed()) > 1:
@@ -43,8 +43,8 @@ def test_choices_are_the_places_with_more_than_one_allowed_token(catalog: Catalo
 def test_what_no_list_under_the_constraint_has_raises(catalog: CatalogTrie, tokenizer: Any) -> None:
     tokens = [*tokenizer.encode("Up (2009)"), tokenizer.eos_token_id]
     reader = ChoiceReader(catalog)
-    assert len(reader.of_one(tokens, [1]).place_F)
+    assert len(reader.read(tokens, [1]).place_F)
     with pytest.raises(ValueError, match="not allowed"):
-        reader.of_one(tokens, [1, 11])
+        reader.read(tokens, [1, 11])
     with pytest.raises(ValueError, match="not allowed"):
-        reader.of_one(tokens, [2])
+        reader.read(tokens, [2])

@@ -26,7 +26,7 @@ class Lists:
         rng, generator = random.Random(0), torch.Generator().manual_seed(0)
         self.tokens = [sampled(catalog, n, excluded, rng) for n, *excluded in CONSTRAINTS]
         self.starts = np.cumsum([0, *map(len, self.tokens)])
-        read = list(map(ChoiceReader(catalog).of_one, self.tokens, CONSTRAINTS))
+        read = list(map(ChoiceReader(catalog).read, self.tokens, CONSTRAINTS))
         self.choices = joined(read, self.starts[:-1].tolist())
         shapes = (int(self.starts[-1]), D), (vocabulary, D), (vocabulary, D), (vocabulary, D)
         self.hidden, *self.weights = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)

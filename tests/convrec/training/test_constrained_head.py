@@ -66,7 +66,7 @@ class Lists:
 
     def rows(self) -> dict[str, list[list[Any]]]:
         """In verl's form, the last row one that verl pads with."""
-        choices = list(map(ChoiceReader(self.catalog).of_one, self.lists, CONSTRAINTS))
+        choices = list(map(ChoiceReader(self.catalog).read, self.lists, CONSTRAINTS))
         free = [one.place_F.tolist() for one in choices]
         masks = [
             [int(place in places) for place in range(len(one))] for places, one in zip(free, self.lists, strict=True)
