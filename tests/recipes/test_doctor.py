@@ -283,20 +283,21 @@ def bytes_of(config: DictConfig) -> int:
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
-    """0.5e9 parameters on one device: state 20 x 0.5e9 = 9.3 GiB; T = 32768 tokens: activations 32768 x 896 x 24 x 2 =
-    1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 59.0 GiB."""
+    """0.5e9 parameters on one device: state 16 x 0.5e9 = 7.45 GiB (the reference is the host's); T = 32768 tokens:
+    activations 32768 x 896 x 24 x 2 = 1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 57.1 GiB, and 1.6
+    of vLLM asleep."""
     needed, run = bytes_of(config()), run_of(config())
-    assert needed / GIB == pytest.approx(9.31 + 1.31 + 46.37 + 2, abs=0.05)
+    assert needed / GIB == pytest.approx(7.45 + 1.31 + 46.37 + 2, abs=0.05)
     assert estimate.checkpoint_bytes(HALF_B) == 8_000_000_000
-    assert [f.status for f in findings.memory_findings(config(), run, [machine()])] == ["ok"]
+    assert [f.status for f in findings.memory_findings(config(), run, [machine()])] == ["ok", "ok"]
     tight = findings.memory_findings(config(), run, [machine(device_memory=60 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
     short = findings.memory_findings(config(), run, [machine(device_memory=24 * GIB)])
-    assert "59.0 GiB needed" in only(short, "failure").what
+    assert "training needs 58.7 GiB of a GPU" in only(short, "failure").what
 
     lora = config()
     lora.actor_rollout_ref.model.lora_rank = 32
-    assert needed - bytes_of(lora) == 16 * 500_000_000  # 20 - 4 bytes each
+    assert needed - bytes_of(lora) == 12 * 500_000_000  # 16 - 4 bytes each
 
     fused = config()
     fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
@@ -305,7 +306,7 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     seventy_b = run_of(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
     assert estimate.rollout_weights(seventy_b) == 140_000_000_000
     found = findings.memory_findings(config(), seventy_b, [machine()])
-    assert any("vLLM's share is 40.0 GiB" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
+    assert any("vLLM's share lacks" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
 
 
 def test_memory_of_sft_is_that_of_training_alone() -> None:

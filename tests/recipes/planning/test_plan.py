@@ -71,7 +71,7 @@ def test_a_micro_batch_holds_as_many_sequences_as_are_asked_for(config_with: Con
 
 def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     """8,030,261,248 x 4 / 8 bytes of weights; as many of gradients, twice as many of Adam; the reference is the host's.
-    vLLM has half of 80 GB: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away meanwhile.
+    vLLM has half of the card: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away meanwhile.
     """
     config = config_with()
     training, sampling = gpu_parts(run_of(config, KNOWN["8B"][1]), CARD)
@@ -79,7 +79,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     parts = ("parameters", "gradients", "optimizer", "reference")
     assert [training[name] for name in parts] == [share, share, 2 * share, 0]
     assert [sampling.get(name) for name in parts] == [share, None, 2 * share, None]
-    assert sampling["cache"] == int(40e9) - 2 * 8_030_261_248 - 4 * GIB
+    assert sampling["cache"] == CARD // 2 - 2 * 8_030_261_248 - 4 * GIB
     storage = plan_of(config, "8B")["storage and network"]
     assert storage["a checkpoint, GiB"] == 16 * 8_030_261_248 / GIB
     assert storage["host memory of the first node for it, GiB"] == 4 * 8_030_261_248 / GIB
