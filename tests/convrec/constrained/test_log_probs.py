@@ -133,5 +133,5 @@ def test_log_probs_in_bf16_do_not_depend_on_what_else_is_in_the_micro_batch(cata
         together, _ = head.log_probs(hidden, weight, lists.choices)
         for index, (tokens, constraint) in enumerate(zip(lists.tokens, CONSTRAINTS, strict=True)):
             part = slice(*lists.starts[index : index + 2])
-            one = joined([ChoiceReader(catalog).of_one(tokens, constraint)], [0])
+            one = joined([ChoiceReader(catalog).read(tokens, constraint)], [0])
             torch.testing.assert_close(head.log_probs(hidden[part], weight, one)[0], together[part], atol=1e-6, rtol=0)
