@@ -45,7 +45,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         for engine in (worker.engine for worker in (self.actor, self.ref) if worker):
             if catalog is not None:
                 constrain(engine, catalog)
-            elif self.config.model.use_fused_kernels and engine.ulysses_sequence_parallel_size == 1:
+            elif self.config.model.use_fused_kernels:
                 fuse(engine)
         if hasattr(self.rollout, "zmq_handle"):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)

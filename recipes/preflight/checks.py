@@ -163,8 +163,13 @@ def _check_rl(config: DictConfig) -> None:
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
     }
     actor, key = config.actor_rollout_ref.actor, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    if devices > 1 and config.actor_rollout_ref.model.use_fused_kernels:
+        raise UserError(
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={devices} cuts responses, which fused log-probs "
+            "read whole: add actor_rollout_ref.model.use_fused_kernels=false"
+        )
     if actor.use_dynamic_bsz:
-        devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
         check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * devices)
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)
     if rollout.checkpoint_engine.backend == "nccl" and not find_spec("cupy"):

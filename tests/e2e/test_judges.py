@@ -79,6 +79,7 @@ def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]
         f"recipes/judge/run_{mode}.sh",
         "data.val_max_samples=16",
         "trainer.val_before_train=false",
+        "actor_rollout_ref.model.use_fused_kernels=true",
         LR="1e-4",  # with ten times that a judge may talk of "fiction fiction fiction" after two steps
         **{"MODEL_PATH": str(sft / "sft"), "SAVE_PATH": str(sft / mode), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4"},
         **dict.fromkeys(("TOTAL_STEPS", "SAVE_FREQ", "TEST_FREQ"), "2"),

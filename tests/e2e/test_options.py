@@ -7,7 +7,7 @@ import pytest
 
 from convrec.runs.folder import read_metrics
 
-pytestmark = pytest.mark.faults  # three starts of a minute: not in CI
+pytestmark = pytest.mark.faults  # four starts of a minute: not in CI
 
 CORRECTION = "algorithm.rollout_correction"
 NAMES = ("actor/policy_loss", "actor/grad_norm", "actor/kl", "rank_grpo/dcg", "critic/advantages/max")
@@ -46,3 +46,12 @@ def test_dynamic_sampling_trains_on_groups_that_differ(two_steps):
     assert max(row["rank_grpo/zero_std/all_ranks"] for row in two_steps.plain) > 0
     assert [row["rank_grpo/zero_std/all_ranks"] for row in rows] == [0, 0]
     assert sum(row.get("training/filter_groups/evicted_samples", 0) for row in rows) > 0
+
+
+def test_fused_log_probs_are_those_of_whole_logits(two_steps):
+    """The model's head is not its embedding: FSDP2 gathers it by itself."""
+    for row, plain in zip(
+        two_steps("fused", "actor_rollout_ref.model.use_fused_kernels=true"), two_steps.plain, strict=True
+    ):
+        for name in NAMES:
+            assert row[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-5), name

@@ -1,6 +1,8 @@
 """Two runs of one machine, whose Ray jobs have one id, each hand their own weights to their own vLLM."""
 
 import asyncio
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,12 +18,18 @@ from convrec.runs import guard
 VERLS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
 
 
-def test_two_senders_reach_their_own_receivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, as a run's: a socket's path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="convrec-") as name:
+        yield Path(name)
+
+
+def test_two_senders_reach_their_own_receivers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = []
-    for run in ("one", "two"):
-        folder = tmp_path / run
-        folder.mkdir()
-        monkeypatch.setenv(guard.FOLDER_VARIABLE, str(folder))
+    for run in (folder / "one", folder / "two"):
+        run.mkdir()
+        monkeypatch.setenv(guard.FOLDER_VARIABLE, str(run))
         handles.append(in_run_folder(VERLS))
     assert handles[0] != handles[1]
 

@@ -71,7 +71,7 @@ def test_a_micro_batch_holds_as_many_sequences_as_are_asked_for(config_with: Con
 
 def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     """8,030,261,248 x 4 / 8 bytes of weights; as many of gradients, twice as many of Adam; the reference is the host's.
-    vLLM has half of the card: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away meanwhile.
+    vLLM has half of the card: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away then.
     """
     config = config_with()
     training, sampling = gpu_parts(run_of(config, KNOWN["8B"][1]), CARD)

@@ -156,6 +156,13 @@ CORRECTION, FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
             ],
             "leaves the same as sum: give convrec.reward_combination=sum",
         ),
+        (
+            [
+                "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+                "actor_rollout_ref.model.use_fused_kernels=true",
+            ],
+            "cuts responses, which fused log-probs read whole",
+        ),
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=rank"], "would weight by nothing"),
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"], "leave it ppo_clip"),
         ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "metric=hits: rollouts can differ in their ranks"),
