@@ -6,7 +6,7 @@ gathered only there (verl's kernels read them outside, which ends in `mixed torc
 is either the policy over the whole vocabulary, in chunks of tokens, or the policy under the constraint of a catalog
 (docs/explanation/method.md 9), for which the field CONSTRAINT of the batch is read. Places of prompts are 0.
 
-Shapes: T places of hidden states, P of them that predict a token of a response, D their size, V words.
+Shapes: T positions of hidden states, P of them that predict a token of a response, D their size, V words.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,11 +52,11 @@ def fuse(engine: Any) -> None:
     """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
 
     def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
-        place_P, token_P = (values.to(hidden_TD.device) for values in asked.chosen)
-        hidden_PD = hidden_TD.index_select(0, place_P).to(weight_VD.dtype)
+        position_P, token_P = (values.to(hidden_TD.device) for values in asked.chosen)
+        hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
         values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, asked.temperature))
         log_probs_T, entropy_T = (
-            torch.zeros(len(hidden_TD), device=value.device).index_put((place_P,), value) for value in values
+            torch.zeros(len(hidden_TD), device=value.device).index_put((position_P,), value) for value in values
         )
         return log_probs_T, entropy_T
 
@@ -64,7 +64,7 @@ def fuse(engine: Any) -> None:
 
 
 def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
-    """The choices of a micro-batch, each at the place of the hidden state that it was made from.
+    """The choices of a micro-batch, each at the position of the hidden state that it was made from.
 
     padded_length: tokens of a row; None where rows are packed one behind the other.
     """
@@ -75,15 +75,15 @@ def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | Non
 
 
 def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
-    """(P,) int64 each: the places of the hidden states that predict a response's tokens, and these tokens."""
+    """(P,) int64 each: the positions of the hidden states that predict a response's tokens, and these tokens."""
     rows = list(_responses(batch, padded_length))
-    places = [torch.arange(start, start + len(response)) for _, start, response in rows]
+    positions = [torch.arange(start, start + len(response)) for _, start, response in rows]
     none = torch.empty(0, dtype=torch.int64)
-    return torch.cat([none, *places]), torch.cat([none, *(response.cpu() for *_, response in rows)])
+    return torch.cat([none, *positions]), torch.cat([none, *(response.cpu() for *_, response in rows)])
 
 
 def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(row, place of the hidden state that predicts its first token, tokens). Rows that verl pads a batch with, whose
+    """(row, position of the hidden state that predicts its first token, tokens). Rows that verl pads a batch with, whose
     response mask is 0, have none."""
     offsets = batch["input_ids"].offsets()
     ends, lengths = offsets[1:].tolist(), offsets.diff().tolist()
@@ -92,7 +92,7 @@ def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[i
     ):
         if mask.any():
             end = ends[row] if padded_length is None else row * padded_length + lengths[row]
-            yield row, end - len(response) - 1, response  # a token is predicted one place before it
+            yield row, end - len(response) - 1, response  # a token is predicted one position before it
 
 
 def _compute_in_head(

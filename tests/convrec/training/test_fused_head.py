@@ -49,7 +49,7 @@ def rows() -> dict[str, list[list[Any]]]:
 
 
 def of_responses(values: torch.Tensor) -> torch.Tensor:
-    """verl has a token's value one place before it."""
+    """verl has a token's value one position before it."""
     pairs = zip(values.unbind(), PROMPTS[:-1], RESPONSES, strict=False)
     return torch.cat([row[len(prompt) - 1 :][: len(response)] for row, prompt, response in pairs])
 
