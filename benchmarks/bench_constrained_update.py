@@ -10,11 +10,12 @@ makes, one after the other, log-probs and their gradients with respect to all we
 constrained  this program's: logits of allowed tokens alone, none at a forced token
 masked       the same log-probs from whole logits with a mask, as one would write it
 free         the log-probs of the free policy, from whole logits, as verl does
-fused        these by verl's fused torch kernel
+fused        these in chunks, at positions of responses alone: this program's
+verl's fused these by verl's fused torch kernel
 
-The last three make logits for prompts too, as verl does. `head` is without the model below the head. Figures are
-medians of --repeats in CPU seconds (on a GPU by the clock), and ratios to `constrained`. `walk` is what reading the
-choices takes, once a step.
+masked, free and verl's fused make logits for prompts too, as verl does. `head` is without the model below the head.
+Figures are medians of --repeats in CPU seconds (on a GPU by the clock), and ratios to `constrained`. `walk` is what
+reading the choices takes, once a step.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from convrec.constrained.log_probs import ConstrainedHead
 from convrec.constrained.walk import Walk
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
+from convrec.training.log_prob_head import in_chunks
 
 NUM_ITEMS, EXCLUDED = 20, 10
 
@@ -72,9 +74,9 @@ def main() -> None:
     begin = time.process_time()
     choices = joined(list(map(ChoiceReader(catalog).read, lists, constraints)), starts)
     walk_seconds = time.process_time() - begin
-    places = torch.from_numpy(choices.place_F).long().to(device)
+    choice_positions = torch.from_numpy(choices.place_F).long().to(device)
     allowed = [tokens for _, of_list in written for tokens in of_list]
-    is_closed = torch.ones(len(places), len(tokenizer), dtype=torch.bool, device=device)
+    is_closed = torch.ones(len(choice_positions), len(tokenizer), dtype=torch.bool, device=device)
     for row, tokens in enumerate(allowed):
         is_closed[row, tokens] = False
 
@@ -91,10 +93,15 @@ def main() -> None:
     weight, head = model.lm_head.weight, ConstrainedHead(catalog)
 
     def masked(hidden: torch.Tensor) -> torch.Tensor:
-        log_probs = (hidden @ weight.T).index_select(0, places).masked_fill(is_closed, -torch.inf).log_softmax(-1)
-        return log_probs.gather(1, targets[places, None])[:, 0]
+        log_probs = (
+            (hidden @ weight.T).index_select(0, choice_positions).masked_fill(is_closed, -torch.inf).log_softmax(-1)
+        )
+        return log_probs.gather(1, targets[choice_positions, None])[:, 0]
 
-    def fused(hidden: torch.Tensor) -> torch.Tensor:
+    positions = torch.cat([torch.arange(start, start + len(one)) for start, one in zip(starts, lists, strict=True)])
+    chosen = positions, targets[positions]
+
+    def fused_by_verl(hidden: torch.Tensor) -> torch.Tensor:
         from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
         return FusedLinearForPPO()(hidden[None], weight, targets[None])[0]
@@ -103,7 +110,8 @@ def main() -> None:
         "constrained": lambda hidden: head.log_probs(hidden, weight, choices)[0],
         "masked": masked,
         "free": lambda hidden: -torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none"),
-        "fused": fused,
+        "fused": lambda hidden: in_chunks(hidden, weight, chosen, 1.0)[0],
+        "verl's fused": fused_by_verl,
     }
     given = torch.randn(input_ids.numel(), options.hidden, device=device, dtype=weight.dtype, requires_grad=True)
     bodies: dict[str, Callable[[], torch.Tensor]] = {
@@ -111,7 +119,7 @@ def main() -> None:
         "update": lambda: model.model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, 1),
     }
     with torch.no_grad():
-        difference = (ways["constrained"](given)[places] - masked(given)).abs().max()
+        difference = (ways["constrained"](given)[choice_positions] - masked(given)).abs().max()
     spent: dict[str, dict[str, list[float]]] = {part: {way: [] for way in ways} for part in bodies}
     for _ in range(options.repeats + 1):  # the first round is left out
         for part, body in bodies.items():
@@ -128,7 +136,7 @@ def main() -> None:
         "vocabulary": len(tokenizer),
         "tokens": input_ids.numel(),
         "response tokens": response_tokens,
-        "forced": 1 - len(places) / response_tokens,
+        "forced": 1 - len(choice_positions) / response_tokens,
         "allowed tokens at a choice": statistics.mean(map(len, allowed)),
         "largest difference to masked": difference.item(),  # in bf16 its rounding: `masked` is not in fp32
         "walk": walk_seconds,

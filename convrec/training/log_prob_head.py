@@ -10,6 +10,7 @@ Shapes: T positions of hidden states, P of them that predict a token of a respon
 """
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from types import MethodType
 from typing import Any, cast
 
@@ -52,13 +53,7 @@ def fuse(engine: Any) -> None:
     """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
 
     def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
-        position_P, token_P = (values.to(hidden_TD.device) for values in asked.chosen)
-        hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
-        values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, asked.temperature))
-        log_probs_T, entropy_T = (
-            torch.zeros(len(hidden_TD), device=value.device).index_put((position_P,), value) for value in values
-        )
-        return log_probs_T, entropy_T
+        return in_chunks(hidden_TD, weight_VD, asked.chosen, asked.temperature)
 
     _compute_in_head(engine, response_tokens, compute)
 
@@ -141,6 +136,17 @@ def _forward(
     return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
 
 
+def in_chunks(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, temperature: float) -> Pair:
+    """(T,) float32 log-probs and entropies; 0 but at the positions in chosen: (P,) positions and the tokens there."""
+    position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
+    hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
+    values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, temperature))
+    log_probs_T, entropy_T = (
+        torch.zeros(len(hidden_TD), device=value.device).index_put((position_P,), value) for value in values
+    )
+    return log_probs_T, entropy_T
+
+
 class _InChunks(torch.autograd.Function):
     """verl's fused head, whose arithmetic this is, but the head's gradient is summed over chunks in float32."""
 
@@ -149,6 +155,7 @@ class _InChunks(torch.autograd.Function):
         context: Any, hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float
     ) -> Pair:
         """(P,) float32 each."""
+        context.set_materialize_grads(False)  # none of entropies where only log-probs are trained on
         context.save_for_backward(hidden_PD, weight_VD, token_P)
         context.temperature = temperature
         parts = [
@@ -159,15 +166,20 @@ class _InChunks(torch.autograd.Function):
         return log_probs_P, entropy_P.float()
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(
+        context: Any, log_prob_P: torch.Tensor | None, entropy_P: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         hidden_PD, weight_VD, token_P = context.saved_tensors
-        sum_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        sum_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if context.needs_input_grad[1] else None
         hidden_gradients = []
-        by_chunk = (values.split(CHUNK) for values in (*gradients, hidden_PD, token_P))
-        for log_prob, entropy, hidden, token in zip(*by_chunk, strict=True):
+        by_chunk = (values.split(CHUNK) for values in (hidden_PD, token_P))
+        of_values = (repeat(None) if values is None else values.split(CHUNK) for values in (log_prob_P, entropy_P))
+        for hidden, token, log_prob, entropy in zip(*by_chunk, *of_values, strict=False):
             of_hidden, of_weight = _fused_linear_for_ppo_bwd(
                 log_prob, entropy, hidden, weight_VD, token, context.temperature
             )
             hidden_gradients.append(of_hidden)
-            sum_VD += of_weight
-        return torch.cat(hidden_gradients), sum_VD.to(weight_VD.dtype), None, None
+            if sum_VD is not None:
+                sum_VD += of_weight
+        of_head = None if sum_VD is None else sum_VD.to(weight_VD.dtype)
+        return torch.cat(hidden_gradients), of_head, None, None

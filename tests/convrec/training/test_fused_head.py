@@ -90,7 +90,7 @@ def test_the_heads_gradient_is_summed_in_float32() -> None:
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         head = weight.detach().clone().to(dtype).requires_grad_()
-        log_probs, _ = log_prob_head._InChunks.apply(hidden.to(dtype), head, tokens, 1.0)
+        log_probs, _ = log_prob_head.in_chunks(hidden.to(dtype), head, (torch.arange(len(hidden)), tokens), 1.0)
         log_probs.sum().backward()
         return head.grad.double()
 
