@@ -180,6 +180,7 @@ OK, BUSY, LACKING = "ok", "busy", "lacking"
         ((2, 8), [(16, 16, 128, 128)], LACKING),
         # and a rollout of its own on a node with 8, which may be one of those that train
         ((2, 4, 1, 8), [(4, 4), (8, 8)], LACKING),
+        ((2, 4, 1, 8), [(8, 8), (8, 8)], LACKING),
         ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 4)], OK),
         ((2, 4, 1, 8), [(12, 12), (4, 4)], OK),
         ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 1)], BUSY),
@@ -451,3 +452,8 @@ def test_everything_that_is_missing_is_found_at_once(
     (wrong, versions) = doctor.diagnose(RANK_GRPO, ["actor_rollout_ref.rollout.n=abc"])
     assert versions.check == "versions"
     assert (wrong.status, wrong.what.partition(" ")[0]) == ("failure", "actor_rollout_ref.rollout.n=abc")
+    set_variables(given | {"SAVE_PATH": str(tmp_path / "run"), "MODEL_PATH": str(tmp_path / "nothing")})
+    (model, files, versions) = doctor.diagnose(RANK_GRPO, [])
+    assert "nothing" in model.what
+    assert all(f"{name}={path}: no such file" in files.what for name, path in given.items())
+    assert versions.check == "versions"
