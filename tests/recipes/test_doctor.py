@@ -264,7 +264,7 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
     ],
 )
 def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int, status: str, what: str) -> None:
-    """494,032,768 parameters x 16 bytes = 7.36 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two. What is kept lies
+    """494,032,768 parameters x 16 bytes = 7.36 GiB a checkpoint; 200 steps with SAVE_FREQ=100: two. What is kept lies
     there with the best one and the one being written."""
     shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
     Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
