@@ -2,7 +2,12 @@
 
 import re
 import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
+from typing import ParamSpec
+
+Arguments = ParamSpec("Arguments")
 
 
 class UserError(ValueError):
@@ -18,6 +23,20 @@ class ProcessLost(RuntimeError):
 
 class NoProgress(ProcessLost):
     """A phase of the run has taken far longer than it does: the same command resumes."""
+
+
+def says_user_errors(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
+    """The command, whose UserError is one line on stderr and exit status 2."""
+
+    @wraps(main)
+    def command(*arguments: Arguments.args, **named: Arguments.kwargs) -> int:
+        try:
+            return main(*arguments, **named)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return command
 
 
 def need_packages(*names: str) -> None:

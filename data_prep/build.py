@@ -21,6 +21,7 @@ both, LLM_... (convrec/llm); answers are kept in --cache, so that nothing is pai
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.kinds import Fraction, NonNegativeInteger, NonNegativeNumber, PositiveInteger, fits, wanted
@@ -38,7 +39,6 @@ from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, r
 from data_prep.stages.asking import FailedQuestions, failed_again
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages.models import MODEL_JUDGES, add_models, asker_of, model_of
-from data_prep.stages.ranges import cores
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
 STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes
@@ -71,7 +71,7 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         settings = {"share": given.share, "seed": given.seed, "num_items": given.num_items}
         settings |= {name: file_hash(path) for name, path in sources.items()}
         return partial(rows.run, sources=sources), settings
-    num_items, workers = _num_items(Path(given.out), name), given.workers or cores()
+    num_items, workers = _num_items(Path(given.out), name), given.workers or len(os.sched_getaffinity(0))
     if name == "teacher":
         asker, asked = asker_of(given, "teacher", "teacher") if given.teacher == "llm" else (None, {})
         settings = {"teacher": given.teacher, "num_items": num_items} | asked
@@ -251,10 +251,7 @@ def _check_numbers(given: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} {value}: give {wanted(kind)}")
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
-    try:
-        build(parse(arguments))
-    except UserError as error:
-        print(f"convrec demonstrations: {error}", file=sys.stderr)
-        return 2
+    build(parse(arguments))
     return 0

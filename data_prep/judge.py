@@ -34,15 +34,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.records import READABLE
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
 from convrec.judges.prompt import MODES
 from convrec.judges.schema import judge_schema, label_of
 from data_prep.judge_data.formats import FORMATS, load
 from data_prep.judge_data.rows import (
+    JudgeRow,
     LeftOut,
-    Row,
     balance_order,
     both_orders,
     pairwise_rows,
@@ -146,7 +146,7 @@ def _told(left_out: Sequence[LeftOut]) -> str:
     return ", ".join(told) or "there was none"
 
 
-def _warnings(rows: Sequence[Row], shares: dict[str, float]) -> list[str]:
+def _warnings(rows: Sequence[JudgeRow], shares: dict[str, float]) -> list[str]:
     group = large_group(rows)
     if group is None or shares["test"] == 1:
         return []
@@ -158,6 +158,7 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
     return {str(value): count for value, count in sorted(Counter(values).items())}
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data judge", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -173,11 +174,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--validation-share", type=float, help=f"({VALIDATION_SHARE}; 0 with --test-share 1)")
     parser.add_argument("--test-share", type=float, default=0.1, help="1 for a benchmark (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the order of sides and of the splits (%(default)s)")
-    try:
-        summary = convert(**vars(parser.parse_args(arguments)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    summary = convert(**vars(parser.parse_args(arguments)))
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

@@ -8,7 +8,6 @@ their verdict is right; the other rows are left out (rejection sampling).
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import DEMONSTRATION_SCHEMA
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import write_table
 from convrec.judges.prompt import MODES, query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
@@ -80,16 +79,13 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
     return len(demonstrated), len(rows)
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data judge-demonstrations", description=__doc__.splitlines()[0])
     parser.add_argument("--mode", required=True, choices=MODES, help="the kind of judge that --data is for")
     parser.add_argument("--data", required=True, help="judge rows (parquet)")
     parser.add_argument("--out", required=True, help="parquet to write; must not exist")
     parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")
-    try:
-        written, rows = build(**vars(parser.parse_args(arguments)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    written, rows = build(**vars(parser.parse_args(arguments)))
     print(f"{written} demonstrations of {rows} rows")
     return 0

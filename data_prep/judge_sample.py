@@ -14,12 +14,11 @@ pointwise  4: the genre asked for; 3: it and another; 2: no genre at all; 1: two
 import argparse
 import os
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.errors import says_user_errors
 from convrec.files import folder_written_whole, write_jsonl
 from data_prep.judge import convert
 from data_prep.sample_data.films import load_films
@@ -88,15 +87,12 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
     return folder
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data judge-sample", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True, help="folder to write; must not exist")
     parser.add_argument("--count", type=int, default=2000, help="preferences, and as many ratings")
     parser.add_argument("--seed", type=int, default=3407, help="of the texts (%(default)s)")
     options = parser.parse_args(arguments)
-    try:
-        print(f"wrote {write_sample(options.out, options.count, options.seed)}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

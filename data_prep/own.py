@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from convrec.data.damage import REPORT, BadRecord, Damage, add_skip_damaged, counted, place_of
 from convrec.data.records import READABLE, read_records
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
@@ -234,6 +234,7 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     return "\n".join([*lines, f"wrote {out}: {counts['read']:,} rows read"])
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
@@ -251,9 +252,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = vars(parser.parse_args(arguments))
     rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))
-    try:
-        summary = convert_own(**given, rule=rule, progress=True)
-    except UserError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+    summary = convert_own(**given, rule=rule, progress=True)
     print(format_summary(summary, given["out"]))
     return 0

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import CATALOG_SCHEMA, TRUTH
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash, write_json, write_table, written_whole
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
@@ -217,16 +217,14 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data reddit-v2", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--source", default="processed_datasets", help="the unpacked download (%(default)s)")
     parser.add_argument("--out", default="data/reddit_v2", help="folder to write (%(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="write every file anew")
     given = parser.parse_args(arguments)
-    try:
-        summary = convert(**vars(given), progress=True)
-    except UserError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+    summary = convert(**vars(given), progress=True)
     print(format_summary(summary))
     print(f"wrote {given.out}")
     return 0

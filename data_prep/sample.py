@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text, truth_of
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
@@ -146,6 +146,7 @@ def first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[i
     return rows
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data sample", description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
@@ -157,15 +158,12 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = parser.parse_args(arguments)
-    try:
-        out = write_sample(
-            given.out,
-            seed=given.seed,
-            counts={split: getattr(given, split) for split in SPLITS},
-            num_items=given.num_items,
-            overwrite=given.overwrite,
-        )
-    except UserError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+    out = write_sample(
+        given.out,
+        seed=given.seed,
+        counts={split: getattr(given, split) for split in SPLITS},
+        num_items=given.num_items,
+        overwrite=given.overwrite,
+    )
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
     return 0

@@ -9,14 +9,16 @@ nothing is wrong, else 1. The recipes ask the same before anything expensive, on
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
 
 from convrec.errors import UserError
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
-from recipes.launch.settings import compose
+from recipes.launch.settings import compose, compose_files
 from recipes.preflight import node
+from recipes.preflight.checks import require_files
 from recipes.preflight.finding import Finding
 from recipes.preflight.findings import examine, version_findings
 
@@ -34,6 +36,12 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         config = compose(recipe.name, arguments)
     except UserError as error:
         note("failure", str(error))
+        with suppress(UserError):  # said already
+            files = compose_files(recipe, arguments)
+            try:
+                require_files(files)
+            except UserError as missing:
+                note("failure", str(missing))
         return findings + version_findings("driver")
     try:
         for warning in recipe.check(config):

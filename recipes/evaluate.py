@@ -22,7 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from convrec.errors import UserError
+from convrec.errors import says_user_errors
 from convrec.report.page import beyond_accuracy_row, not_measured, number_text, table_row, text_table
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.options import EvaluationOptions, add_options
@@ -98,6 +98,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     if any(argument.split("=")[0] == "--judge" for argument in arguments):
         from recipes.judge.evaluation import main as evaluate_a_judge
@@ -106,20 +107,16 @@ def main(arguments: list[str]) -> int:
     given = vars(parse_arguments(arguments))
     overwrite, sweep, start = (given.pop(name) for name in ("overwrite", "sweep", "start"))
     options = EvaluationOptions(**given)
-    try:
-        if sweep:
-            print(sweep_run(options, start))
-        else:
-            if not overwrite:
-                refuse_to_replace(Path(given["out"]), given["model"], given["data"])
-            metrics = evaluate(options)
-            for warning in metrics["warnings"]:
-                tqdm.write(f"warning: {warning}", file=sys.stderr)
-            print(format_metrics(metrics, SLICES if options.slices == [] else options.slices or ()))
-            print(f"written to {options.out}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if sweep:
+        print(sweep_run(options, start))
+    else:
+        if not overwrite:
+            refuse_to_replace(Path(given["out"]), given["model"], given["data"])
+        metrics = evaluate(options)
+        for warning in metrics["warnings"]:
+            tqdm.write(f"warning: {warning}", file=sys.stderr)
+        print(format_metrics(metrics, SLICES if options.slices == [] else options.slices or ()))
+        print(f"written to {options.out}")
     if options.baselines and not options.train:
         print(f"no --train: left out the baseline {' and '.join(options.baselines)}", file=sys.stderr)
     return 0

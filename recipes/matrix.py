@@ -19,14 +19,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.runs.folder import METRICS
 from recipes.cluster.client import connect
 from recipes.cluster.job_environment import check_for_cluster, withheld
 from recipes.cluster.jobs import say
 from recipes.experiments import local_runs
 from recipes.experiments.amount import composed, described
-from recipes.experiments.cluster_runs import PATHS, MatrixJobs
+from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, runs_of
 from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
@@ -82,6 +82,7 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     configs = composed(runs, out)
     if on_cluster:
         check_runs_for_cluster(runs, configs)
+        check_slots(address, evaluation)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())
     files = [Path(evaluation[name]) for name in PATHS if evaluation.get(name)]
@@ -160,6 +161,7 @@ def finish(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
     print(f"written to {out}")
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec matrix", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
@@ -173,9 +175,6 @@ def main(arguments: list[str]) -> int:
         parser.error("--parallel: at least 1")
     try:
         return run_matrix(read_matrix(options.matrix), options.only, options.parallel, options.dry_run)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         say("interrupted; the same command goes on")
         return 130

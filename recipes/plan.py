@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
@@ -85,6 +85,7 @@ def answer(options: argparse.Namespace) -> str:
     return "\n".join([f"{title}: a model of the time, not a measurement", *plan_lines(plan)])
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=RECIPE_NAMES, default="rank_grpo", help="what is trained")
@@ -100,9 +101,5 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
-    try:
-        print(answer(options), flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    print(answer(options), flush=True)
     return 0

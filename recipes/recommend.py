@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
 from convrec.generation.placement import AUTO, Placement, add_placement, visible_gpus
@@ -85,6 +85,7 @@ def recommend(
         return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec recommend", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
@@ -98,11 +99,7 @@ def main(arguments: list[str]) -> int:
     add("--max-prompt-length", type=int, default=2048, help="tokens; longer ones lose their beginning (%(default)s)")
     add_placement(parser)
     add("--overwrite", action="store_true", help="replace an --out that is there")
-    try:
-        done = recommend(**vars(parser.parse_args(arguments)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    done = recommend(**vars(parser.parse_args(arguments)))
     if not done["written"] and done["short"] is None:
         print("nothing to do: these lists are there")
     else:

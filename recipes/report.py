@@ -8,12 +8,11 @@ and its newest checkpoint, of several their newest checkpoints. `--evaluations N
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
 from convrec.report.page import GainTable, beyond_accuracy_row, not_measured, number_text, table_row
@@ -139,6 +138,7 @@ def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: i
     return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
@@ -147,12 +147,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--split", help="whose sweep to show, where a run has several")
     options = parser.parse_args(arguments)
     pairs = [text.partition("=") for text in options.evaluations or ()]
-    try:
-        if bad := [name for name, sign, _ in pairs if not sign]:
-            raise UserError(f"--evaluations {bad[0]}: expected NAME=FOLDER")
-        named = {name: Path(folder) for name, _, folder in pairs}
-        print(report(options.runs, options.out, named, options.split))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if bad := [name for name, sign, _ in pairs if not sign]:
+        raise UserError(f"--evaluations {bad[0]}: expected NAME=FOLDER")
+    named = {name: Path(folder) for name, _, folder in pairs}
+    print(report(options.runs, options.out, named, options.split))
     return 0

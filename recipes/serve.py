@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from convrec.checkpoints.models import check_model_path
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
 from convrec.runs.folder import step_of
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
@@ -111,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
@@ -127,9 +128,6 @@ def main(arguments: list[str]) -> int:
             print(f"serving {names}{page} (Ctrl-C stops)", flush=True)
 
         serve_here(settings, options.host, options.port, options.replicas, options.state, ready)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
     return 0

@@ -8,12 +8,13 @@ What travels: recipes/cluster/job_environment.py. Ctrl-C asks the job to save an
 third stops waiting for that.
 """
 
-from convrec.errors import UserError
+from convrec.errors import says_user_errors
 from recipes.cluster.jobs import client_of, follow, say, stop, submit
 from recipes.launch import dry_run
 from recipes.launch.recipe import RECIPES
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     if arguments[:1] in (["--help"], ["-h"]):
         print(__doc__)
@@ -31,9 +32,6 @@ def main(arguments: list[str]) -> int:
         if (status := dry_run.answer(RECIPES[arguments[0]], overrides)) is not None:
             return status
         return submit(RECIPES[arguments[0]], overrides, detach="--detach" in arguments)
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
     except KeyboardInterrupt:
         say("interrupted; a job that was submitted goes on: ray job list")
         return 130

@@ -14,13 +14,12 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from convrec.data.schema import INSTRUCTION_TEMPLATE
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
 
@@ -214,6 +213,7 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
     return files
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec tiny-model", description=__doc__.split("\n")[0])
     parser.add_argument(
@@ -236,10 +236,6 @@ def main(arguments: list[str]) -> int:
     given = vars(parser.parse_args(arguments))
     data, out = given.pop("data"), given.pop("out")
     parts = judge_prompt.phrases() if given.pop("judge") else []
-    try:
-        make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)
-    except UserError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
+    make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)
     print(f"wrote {out}")
     return 0

@@ -93,6 +93,17 @@ class _Parsed(BaseException):
         self.parser = parser
 
 
+COLUMN_HELP = {  # of the tables that a user writes
+    "prompt": "one {role: user, content}: the instruction, `Here is the conversation: `, then USER: and SYSTEM: lines",
+    "seen_titles": "titles without years that the conversation names: no reward for recommending them",
+    data.TRUTH: 'pairs [title, "YYYY"] that were right to recommend; not empty for RL; "" where items have no years',
+    "sample_id": "the row's name; what stands before `_t` and a number is its conversation",
+    "completion": "one {role: assistant, content}: the list to imitate, `Title (Year)` a line",
+    "title": "the item's title",
+    "year": "its year; null in every row where items have none",
+}
+
+
 def parser_of(command: str, arguments: list[str], *, parses: bool = True) -> argparse.ArgumentParser:
     """The argparse parser of a command, once it has taken these arguments (else SystemExit), or, for some that are not
     complete, before. The command ends where it would begin its work.
@@ -272,9 +283,7 @@ def _files() -> str:
 
 
 def _columns(table: pa.Schema) -> str:
-    rows = [
-        f"| `{field.name}` | `{_type(field.type)}` | {_cell(data.COLUMN_HELP.get(field.name, ''))} |" for field in table
-    ]
+    rows = [f"| `{field.name}` | `{_type(field.type)}` | {_cell(COLUMN_HELP.get(field.name, ''))} |" for field in table]
     return "\n".join(["| column | type | is |", "|---|---|---|", *rows])
 
 

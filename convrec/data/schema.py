@@ -33,15 +33,6 @@ RL_SCHEMA = pa.schema(
 SFT_SCHEMA = RL_SCHEMA.append(pa.field("completion", MESSAGES))
 DEMONSTRATION_SCHEMA = pa.schema([SFT_SCHEMA.field(name) for name in ("prompt", "completion", "sample_id")])
 CATALOG_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32())])
-COLUMN_HELP = {  # of all of the above, for the manual
-    "prompt": "one {role: user, content}: the instruction, `Here is the conversation: `, then USER: and SYSTEM: lines",
-    "seen_titles": "titles without years that the conversation names: no reward for recommending them",
-    TRUTH: 'pairs [title, "YYYY"] that were right to recommend; not empty for RL; "" where items have no years',
-    "sample_id": "the row's name; what stands before `_t` and a number is its conversation",
-    "completion": "one {role: assistant, content}: the list to imitate, `Title (Year)` a line",
-    "title": "the item's title",
-    "year": "its year; null in every row where items have none",
-}
 PROMPT_COLUMNS = tuple(RL_SCHEMA.names)
 DEMONSTRATION_COLUMNS = tuple(DEMONSTRATION_SCHEMA.names)
 

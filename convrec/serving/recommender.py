@@ -172,10 +172,19 @@ class Recommender:
     def recommend_batch(
         self, conversations: Sequence[Conversation], k: int = 20, filters: Sequence[Filters] | None = None
     ) -> list[Recommendations]:
-        """A list for each conversation, written together. filters: `seen`, `allow`, `exclude` of each. Raises UserError
-        as `recommend` does, before any list is written, and ValueError for another number of filters."""
-        all_filters = filters or [Filters()] * len(conversations)
-        prepared = [self._prepare(said, k, **given) for said, given in zip(conversations, all_filters, strict=True)]
+        """A list for each conversation, written together. filters: `seen`, `allow`, `exclude` of each.
+
+        Raises UserError, which names the conversation by its number from 0, before any list is written.
+        """
+        all_filters = [Filters()] * len(conversations) if filters is None else filters
+        if len(all_filters) != len(conversations):
+            raise UserError(f"filters: {len(all_filters)} for {len(conversations)} conversations; give one each")
+        prepared = []
+        for number, (said, given) in enumerate(zip(conversations, all_filters, strict=True)):
+            try:
+                prepared.append(self._prepare(said, k, **given))
+            except UserError as error:
+                raise UserError(f"conversation {number}: {error}") from None
 
         async def write_all() -> list[Recommendations]:
             return await asyncio.gather(*map(self._write, prepared))

@@ -12,7 +12,7 @@ from convrec.judges.verdict import TIE
 from data_prep.judge_data.formats import Loaded
 from data_prep.judge_data.records import Comparison, Rating
 
-Row: TypeAlias = dict[str, Any]  # of the judges' schema, and `place`: the record that it is from
+JudgeRow: TypeAlias = dict[str, Any]  # of the judges' schema, and `place`: the record that it is from
 
 
 class LeftOut(NamedTuple):
@@ -25,16 +25,16 @@ class LeftOut(NamedTuple):
 
 def row_of(
     record: Loaded, messages: Sequence[Message], responses: Sequence[str], label: int | str, reason: str | None = None
-) -> Row:
+) -> JudgeRow:
     return make_row(messages, responses, label, record.source, reason) | {"place": record.place}
 
 
-def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[Row], list[LeftOut]]:
+def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftOut]]:
     """Comparisons as they are, ratings of one query compared with each other; the better response is still A.
 
     Responses that are equal letter by letter are left out.
     """
-    rows: list[Row] = []
+    rows: list[JudgeRow] = []
     left_out: list[LeftOut] = []
     rated: dict[str, list[tuple[Rating, Loaded]]] = {}
 
@@ -62,10 +62,10 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[Row], list[LeftOut]]:
     return rows, left_out
 
 
-def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tuple[list[Row], list[LeftOut]]:
+def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tuple[list[JudgeRow], list[LeftOut]]:
     """Ratings as they are; of comparisons each response once a record, the better with the score `chosen`, the worse
     with `rejected`. A tie says nothing about either and is left out."""
-    rows: list[Row] = []
+    rows: list[JudgeRow] = []
     left_out: list[LeftOut] = []
     for record in records:
         scored: dict[tuple[str, int], Comparison] = {}
@@ -88,9 +88,9 @@ def folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def without_duplicates(rows: Sequence[Row], mode: str) -> tuple[list[Row], list[LeftOut]]:
+def without_duplicates(rows: Sequence[JudgeRow], mode: str) -> tuple[list[JudgeRow], list[LeftOut]]:
     """Of rows about the same query and responses, in whatever order: the first where all say the same, else none."""
-    groups: dict[tuple, list[Row]] = {}
+    groups: dict[tuple, list[JudgeRow]] = {}
     for row in rows:
         responses = frozenset(response.strip() for response in responses_of(row))
         groups.setdefault((folded(query_text(row["input"])), responses), []).append(row)
@@ -107,18 +107,18 @@ def without_duplicates(rows: Sequence[Row], mode: str) -> tuple[list[Row], list[
     return [row for row in rows if id(row) in kept], left_out
 
 
-def _said(row: Row, mode: str) -> Any:
+def _said(row: JudgeRow, mode: str) -> Any:
     """A score, or the better response: B of a row is A of the row with its responses swapped."""
     label = label_of(row, mode)
     return responses_of(row)["AB".index(label)].strip() if label in ("A", "B") else label
 
 
-def balance_order(rows: Sequence[Row], seed: int) -> list[Row]:
+def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
     """Swap A and B in half of the pairwise rows, drawn with the seed (of an odd number, the larger half keeps A)."""
     swap = set(random.Random(seed).sample(range(len(rows)), len(rows) // 2))
     return [swapped_row(row) if index in swap else row for index, row in enumerate(rows)]
 
 
-def both_orders(rows: Iterable[Row]) -> list[Row]:
+def both_orders(rows: Iterable[JudgeRow]) -> list[JudgeRow]:
     """Each row and, after it, the same with A and B swapped."""
     return [order for row in rows for order in (row, swapped_row(row))]

@@ -30,10 +30,6 @@ def ranges_of(total: int, size: int | None = None) -> list[Range]:
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 @contextmanager
 def processes(count: int) -> Iterator[RangeMap]:
     """A map over `count` processes (1: this one). They start with the first map of more than one range, and stay for

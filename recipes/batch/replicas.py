@@ -1,13 +1,12 @@
 """What a replica of batch recommendation loads: a Recommender, whose lists cannot be wrong and have scores."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from convrec.generation.process import Died
-from convrec.serving.recommender import Recommendations, Recommender
+from convrec.serving.recommender import Filters, Recommendations, Recommender
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
 
@@ -17,19 +16,10 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
     each chat."""
     recommender = Recommender.load(**settings)
 
-    async def lists_of(chats: list[Chat]) -> list[Recommendations]:
-        return await asyncio.gather(
-            *(
-                recommender.arecommend(
-                    chat.conversation, settings["max_items"], seen=chat.seen, allow=chat.allow, exclude=chat.exclude
-                )
-                for chat in chats
-            )
-        )
-
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:
-            lists = asyncio.run(lists_of(chats))
+            filters = [Filters(seen=chat.seen, allow=chat.allow, exclude=chat.exclude) for chat in chats]
+            lists = recommender.recommend_batch([chat.conversation for chat in chats], settings["max_items"], filters)
         except Exception:
             if recommender.engine.is_alive:
                 raise

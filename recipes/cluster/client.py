@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -65,9 +66,8 @@ def persist(ask: Callable[[], Answer], job: str) -> Answer:
             return ask()
         except Exception as error:
             if "status code 404" in str(error):
-                raise UserError(
-                    f"{job}: the cluster knows no such job (any more); `ray job list` names them"
-                ) from error
+                where = f"the cluster at {os.environ.get('RAY_ADDRESS')}"
+                raise UserError(f"{job}: {where} knows no such job (any more); `ray job list` names them") from error
             if time.monotonic() > deadline:
                 raise UserError(
                     f"no answer from the cluster for {NETWORK_SECONDS / 60:.0f} minutes ({one_line(error)}): {job} "

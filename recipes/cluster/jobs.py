@@ -18,6 +18,7 @@ from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_files
 
+DOCTOR_SECONDS = 900.0
 STOP_SECONDS = 60.0
 ASKED = "asked the job to save a checkpoint and end, at the end of its step"
 
@@ -71,17 +72,26 @@ def _withdraw(client: Any, job: str) -> bool:
 
 
 def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
-    """Run the doctor as a job of the cluster, print what it prints, and return its exit status. Ctrl-C stops it."""
+    """Run the doctor as a job of the cluster, print what it prints, and return its exit status.
+
+    Raises UserError when it has not ended after DOCTOR_SECONDS; then, and on Ctrl-C, the job is stopped.
+    """
     runtime_env = checked_environment(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
     command = ["python", "-m", "recipes", "doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
     try:
         submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
-        info = wait_for(client, job)
+        info = wait_for(client, job, DOCTOR_SECONDS)
     except KeyboardInterrupt:
         _withdraw(client, job)
         return 130
+    if not info.status.is_terminal():
+        stop_now(client, job)
+        raise UserError(
+            f"the doctor has not ended in {DOCTOR_SECONDS / 60:.0f} minutes ({info.message}): its job is stopped. Is "
+            "the head node busy, or cannot it make the environment?"
+        )
     lines = persist(lambda: client.get_job_logs(job), job).splitlines()
     wanted = [line for line in lines if line.startswith('{"ok"')] if as_json else lines
     print("\n".join(wanted or lines or [str(info.message)]))

@@ -33,6 +33,26 @@ from recipes.preflight.cluster_findings import WAITS_VARIABLE
 PATHS = ("data", "catalog", "train", "allow")  # of an evaluation
 
 
+def slots_of(evaluate: Mapping[str, Any]) -> int:
+    """GPU slots of a node that an evaluation takes."""
+    replicas = evaluate.get("replicas", 1)
+    engines = replicas if isinstance(replicas, int) else 1  # "auto": what the GPUs of its job are enough for
+    return evaluate.get("tensor_parallel", 1) * engines
+
+
+def check_slots(address: str, evaluate: Mapping[str, Any]) -> None:
+    """Raise UserError for an evaluation that needs more GPU slots than each of the cluster's nodes has."""
+    from ray.util.state import list_nodes
+
+    nodes = list_nodes(address=address, filters=[("state", "=", "ALIVE")], limit=1000)
+    most = max((node.resources_total.get("GPU", 0) for node in nodes), default=0)
+    if (needed := slots_of(evaluate)) > most:
+        raise UserError(
+            f"evaluate: tensor_parallel x replicas = {needed} GPU slots of one node, and no node has more than "
+            f"{most:g}: lower them, or start Ray with more"
+        )
+
+
 class MatrixJobs:
     """The jobs of one matrix on one cluster.
 
@@ -102,15 +122,13 @@ class MatrixJobs:
         if kind == "train":
             submit_training(self.client, recipe, run.overrides, runtime_env, job, **{WAITS_VARIABLE: "1"})
             return
-        replicas = self.evaluate.get("replicas", 1)
-        engines = replicas if isinstance(replicas, int) else 1  # "auto": what the GPUs of its job are enough for
         arguments = arguments_of({"replicas": 1} | evaluation_of(run, self.out, self.evaluate))
         submit_job(
             self.client,
             entrypoint=shlex.join(["python", "-m", "recipes", "evaluate", "--overwrite", *arguments]),
             runtime_env=runtime_env,
             submission_id=job,
-            entrypoint_num_gpus=self.evaluate.get("tensor_parallel", 1) * engines,
+            entrypoint_num_gpus=slots_of(self.evaluate),
         )
 
     def _kept_log(self, job: str, message: str) -> str:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import fits, render_prompt
-from convrec.errors import UserError
+from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash, write_json, write_table
 from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.generation.placement import Placement, add_placement
@@ -176,6 +176,7 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "-"
 
 
+@says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--judge", dest="mode", required=True, choices=MODES, help="the kind of judge")
@@ -190,13 +191,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
     options = parser.parse_args(arguments)
-    try:
-        if not options.overwrite:
-            refuse_to_replace(Path(options.out), options.model, options.data)
-        metrics = evaluate_judge(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if not options.overwrite:
+        refuse_to_replace(Path(options.out), options.model, options.data)
+    metrics = evaluate_judge(options)
     print(format_metrics(metrics))
     for warning in metrics["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

@@ -25,7 +25,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
     if run.device == "cpu":
         raise UserError("trainer.device=cpu: a plan is for GPUs")
     if run.size.experts > 1:
-        raise UserError("a mixture of experts, which a plan does not model")
+        raise UserError(f"a mixture of {run.size.experts} experts, which a plan does not model: give a dense --model")
     if run.gpus % run.sharing:
         raise UserError(f"fsdp_size={run.sharing} does not divide the {run.gpus} GPUs: choose a divisor")
     if run.tensor_parallel:

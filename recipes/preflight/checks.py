@@ -128,7 +128,7 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
 def check_judge(config: DictConfig, mode: str) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     _check_rl(config)
-    require_files(config, "data judge-sample")
+    require_files(config)
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
     return warnings
@@ -269,8 +269,9 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
     return warnings
 
 
-def require_files(config: DictConfig, maker: str = "data sample") -> None:
+def require_files(config: DictConfig) -> None:
     """Raise UserError with all files that are missing, not the first alone."""
+    maker = "data judge-sample" if config.run.recipe.startswith("judge") else "data sample"
     catalog = OmegaConf.select(config, "convrec.catalog_file")
     named = {"TRAIN_FILE": config.data.train_files, "VAL_FILE": config.data.val_files, "CATALOG_FILE": catalog}
     missing = [(name, path) for name, files in named.items() for path in listed(files) if not Path(path).is_file()]

@@ -100,12 +100,17 @@ def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[s
 
 
 def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
-    """Whether there are enough nodes for each group by itself, and enough slots for all together; how groups would
-    share nodes is not tried out. slots: (GPU, CPU) of each node."""
-    for number, gpus, cpus in needed.groups:
-        if sum(node[0] >= gpus and node[1] >= cpus for node in slots) < number:
+    """Whether each group finds as many nodes, that with most GPUs a node first, and all CPU slots are there. slots:
+    (GPU, CPU) of each node."""
+    left = list(slots)
+    for number, gpus, cpus in sorted(needed.groups, key=lambda group: -group[1]):
+        left.sort(reverse=True)
+        fitting = [index for index, node in enumerate(left) if node[0] >= gpus and node[1] >= cpus][:number]
+        if len(fitting) < number:
             return False
-    return sum(node[0] for node in slots) >= needed.gpus and sum(int(node[1]) for node in slots) >= needed.cpus
+        for index in fitting:
+            left[index] = (left[index][0] - gpus, left[index][1] - cpus)
+    return sum(int(node[1]) for node in slots) >= needed.cpus
 
 
 def device_findings(

@@ -60,7 +60,8 @@ def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[Catalo
 
 def _check_settings(config: DictConfig) -> None:
     """What would train on another distribution than the one that samples, or on diluted ratios, is refused."""
-    ours, rollout, model = config.convrec, config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    ours, actor, rollout = config.convrec, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
     if config.algorithm.adv_estimator != registration.NAME:
         raise UserError(
             f"{ON}: GRPO and GSPO take ratios and means over all tokens, most of which are forced: take "
@@ -77,6 +78,11 @@ def _check_settings(config: DictConfig) -> None:
             "off, as parts of their prompts, where a list under the constraint would begin anew: take "
             f"{registration.NAME}"
         )
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        raise UserError(
+            f"{ON}: actor_rollout_ref.actor.strategy={actor.strategy}: the log-probs of allowed tokens need whole "
+            "hidden states and the whole head in each process (no tensor parallel actor): take fsdp2"
+        )
     for part in ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config"):
         key = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"
         if (OmegaConf.select(config, key) or 1) > 1:
@@ -85,6 +91,8 @@ def _check_settings(config: DictConfig) -> None:
         raise UserError(
             f"{ON}: LoRA on lm_head (actor_rollout_ref.model.target_modules) is not in its rows: leave it out"
         )
+    if rollout.name != "vllm":
+        raise UserError(f"{ON}: actor_rollout_ref.rollout.name={rollout.name}: lists are held to the catalog by vLLM")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.full_determinism:
         raise UserError(
             f"{ON}: actor_rollout_ref.rollout: lists are sampled by single_turn_agent without full_determinism "

@@ -26,10 +26,6 @@ class Slots(NamedTuple):
     anywhere: int
 
     @property
-    def gpus(self) -> int:
-        return sum(nodes * gpus for nodes, gpus, _ in self.groups)
-
-    @property
     def cpus(self) -> int:
         return sum(nodes * cpus for nodes, _, cpus in self.groups) + self.anywhere
 

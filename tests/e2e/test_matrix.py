@@ -57,7 +57,14 @@ def start(cluster: Cluster, file: Path) -> subprocess.Popen:
 @pytest.mark.long
 def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Path) -> None:
     file, out = tmp_path / "matrix.yaml", nodes.folder / "matrix"
-    file.write_text(yaml.safe_dump(matrix_of(nodes)))
+    asked = matrix_of(nodes)
+    file.write_text(yaml.safe_dump(asked | {"evaluate": asked["evaluate"] | {"replicas": 9}}))
+    too_large = start(nodes, file)
+    assert "tensor_parallel x replicas = 9 GPU slots of one node" in too_large.communicate(timeout=60)[1]
+    assert too_large.returncode == 2
+    assert not out.exists()  # refused before the first training
+
+    file.write_text(yaml.safe_dump(asked))
     first = start(nodes, file)
     wait_for(first, lambda: all((out / name / "starts.jsonl").exists() for name in RUNS))
     os.kill(first.pid, signal.SIGINT)

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose, compose_files
-from recipes.planning import estimate, models
+from recipes.planning import estimate
 from recipes.planning.models import ModelSize
 from recipes.preflight import cluster_findings, finding, findings, node
 
@@ -180,6 +181,7 @@ OK, BUSY, LACKING = "ok", "busy", "lacking"
         ((2, 8), [(16, 16, 128, 128)], LACKING),
         # and a rollout of its own on a node with 8, which may be one of those that train
         ((2, 4, 1, 8), [(4, 4), (8, 8)], LACKING),
+        ((2, 4, 1, 8), [(8, 8), (8, 8)], LACKING),
         ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 4)], OK),
         ((2, 4, 1, 8), [(12, 12), (4, 4)], OK),
         ((2, 4, 1, 8), [(4, 4), (8, 8), (4, 1)], BUSY),
@@ -247,7 +249,7 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("recipe", "trainer", "free", "status", "what"),
     [
-        (RANK_GRPO, {}, 5, "failure", "a checkpoint takes 7.45 GiB, 5.0 GiB are free, 2 of them"),
+        (RANK_GRPO, {}, 5, "failure", "a checkpoint takes 7.36 GiB, 5.0 GiB are free, 2 of them"),
         (RANK_GRPO, {}, 10, "warning", "2 of them will lie there: 15 GiB"),
         (RANK_GRPO, {}, 20, "ok", "2 of them"),
         (
@@ -255,19 +257,19 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
             {"total_training_steps": 15_800, "save_freq": 200},
             500,
             "warning",
-            "79 of them will lie there: 589",
+            "79 of them will lie there: 582",
         ),
         (RANK_GRPO, {"total_training_steps": 1000, "max_actor_ckpt_to_keep": 2}, 10, "warning", "4 of them"),
         (SFT, {"total_training_steps": 1000, "max_ckpt_to_keep": 2}, 10, "warning", "4 of them"),
     ],
 )
-def test_disk(
-    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, trainer: dict[str, int], free: int, status: str, what: str
-) -> None:
-    """0.5e9 parameters x 16 bytes = 7.45 GiB a checkpoint; 200 steps with SAVE_FREQ=100 are two. What is kept lies
+def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int, status: str, what: str) -> None:
+    """494,032,768 parameters x 16 bytes = 7.36 GiB a checkpoint; 200 steps with SAVE_FREQ=100: two. What is kept lies
     there with the best one and the one being written."""
-    monkeypatch.setattr(models, "model_size", lambda path: HALF_B)
+    shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
     asked = (config if recipe is RANK_GRPO else sft_config)(**trainer)
+    OmegaConf.update(asked, recipe.requirements.model_key, str(tmp_path))
     found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status
@@ -452,3 +454,8 @@ def test_everything_that_is_missing_is_found_at_once(
     (wrong, versions) = doctor.diagnose(RANK_GRPO, ["actor_rollout_ref.rollout.n=abc"])
     assert versions.check == "versions"
     assert (wrong.status, wrong.what.partition(" ")[0]) == ("failure", "actor_rollout_ref.rollout.n=abc")
+    set_variables(given | {"SAVE_PATH": str(tmp_path / "run"), "MODEL_PATH": str(tmp_path / "nothing")})
+    (model, files, versions) = doctor.diagnose(RANK_GRPO, [])
+    assert "nothing" in model.what
+    assert all(f"{name}={path}: no such file" in files.what for name, path in given.items())
+    assert versions.check == "versions"

@@ -57,9 +57,14 @@ def test_what_the_shell_gives_to_runs_is_told(
 
 
 def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
-    start: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., int],
+    sample: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
+    text = SMALL.replace("data: d, catalog: c", f"data: {sample}/test.parquet, catalog: {sample}/catalog.parquet")
 
     def evaluate(options: EvaluationOptions) -> dict[str, Any]:
         out = Path(options.out)
@@ -73,28 +78,31 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
 
     def train(run: MatrixRun, out: Path) -> None:
         (out / run.name / "metrics").mkdir(parents=True, exist_ok=True)
-        (out / run.name / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"rank_grpo/return@1": 0.5}}\n')
+        (out / run.name / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"train/loss": 0.5}}\n')
+        (out / run.name / "config.yaml").write_text("run: {recipe: sft}\n")
 
-    drawn: list[list[str]] = []
-    monkeypatch.setattr(local_runs, "check_evaluation", lambda *_: None)
+    def drawn() -> list[str]:
+        rows = (out / "plots" / "curves.csv").read_text().splitlines()[1:]
+        return list(dict.fromkeys(row.split(",")[0] for row in rows))
+
     monkeypatch.setattr(local_runs, "evaluate", evaluate)
     monkeypatch.setattr(local_runs, "train", train)
-    monkeypatch.setattr(matrix, "plot", lambda runs, out: drawn.append([run.name for run in runs]))
-    assert start("--only", "sft", "b") == 0
-    assert start("--only", "a") == 0
+    assert start("--only", "sft", "b", text=text) == 0
+    assert drawn() == ["sft", "b"]
+    assert start("--only", "a", text=text) == 0
     assert [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()] == ["run", "sft", "a", "b"]
     assert "| b | 1 | 0.3000 | +0.2000 (se of each nan) |" in (out / "table.md").read_text()
     assert (out / "slices.csv").read_text().splitlines() == [
         "run,variant,seed,slice,part,rows,ndcg@5,ndcg@5 se",
         *(f"{run},{run},1,turns,1,2,{value}," for run, value in (("sft", 0.1), ("a", 0.2), ("b", 0.3))),
     ]
-    assert drawn == [["sft", "b"], ["sft", "a", "b"]]
+    assert drawn() == ["sft", "a", "b"]
 
     (out / "evaluation" / "b" / "metrics.json").write_text(json.dumps(metrics_of(0.9, 0.9, limit=5)))
     capsys.readouterr()
-    assert start("--only", "a") == 0
+    assert start("--only", "a", text=text) == 0
     assert "warning: b: evaluated with other settings, not in the table (limit was 5 and" in capsys.readouterr().err
-    assert drawn[-1] == ["sft", "a"]
+    assert drawn() == ["sft", "a"]
 
 
 @pytest.mark.parametrize(

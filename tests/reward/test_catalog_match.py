@@ -249,3 +249,19 @@ def test_rows_of_one_conversation_are_scored_at_once_in_validation(catalog_path)
     assert together.pop("num_rows") == 2
     assert together == pytest.approx({name: (apart[0][name] + apart[1][name]) / 2 for name in apart[0]})
     assert together["recall"] == 1.0
+
+
+def test_recorded_reference_rewards_from_text_to_returns(golden, tmp_path):
+    recorded = golden("parse_match_cases")
+    titles, years = zip(*recorded["catalog"], strict=True)
+    pq.write_table(pa.table({"title": titles, "year": years}), tmp_path / "catalog.parquet")
+    for case in recorded["reward_cases"]:
+        if "raises" in case["output"]:
+            continue
+        truth = {"groundtruth": case["groundtruth_with_release_year"], "seen": case["seen_titles"]}
+        for shape, expected in case["output"].items():
+            scored = score(
+                case["completion"], str(tmp_path / "catalog.parquet"), truth, matching="reference", reward=shape,
+                num_items=case["rec_num"], **case["kwargs"],
+            )  # fmt: skip
+            assert scored["rank_returns"] == pytest.approx(expected), case["name"]

@@ -14,12 +14,29 @@ from convrec.lists.titles import fold, normalise, numbers
 from data_prep.sample_data.films import load_films
 
 FILMS = [
-    *[("The Matrix", 1999), ("Moulin Rouge!", 2001), ("Toy Story", 1995), ("Toy Story 2", 1999), ("Toy Story 3", 2010)],
-    *[("Rocky", 1976), ("Rocky II", 1979), ("Rocky III", 1982), ("Harry Potter and the Deathly Hallows: Part 1", 2010)],
-    *[("Harry Potter and the Deathly Hallows: Part 2", 2011), ("Amélie", 2001), ("Pride & Prejudice", 2005)],
-    *[("But I'm a Cheerleader", 1999), ("20,000 Leagues Under the Sea", 1954), ("Mother!", 2017), ("Mother", 2017)],
-    *[("Mother", 2009), ("The Outsiders", 1983), ("The Stranger", 2020), ("The Stranger", 2022), ("Heat", 1995)],
-    *[("$", 1971), ("The Wall", 201)],
+    ("The Matrix", 1999),
+    ("Moulin Rouge!", 2001),
+    ("Toy Story", 1995),
+    ("Toy Story 2", 1999),
+    ("Toy Story 3", 2010),
+    ("Rocky", 1976),
+    ("Rocky II", 1979),
+    ("Rocky III", 1982),
+    ("Harry Potter and the Deathly Hallows: Part 1", 2010),
+    ("Harry Potter and the Deathly Hallows: Part 2", 2011),
+    ("Amélie", 2001),
+    ("Pride & Prejudice", 2005),
+    ("But I'm a Cheerleader", 1999),
+    ("20,000 Leagues Under the Sea", 1954),
+    ("Mother!", 2017),
+    ("Mother", 2017),
+    ("Mother", 2009),
+    ("The Outsiders", 1983),
+    ("The Stranger", 2020),
+    ("The Stranger", 2022),
+    ("Heat", 1995),
+    ("$", 1971),
+    ("The Wall", 201),
 ]
 ROW = {film: row for row, film in reversed(list(enumerate(FILMS)))}
 
@@ -89,10 +106,23 @@ def test_fuzzy_matching(fuzzy, title, year, film):
 
 
 WORDS = [
-    *[("Heat", 1995), ("Untamed Heart", 1993), ("Before Sunrise", 1995), ("Before Sunset", 2004), ("Alien", 1979)],
-    *[("Aliens", 1986), ("Avatar", 2009), ("The Aviator", 2004), ("The Silence of the Lambs", 1991), ("Lamb", 2021)],
-    *[("Live Free or Die Hard", 2007), ("The Texas Chain Saw Massacre", 1974), ("Chainsaw", 2004), ("Prime", 2005)],
-    *[("Romeo & Juliet", 1968), ("Rome", 2005), ("Sister", 2012)],
+    ("Heat", 1995),
+    ("Untamed Heart", 1993),
+    ("Before Sunrise", 1995),
+    ("Before Sunset", 2004),
+    ("Alien", 1979),
+    ("Aliens", 1986),
+    ("Avatar", 2009),
+    ("The Aviator", 2004),
+    ("The Silence of the Lambs", 1991),
+    ("Lamb", 2021),
+    ("Live Free or Die Hard", 2007),
+    ("The Texas Chain Saw Massacre", 1974),
+    ("Chainsaw", 2004),
+    ("Prime", 2005),
+    ("Romeo & Juliet", 1968),
+    ("Rome", 2005),
+    ("Sister", 2012),
 ]
 
 
@@ -131,9 +161,18 @@ def test_the_next_similar_title_is_taken_where_the_most_similar_has_another_word
 
 
 SECOND_TITLES = [
-    *[("Heat", 1995), ("Spirited Away", 2001), ("Dune", 2021), ("Twilight", 2008), ("Ocean's Thirteen", 2007)],
-    *[("12 Monkeys", 1995), ("Ford v Ferrari", 2019), ("Kill Bill: Vol. 2", 2004), ("300", 2006)],
-    *[("300: Rise of an Empire", 2014), ("Rise of an Empire", 2014), ("Dr. Strangelove", 1964)],
+    ("Heat", 1995),
+    ("Spirited Away", 2001),
+    ("Dune", 2021),
+    ("Twilight", 2008),
+    ("Ocean's Thirteen", 2007),
+    ("12 Monkeys", 1995),
+    ("Ford v Ferrari", 2019),
+    ("Kill Bill: Vol. 2", 2004),
+    ("300", 2006),
+    ("300: Rise of an Empire", 2014),
+    ("Rise of an Empire", 2014),
+    ("Dr. Strangelove", 1964),
 ]
 
 
@@ -243,8 +282,15 @@ def test_ground_truth_spelt_unlike_the_catalog_is_still_the_same_item(fuzzy):
 
 # Two spellings of a film, a title with two films, two titles that fold alike of two years.
 RESPELT = [
-    *[("Amelie", 2001), ("Amélie", 2001), ("Fall", 2022), ("The Fall", 2006), ("Mother!", 2017), ("Mother", 2017)],
-    *[("Mother", 2018), ("Ben Hur", 1959), ("Ben-Hur", 1959)],
+    ("Amelie", 2001),
+    ("Amélie", 2001),
+    ("Fall", 2022),
+    ("The Fall", 2006),
+    ("Mother!", 2017),
+    ("Mother", 2017),
+    ("Mother", 2018),
+    ("Ben Hur", 1959),
+    ("Ben-Hur", 1959),
 ]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
+from convrec.lists.catalog import Catalog, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import (
     evaluate_row,
@@ -17,7 +17,9 @@ from convrec.lists.metrics import (
     recall_at_k,
     summarise,
 )
+from convrec.lists.rank_rewards import ideal_dcg
 from convrec.lists.ranks import NO_YEAR, Item, parse_items
+from convrec.lists.reference import parse_items_reference
 from convrec.statistics import bootstrap, sign_flip
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
@@ -195,3 +197,23 @@ def test_recorded_evaluation_agrees_but_where_the_paper_differs(golden, protocol
             if [ours[f"recall@{k}"], ours[f"ndcg@{k}"]] != pytest.approx(wanted, nan_ok=True):
                 differing.add(case["name"])
     assert differing == (set() if protocol == "reference" else set(BETTER))
+
+
+def test_strict_is_the_recorded_reward(golden):
+    """Training's relevance at its rank: exp_inf is 1 where a rank hits, log_decay's first return is DCG@N."""
+    recorded = golden("parse_match_cases")
+    catalog = Catalog.from_items(map(tuple, recorded["catalog"]))
+    compared, differing = 0, set()
+    for case in recorded["reward_cases"]:
+        truth, n, output = case["groundtruth_with_release_year"], case["rec_num"], case["output"]
+        if "raises" in output or not truth or any(parse_year(year) is None for _, year in truth):
+            continue  # evaluation leaves out or refuses such rows
+        compared += 1
+        matcher = Matcher(catalog, "reference", case["kwargs"].get("year_tolerance", 2))
+        items = parse_items_reference(case["completion"])
+        ours = evaluate_row(items, truth, case["seen_titles"], matcher, "strict", [n])
+        wanted = [sum(output["exp_inf"]) / len(truth), output["log_decay"][0] / ideal_dcg(min(n, len(truth)))]
+        if [ours[f"recall@{n}"], ours[f"ndcg@{n}"]] != pytest.approx(wanted):
+            differing.add(case["name"])
+    assert compared >= 10
+    assert differing == {'gt year "1995.0" is dropped'}  # a year all the same

@@ -13,8 +13,15 @@ from convrec.lists.title_index import SAME_YEAR, SHORTEST_MISSPELT
 from convrec.lists.titles import fold, normalise, numbers
 
 FILMS = [
-    *[("The Matrix", 1999), ("Toy Story 2", 1999), ("Rocky III", 1982), ("Amélie", 2001), ("Mother!", 2017)],
-    *[("Heat", 1995), ("Amelie", 2001), ("Mother", 2017), ("Mother", 2018)],
+    ("The Matrix", 1999),
+    ("Toy Story 2", 1999),
+    ("Rocky III", 1982),
+    ("Amélie", 2001),
+    ("Mother!", 2017),
+    ("Heat", 1995),
+    ("Amelie", 2001),
+    ("Mother", 2017),
+    ("Mother", 2018),
 ]
 
 

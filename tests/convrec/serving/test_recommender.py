@@ -108,6 +108,10 @@ def test_the_same_list_comes_in_every_way(recommender: Recommender) -> None:
     assert first == ids(recommender.recommend(SAID, k=12))[0]
     one, other = recommender.recommend_batch([SAID, SAID], k=5, filters=[{"seen": ["f1"]}, {}])
     assert (ids(one), ids(other)) == (ids(expected), ids(recommender.recommend(SAID, k=5)))
+    with pytest.raises(UserError, match=r"^conversation 1: "):
+        recommender.recommend_batch([SAID, ""])
+    with pytest.raises(UserError, match="filters: 0 for 2 conversations; give one each"):
+        recommender.recommend_batch([SAID, SAID], filters=[])
 
 
 def test_seen_allow_and_exclude(recommender: Recommender) -> None:

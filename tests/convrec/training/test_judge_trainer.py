@@ -103,10 +103,14 @@ def test_a_pair_is_left_out_whole(tokenizer: Any, tmp_path: Path, capsys: pytest
 
 # (prompt, pair, true, said): order 1 of pair 0 is right twice, order 2 once; both orders of pair 1 say A
 ANSWERS = [
-    *[("p", 0, "A", "A"), ("p", 0, "A", "A")],
-    *[("q", 0, "B", "B"), ("q", 0, "B", "A")],
-    *[("r", 1, "A", "A"), ("r", 1, "A", "A")],
-    *[("s", 1, "B", "A"), ("s", 1, "B", "?")],
+    ("p", 0, "A", "A"),
+    ("p", 0, "A", "A"),
+    ("q", 0, "B", "B"),
+    ("q", 0, "B", "A"),
+    ("r", 1, "A", "A"),
+    ("r", 1, "A", "A"),
+    ("s", 1, "B", "A"),
+    ("s", 1, "B", "?"),
 ]
 
 

@@ -301,6 +301,20 @@ def test_the_doctor_is_a_job_whose_findings_are_printed_or_why_it_has_none(
     assert capsys.readouterr().out == printed
 
 
+def test_a_doctor_that_does_not_end_is_stopped(jobs: Jobs, monkeypatch: Patch) -> None:
+    put = jobs.submit_job
+
+    def start(submission_id: str, **_: object) -> None:
+        put("true", submission_id)
+        jobs.others[submission_id].status = JobStatus.RUNNING
+
+    jobs.submit_job = start  # type: ignore
+    monkeypatch.setattr(cluster_jobs, "DOCTOR_SECONDS", 0.05)
+    with pytest.raises(UserError, match="the doctor has not ended"):
+        cluster_jobs.diagnose_there(RANK_GRPO, [], as_json=False)
+    assert [info.status for info in jobs.others.values()] == [JobStatus.STOPPED]
+
+
 def test_ctrl_c_takes_the_doctors_job_along(jobs: Jobs) -> None:
     interrupted_submission(jobs, reached=True)
     assert cluster_jobs.diagnose_there(RANK_GRPO, [], as_json=False) == 130
@@ -312,7 +326,7 @@ def test_a_job_that_is_not_there_or_not_ours_and_no_address(
     call: Call, monkeypatch: Patch, capsys: Printed, jobs: Jobs, option: str
 ) -> None:
     assert call(option, "job-2") == 2
-    assert "job-2: the cluster knows no such job" in capsys.readouterr().err
+    assert "job-2: the cluster at http://127.0.0.1:9 knows no such job" in capsys.readouterr().err
     jobs.info.metadata = None
     assert call(option, "job-1") == 2
     assert "no training of ours" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The chat page in a real browser, over a service in this process whose model needs no engine."""
 
 import asyncio
+import re
 import threading
 import time
 
@@ -133,9 +134,18 @@ def test_a_service_with_a_key_asks_for_it(page):
     assert page.get_by_label("This service asks for a key").is_hidden()
 
 
+def brightness(colour):
+    """Relative luminance of WCAG 2, from rgb(r, g, b)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_fits(page, width):
+def test_the_page_fits_and_can_be_read(page, width, scheme):
     page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=scheme)
     page.keyboard.type("a film with a very long description " * 5)
     page.keyboard.press("Enter")
     page.locator(".answer li").nth(4).wait_for()
@@ -148,3 +158,10 @@ def test_the_page_fits(page, width):
         assert box["x"] >= 0, selector
         assert box["x"] + box["width"] <= width, selector
         assert box["y"] + box["height"] <= 800, selector
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (brightness(paper) > 0.5) == (scheme == "light")
+    for selector in (".title", ".year", ".note", "#send", ".liked[aria-pressed=true]", ".seen[aria-pressed=true]"):
+        colours = "e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
+        text, ground = page.locator(selector).first.evaluate(colours)
+        light = sorted((brightness(text), brightness(paper if ground == "rgba(0, 0, 0, 0)" else ground)))
+        assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (selector, text, ground)  # WCAG 2's AA
