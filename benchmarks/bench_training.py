@@ -12,6 +12,7 @@ after the other; start nothing else meanwhile. Step times leave out the first tw
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -89,8 +90,8 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
         "MAX_PROMPT_LENGTH": "256",
         "MAX_RESPONSE_LENGTH": str(options.response),
         "TOTAL_STEPS": str(options.steps),
-        "SAVE_FREQ": "-1",
-        "TEST_FREQ": "-1",
+        "SAVE_FREQ": str(options.steps + 1),
+        "TEST_FREQ": str(options.steps + 1),
         "LR": "2e-4",
         "LOGGER": "console,file",
         "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
@@ -113,7 +114,8 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
             time.sleep(0.2)
     watcher.done.set()
     if process.returncode or first_step is None:
-        raise SystemExit(f"{kind} ended with status {process.returncode}: see {folder / kind / 'run.log'}")
+        full_log = next(file for file in (folder / kind / "run.log", folder / f"{kind}.log") if file.exists())
+        raise SystemExit(f"{kind} ended with status {process.returncode}: see {full_log}")
     steps = [row for row in read_metrics(folder / kind) if "timing_s/step" in row]
     medians = {
         part: round(statistics.median(row[f"timing_s/{part}"] for row in steps[2:]), 3)
@@ -154,12 +156,13 @@ def main() -> None:
     if options.steps < 4:
         parser.error("--steps must be 4 at least: the first two are left out, and quartiles need two")
     options.demo = options.demo.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
-        for kind in options.runs:
-            report[kind] = train(kind, options, Path(folder))
-        if "ours" in report:
-            report["estimate_MiB"] = estimate_of(Path(folder) / "ours") >> 20
+    folder = Path(tempfile.mkdtemp(prefix="bench-training-"))  # of a run that fails it stays, with the log
+    report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
+    for kind in options.runs:
+        report[kind] = train(kind, options, folder)
+    if "ours" in report:
+        report["estimate_MiB"] = estimate_of(folder / "ours") >> 20
+    shutil.rmtree(folder)
     if {"ours", "stock"} <= set(report):
         report["ratio"] = round(report["ours"]["step_seconds"]["step"] / report["stock"]["step_seconds"]["step"], 3)
     print(json.dumps(report, indent=2))

@@ -16,6 +16,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.cpu.engine import register_engine
 from convrec.cpu.process_group import init_process_group
+from convrec.rollout import queue
 from convrec.rollout.weight_socket import in_run_folder
 from convrec.runs import guard
 from convrec.training.registration import register_rollout
@@ -73,6 +74,7 @@ def main() -> None:
     os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics" / "0.jsonl")
     (run_folder / "metrics").mkdir(parents=True)
     save_config(config, run_folder)
+    queue.start = lambda settings: None  # verl's processes know only the queue that verl's task starts
     with guard.guarded("stock: gone"):
         ray_training.train(RECIPES["rank_grpo"].requirements, config)
 

@@ -1,0 +1,54 @@
+"""Each benchmark at its smallest, to its end: the figures of the manual can be measured again on any commit."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from .conftest import ROOT
+
+pytestmark = pytest.mark.long
+
+SMALL_MODEL = "--hidden 64 --layers 1 --items 300 --repeats 1"
+
+
+def run(name: str, options: str) -> dict[str, Any]:
+    """Its JSON."""
+    command = [sys.executable, str(ROOT / "benchmarks" / f"bench_{name}.py"), *options.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("checkpoint", "--mib 1 --turns 2"),
+        ("constrained_decoding", f"{SMALL_MODEL} --lists 2 --tokens 4"),
+        ("constrained_update", f"{SMALL_MODEL} --lists 1 --prompt 20"),
+        ("conversion", "--rows 4000"),
+        ("driver", "--steps 200"),
+        ("loss", "--repeats 1"),
+        ("matching", "--repeats 1"),
+        ("remap_adjust", "--items 300 --conversations 300 --dimensions 16 --epochs 1"),
+        ("trie", "--items 300"),
+    ],
+)
+def test_on_data_of_its_own(name: str, options: str) -> None:
+    assert run(name, options)
+
+
+def test_training_beside_stock_verl(trained: Any) -> None:
+    found = run("training", f"--demo {trained.out} --steps 4 --batch 2 --rollouts 2 --response 16")
+    assert {"ours", "stock"} <= found.keys()
+    assert found["ratio"] > 0
+
+
+def test_validation_replicas_and_serving_beside_plain_vllm(trained: Any) -> None:
+    assert run("validation", f"--demo {trained.out} --contexts 8 --rounds 1")
+    assert run("replicas", f"--demo {trained.out} --contexts 8 --rounds 1 --replicas 1")
+    files = f"--model {trained.out / 'rank_grpo'} --catalog {trained.files['CATALOG_FILE']}"
+    levels = run("serving", f"{files} --levels 1 --seconds 2 --malformed 9 --no-faults")["levels"]
+    assert all(not levels["1"][service]["errors"] for service in ("list", "chat", "plain"))
