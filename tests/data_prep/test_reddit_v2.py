@@ -441,9 +441,7 @@ def test_the_command_prints_the_numbers_and_exits_2_for_what_the_user_can_mend(t
     assert "of 10 rows read 0 repaired, 1 set aside (1: no ground truth): validation.changes.jsonl" in printed
     assert "'The Wall' has the year 201" in printed
     assert "not in the source, not written: grpo/grpo_dataset/train" in printed
-    with pytest.raises(SystemExit) as left:
-        main(["--source", str(tmp_path / "absent"), "--out", str(tmp_path / "out")])
-    assert left.value.code == 2
+    assert main(["--source", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]) == 2
     assert "no such folder" in capsys.readouterr().err
 
 
