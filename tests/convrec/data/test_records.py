@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.damage import BadRecord, Damage, check_share, column, counted
+from convrec.data.damage import BadRecord, BadRow, Damage, check_share, collected, counted
 from convrec.data.records import read_records
 from convrec.errors import UserError
 
@@ -147,9 +147,10 @@ def test_equal_problems_are_told_once_and_what_spoils_a_file_always() -> None:
 def test_rows_are_counted_once_and_by_problems_without_their_values(tmp_path: Path) -> None:
     damage = Damage(0.5)
     for row, value in ((0, "a"), (1, "b"), (1, "c")):
-        with pytest.raises(BadRecord) as error, column("time"):
+        problems: list[BadRecord] = []
+        with collected(problems, "time"):
             raise BadRecord("is %r; write a date", value)
-        damage.add("in.parquet", row, error.value)
+        damage.add("in.parquet", row, BadRow(problems))
     assert damage.counts() == {"time is ...; write a date": 2}
     damage.check(["in.parquet"], 2)
     with pytest.raises(

@@ -11,7 +11,9 @@ from convrec.data.damage import BadRecord
 from convrec.data.schema import SPEAKERS
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from data_prep.own_data.rows import KEYS, Row, check_demonstration, read_conversation, read_row, read_time
+from data_prep.own_data.catalog import ItemIds
+from data_prep.own_data.cells import ItemReader
+from data_prep.own_data.rows import KEYS, Row, conversation_text, read_row, read_time, read_turns
 from data_prep.tables import beginning
 
 USER = {"role": "user", "content": "hi"}
@@ -19,10 +21,12 @@ SOUND = {"conversation": [USER], "ground_truth": [["M", 1931]]}
 MATCHER = Matcher(Catalog.from_items([("Heat", 1995), ("M", 1931), ("Up", 2009)]))
 
 
+READER = ItemReader(MATCHER, ItemIds(MATCHER.catalog))
+UNDATED = Matcher(Catalog.from_items([("Heat", None), ("M", None)]))
+
+
 def read(**changes: Any) -> Row:
-    row = read_row(SOUND | changes, dated=True)
-    check_demonstration(row.demonstration, 20, MATCHER)
-    return row
+    return read_row(SOUND | changes, READER, 20)
 
 
 def test_a_row_in_all_its_forms() -> None:
@@ -31,7 +35,7 @@ def test_a_row_in_all_its_forms() -> None:
     assert (row.truth, row.repeated_truths) == ([("M", "1931"), ("Up", "2009")], 1)
     assert (row.seen, row.demonstration, row.id, row.split) == (["Heat", "Nine"], [("Up", 2009)], "7", "test")
     del (other := SOUND | {"messages": [USER]})["conversation"]
-    assert read_row(other, dated=True).conversation == row.conversation == "USER: hi\n"
+    assert read_row(other, READER, 20).conversation == row.conversation == "USER: hi\n"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_a_damaged_row_is_named_with_its_fix(changes: dict[str, Any], problem: s
 
 def test_a_row_of_a_catalog_without_years() -> None:
     with pytest.raises(BadRecord, match="ground_truth holds \\['M', 1931\\] with a year, but the catalog has no years"):
-        read_row(SOUND, dated=False)
+        read_row(SOUND, ItemReader(UNDATED, ItemIds(UNDATED.catalog)), 20)
 
 
 def test_a_greeting_is_no_conversation_in_common():
@@ -111,7 +115,8 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), json_values), st.booleans())
 def test_no_json_makes_the_reader_fail(changes, dated):
     with contextlib.suppress(BadRecord):
-        row = read_row(SOUND | changes, dated)
+        matcher = MATCHER if dated else UNDATED
+        row = read_row(SOUND | changes, ItemReader(matcher, ItemIds(matcher.catalog)), 20)
         assert row.conversation.endswith("\n")
         assert all(title.strip() and (year != "") == dated for title, year in row.truth)
 
@@ -122,7 +127,8 @@ contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
 def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
-    text = read_conversation([{"role": role, "content": content} for role, content in turns])
+    read, left_out = read_turns([{"role": role, "content": content} for role, content in turns])
+    text = conversation_text(read)
     assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
 
 
