@@ -34,11 +34,9 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
-from data_prep.own_data.catalog import CatalogRead, ItemIds, read_catalog
-from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
-from data_prep.own_data.source import GIVEN, TRUTHS, Source, preview
+from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.tables import (
     SampleIds,
@@ -65,34 +63,34 @@ def convert_own(
     *,
     item: str = "movie",
     num_items: int = ListSettings.num_items,
-    form: str | None = None,
-    truth: str = GIVEN,
-    recommenders: Sequence[str] = (),
     rule: SplitRule = BY_OWN_WORD,
     overwrite: bool = False,
     skip_damaged: float | None = None,
     progress: bool = False,
+    **reading: Any,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
-    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. form, truth, recommenders:
-    as in `Source`. skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none.
+    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of
+    the rows, and of the items, that may be left out as damaged; None: none. reading: form, truth and recommenders of
+    `Source`.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT})
     borders = check_rule(rule)
     damage = Damage(skip_damaged, end="Nothing was written.")
-    items, source = _read(paths, catalog, num_items, form, truth, recommenders, damage)
+    items, source = open_source(paths, Path(catalog), num_items, damage, **reading)
     known, matcher = source.reader.matcher.catalog, source.reader.matcher
-    reading = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
+    rows = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
     mentions: Counter[bool] = Counter()  # whether the catalog has it -> ground truths
-    facts = complete(list(_facts(reading, matcher, mentions, damage)), rule, damage)
+    facts = complete(list(_facts(rows, matcher, mentions, damage)), rule, damage)
     left_out = damage.rows()
     facts = [fact for fact in facts if (fact.path, fact.row) not in left_out]
     damage.check(paths, len(facts))
     if not facts:
-        raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
+        told = "; ".join(["no conversations; check how the file was written", *source.told()])
+        raise UserError(f"{', '.join(map(str, paths))}: {told}")
     if mentions and not mentions[True]:
         raise UserError(
             f"{', '.join(map(str, paths))}: none of the {mentions[False]:,} ground truths is in {catalog}, so nothing "
@@ -128,39 +126,15 @@ def convert_own(
     return summary
 
 
-def _read(
-    paths: Sequence[Path],
-    catalog: str | Path,
-    num_items: int,
-    form: str | None,
-    truth: str,
-    recommenders: Sequence[str],
-    damage: Damage,
-) -> tuple[CatalogRead, Source]:
-    if not 1 <= num_items <= 100:
-        raise UserError(f"--num-items {num_items}: give 1 to 100")
-    items = read_catalog(Path(catalog), damage)
-    if not items.dated or damage.share is not None:
-        damage.check([Path(catalog)], len(items.table))  # whether years are missed in the rows depends on it
-    known = items.catalog()
-    return items, Source(paths, ItemReader(Matcher(known), ItemIds(known)), num_items, form, truth, recommenders)
-
-
 def preview_own(
-    count: int,
-    conversations: Sequence[str | Path],
-    catalog: str | Path,
-    num_items: int,
-    form: str | None,
-    truth: str,
-    recommenders: Sequence[str],
+    count: int, conversations: Sequence[str | Path], catalog: str | Path, num_items: int, **reading: Any
 ) -> str:
     """What would become of the first `count` rows, and what is wrong with the records up to there. Nothing is written.
 
-    Raises UserError for a file that cannot be read at all.
+    Raises UserError for a file that cannot be read at all. reading: as in `convert_own`.
     """
     damage = Damage()
-    items, source = _read([Path(path) for path in conversations], catalog, num_items, form, truth, recommenders, damage)
+    items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, **reading)
     told = [*items.told, preview(source, count, damage)]
     try:
         damage.check()

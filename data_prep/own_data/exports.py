@@ -1,12 +1,14 @@
 """The forms in which other programs write conversations, one reader a function, and the table by which files are read.
 
-To add one: a reader and a line of FORMS; docs/how-to/data.md has its row. A reader makes one record of KEYS (rows) of
-the records that are a conversation: of one record, or of all that `groups` puts together.
+To add one: a reader and a line of FORMS; docs/how-to/data.md has its row. A reader gets a record, or all records that
+`groups` puts together, and says which turn is whose; `rows.read_turns` reads the turns. What its program does not write
+may fail in it as it likes: KeyError, TypeError, AttributeError and ValueError become a finding.
 """
 
 import html
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -16,15 +18,16 @@ from convrec.data.records import Records, read_records
 from data_prep.own_data.rows import KEYS
 
 Record: TypeAlias = Mapping[str, Any]
-Group: TypeAlias = Sequence[tuple[int, Record]]
-Read: TypeAlias = Callable[[Sequence[Record], Collection[str]], dict[str, Any]]
+Group: TypeAlias = Sequence[tuple[int, Record]]  # with their rows
+Role: TypeAlias = Callable[..., str]  # role_of for these recommenders
 LOOKED_AT = 50  # records by which a form is guessed
 WANTED = frozenset({"ground_truth", "demonstration"})
-USERS = ("user", "human", "seeker", "customer", "client", "requester", "end-user", "end_user", "initiator")
+USERS = ("user", "human", "seeker", "customer", "client", "requester", "end-user", "initiator")
 RECOMMENDERS = ("assistant", "recommender", "gpt", "chatgpt", "bot", "model", "agent", "ai", "respondent")
-_ROLES = dict.fromkeys(USERS, "user") | dict.fromkeys(RECOMMENDERS, "assistant")
-_SPEAKER, _TEXT = ("speaker", "role", "from", "author", "sender"), ("text", "content", "message", "utterance", "body")
-_CONVERSATION = ("conversation_id", "dialog_id", "dialogue_id", "session_id", "thread_id", "ticket_id")
+ROLES = dict.fromkeys(USERS, "user") | dict.fromkeys(RECOMMENDERS, "assistant")
+# columns of tables, by any of these names
+SPEAKER, TEXT = ("speaker", "role", "from", "author", "sender"), ("text", "content", "message", "utterance", "body")
+CONVERSATION = ("conversation_id", "dialog_id", "dialogue_id", "session_id", "thread_id", "ticket_id")
 # `[31/12/2020, 21:41:00] Ann: hi` of an iPhone, `12/31/20, 9:41 PM - Ann: hi` of Android
 _WHATSAPP = re.compile(
     r"[\u200e\ufeff]*\[?(?P<day>\d{1,4}[./-]\d{1,2}[./-]\d{1,4}),?\s(?:klo\s)?\d{1,2}[:.]\d\d(?:[:.]\d\d)?"
@@ -33,191 +36,149 @@ _WHATSAPP = re.compile(
 _OMITTED = re.compile(r"\u200e?<?[\w ]+ (?:omitted|attached)>?|<attached: .*>|This message was deleted\.?")
 
 
-def _singly(records: Records) -> Iterable[Group]:
-    return ([numbered] for numbered in records)
+class Dialog(NamedTuple):
+    """turns: {"role", "content"} and, where the source says what a turn names, "items"."""
+
+    turns: list[Any]
+    conversation_id: object = None
+    time: object = None
 
 
 class Form(NamedTuple):
-    """reads: the keys that the reader looks at. fits: whether a record can be of this form."""
+    """reads: the columns that the reader looks at. fits: whether a record can be of this form. groups: the records that
+    are read together; None: each is a conversation."""
 
-    reads: tuple[str, ...]
+    reads: Collection[str]
     fits: Callable[[Record], bool]
-    read: Read
-    groups: Callable[[Records], Iterable[Group]] = _singly
+    read: Callable[[Any, Role], Dialog]
+    groups: Callable[[Records], Iterable[Group]] | None = None
 
 
-def role_of(speaker: object, recommenders: Collection[str]) -> str:
-    """recommenders: the names of those who recommend (--recommender); empty: the speaker's name says it."""
+def turn(role: str, content: Any, **items: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **items}
+
+
+def role_of(recommenders: Collection[str], speaker: Any, otherwise: str | None = None) -> str:
+    """recommenders: the names of those who recommend (--recommender); empty: the speaker's name says it, else
+    `otherwise`."""
     if recommenders:
         return "assistant" if speaker in recommenders else "user"
-    if (role := _ROLES.get(str(speaker).strip().lower())) is None:
+    if (role := ROLES.get(str(speaker).strip().lower(), otherwise)) is None:
         raise BadRecord("%r speaks: as a user, or as the recommender? Name who recommends: --recommender NAME", speaker)
     return role
 
 
-def _own(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    return dict(records[0])
+def _chat(record: Record, role: Role) -> Dialog:
+    return Dialog(record["messages"])
 
 
-def _chat(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    return {"conversation": records[0]["messages"]}
-
-
-def _batch(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    request, response = (_dict(records[0].get(name)) for name in ("body", "response"))
-    if "messages" not in request:
+def _batch(record: Record, role: Role) -> Dialog:
+    if "body" not in record:
         raise BadRecord("an answer without its request; give the file that the batch was made from")
-    choices = _dict(response.get("body")).get("choices") or []
-    answers = [_dict(choice).get("message") for choice in choices[:1]]
-    return {"conversation": [*_list(request["messages"]), *answers], "conversation_id": records[0].get("custom_id")}
+    answers = record["response"]["body"]["choices"][:1] if record.get("response") else []
+    return Dialog([*record["body"]["messages"], *(answer["message"] for answer in answers)], record["custom_id"])
 
 
-def _sharegpt(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
+def _sharegpt(record: Record, role: Role) -> Dialog:
+    others = ("system", "tool", "function")
     turns = [
-        turn(name if (name := said.get("from")) in ("system", "tool") else role_of(name, ()), said.get("value"))
-        for said in map(_dict, _list(records[0]["conversations"]))
+        turn(said["from"] if said["from"] in others else role(said["from"]), said["value"])
+        for said in record["conversations"]
     ]
-    return {"conversation": turns, "conversation_id": records[0].get("id")}
+    return Dialog(turns, record.get("id"))
 
 
-def _chatgpt(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    """The tree's branch that was shown last: from `current_node` up."""
-    (record,) = records
-    nodes, name = _dict(record["mapping"]), record.get("current_node")
-    messages: list[dict[str, Any]] = []
-    for _ in range(len(nodes)):  # a damaged tree can be a circle
-        node = _dict(nodes.get(str(name)))
-        messages.insert(0, _dict(node.get("message")))
-        name = node.get("parent")
-    turns = []
-    for message in messages:
-        content, hidden = _dict(message.get("content")), _dict(message.get("metadata"))
-        parts = [part for part in content.get("parts") or [] if not isinstance(part, str) or part.strip()]
-        if not parts or hidden.get("is_visually_hidden_from_conversation"):
-            continue  # an empty root, what the program itself has written, and thoughts
-        blocks = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "other"} for part in parts]
-        turns.append(turn(_dict(message.get("author")).get("role"), blocks))
-    identity = record.get("conversation_id") or record.get("id")
-    return {"conversation": turns, "conversation_id": identity, "time": record.get("create_time")}
+def _chatgpt(record: Record, role: Role) -> Dialog:
+    """The branch of the tree that was shown last: from `current_node` up."""
+    nodes, name, turns = dict(record["mapping"]), record["current_node"], []
+    while name in nodes:
+        node = nodes.pop(name)  # a damaged tree can be a circle
+        if (said := node["message"]) and (parts := said["content"].get("parts")):
+            speaker = said["author"]["role"]
+            turns.append(turn("tool" if speaker == "system" else speaker, parts))  # hidden, and anywhere
+        name = node["parent"]
+    return Dialog(turns[::-1], record.get("conversation_id", record.get("id")), record.get("create_time"))
 
 
-def _alpaca(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    (record,) = records
+def _alpaca(record: Record, role: Role) -> Dialog:
     asked = "\n".join(record[name] for name in ("instruction", "input") if record.get(name))
-    earlier = [
-        turn(role, said)
-        for pair in record.get("history") or []
-        for role, said in zip(("user", "assistant"), pair, strict=True)
-    ]
-    return {"conversation": [*earlier, turn("user", asked), turn("assistant", record.get("output"))]}
+    pairs = [*(record.get("history") or ()), (asked, record["output"])]
+    return Dialog([said for user, answer in pairs for said in (turn("user", user), turn("assistant", answer))])
 
 
-def _prompt_completion(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    prompt, completion = records[0]["prompt"], records[0].get("completion")
-    return {
-        "conversation": [
-            *(prompt if isinstance(prompt, list) else [turn("user", prompt)]),
-            *(completion if isinstance(completion, list) else [turn("assistant", completion)] if completion else []),
-        ]
-    }
+def _prompt_completion(record: Record, role: Role) -> Dialog:
+    parts = (("user", record["prompt"]), ("assistant", record["completion"]))
+    return Dialog([said for who, part in parts for said in (part if isinstance(part, list) else [turn(who, part)])])
 
 
-def _slack(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    """Who recommends is named by --recommender, or is a bot."""
+def _slack(records: Sequence[Record], role: Role) -> Dialog:
+    """Who recommends is a bot, or is named by --recommender."""
     turns = []
     for message in records:
-        name = message.get("user") or message.get("username") or message.get("bot_id")
-        if message.get("type") != "message" or message.get("subtype") not in (None, "bot_message", "thread_broadcast"):
-            role = "tool"  # who joins and leaves, and what else is no message
-        elif recommenders:
-            role = role_of(name, recommenders)
-        else:
-            role = "assistant" if message.get("bot_id") else "user"
-        turns.append(turn(role, html.unescape(str(message.get("text") or ""))))
-    if not recommenders and not any(message.get("bot_id") for message in records):
+        is_said = message.get("subtype") in (None, "bot_message", "thread_broadcast")  # nobody joins, leaves, pins
+        speaker = message.get("user") or message.get("username")
+        said_by = role(speaker, "assistant" if message.get("bot_id") else "user")
+        turns.append(turn(said_by if is_said else "tool", html.unescape(message["text"])))
+    if not any(said["role"] == "assistant" for said in turns):
         raise BadRecord("no bot speaks, so nobody recommends; name who does: --recommender ID")
-    first = records[0]
-    return {"conversation": turns, "conversation_id": first.get("thread_ts"), "time": first.get("ts")}
+    return Dialog(turns, records[0].get("thread_ts"), records[0]["ts"])
 
 
-def _zendesk(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
+def _zendesk(record: Record, role: Role) -> Dialog:
     """The requester of a ticket is the user, who else comments in public the recommender."""
-    (record,) = records
     turns = []
-    for comment in map(_dict, _list(record["comments"])):
-        role = "user" if comment.get("author_id") == record.get("requester_id") else "assistant"
-        text = comment.get("plain_body") or comment.get("body")
-        turns.append(turn(role if comment.get("public", True) else "tool", text))
-    return {"conversation": turns, "conversation_id": record.get("id"), "time": record.get("created_at")}
+    for comment in record["comments"]:
+        speaker = "user" if comment["author_id"] == record["requester_id"] else "assistant"
+        text = comment.get("plain_body") or comment["body"]
+        turns.append(turn(speaker if comment.get("public", True) else "tool", text))
+    return Dialog(turns, record.get("id"), record.get("created_at"))
 
 
-def _whatsapp(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
+def _whatsapp(records: Sequence[Record], role: Role) -> Dialog:
     turns = []
     for message in records:
         said = message["text"].strip()
-        is_said = message["name"] is not None and said and not _OMITTED.fullmatch(said)
-        turns.append(turn(role_of(message["name"], recommenders) if is_said else "tool", said))
-    return {"conversation": turns}
+        is_said = message["name"] and said and not _OMITTED.fullmatch(said)
+        turns.append(turn(role(message["name"]) if is_said else "tool", said))
+    return Dialog(turns)
 
 
 def _days(records: Records) -> Iterable[Group]:
     """The messages of each day of a WhatsApp chat; a line without a date goes on with the message before it."""
     days: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    message: dict[str, Any] = {}
+    message: dict[str, Any] = {"text": ""}
     for number, record in records:
         if match := _WHATSAPP.match(record["line"]):
             message = match.groupdict()
             days.setdefault(match["day"], []).append((number, message))
-        elif message:
+        else:
             message["text"] += "\n" + record["line"]
-    return list(days.values())
+    return days.values()
 
 
-def _turns(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
+def _turns(records: Sequence[Record], role: Role) -> Dialog:
     """A row a turn; INSPIRED says in `movies` what it names."""
-    first = records[0]
-    turns = [
-        turn(role_of(record.get(_first(_SPEAKER, record)), recommenders), record.get(_first(_TEXT, record)))
-        for record in records
-    ]
+    turns = [turn(role(record.get(_first(SPEAKER, record))), record.get(_first(TEXT, record))) for record in records]
     if any(record.keys() & {"movies", "movie_dict"} for record in records):
-        for record, said in zip(records, turns, strict=True):
-            said["items"] = record.get("movies")
-    return {"conversation": turns, "conversation_id": first.get(_first(_CONVERSATION, first))}
+        turns = [said | {"items": record.get("movies")} for said, record in zip(turns, records, strict=True)]
+    return Dialog(turns, records[0].get(_first(CONVERSATION, records[0])))
 
 
-def _columns(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
+def _columns(records: Sequence[Record], role: Role) -> Dialog:
     """A column a speaker; a row has one or several turns, in the columns' order."""
-    turns = [
-        turn(role_of(name, recommenders), record[name])
-        for record in records
-        for name in record
-        if name.lower() in _ROLES or name in recommenders
-    ]
-    return {"conversation": turns, "conversation_id": records[0].get(_first(_CONVERSATION, records[0]))}
+    turns = [turn(role(name), record[name]) for record in records for name in record if name.lower() in ROLES]
+    return Dialog(turns, records[0].get(_first(CONVERSATION, records[0])))
 
 
-def _redial(records: Sequence[Record], recommenders: Collection[str]) -> dict[str, Any]:
-    (record,) = records
-    titles = _dict(record["movieMentions"] or {})  # an empty one is written as a list
-
-    def named(text: str) -> list[str]:
-        return [titles[name] for name in re.findall(r"@(\d+)", text) if titles.get(name)]
-
-    turns = [
-        turn(
-            "assistant" if said["senderWorkerId"] == record["respondentWorkerId"] else "user",
-            re.sub(r"@(\d+)", lambda name: titles.get(name[1]) or name[0], said["text"]),
-        )
-        | {"items": named(said["text"])}
-        for said in map(_dict, _list(record["messages"]))
-        if said["text"].strip()
-    ]
-    return {"conversation": turns, "conversation_id": record.get("conversationId")}
-
-
-def turn(role: Any, content: Any) -> dict[str, Any]:
-    return {"role": role, "content": content}
+def _redial(record: Record, role: Role) -> Dialog:
+    titles = record["movieMentions"] or {}  # an empty one is written as a list
+    turns = []
+    for said in record["messages"]:
+        names = re.findall(r"@(\d+)", said["text"])
+        text = re.sub(r"@(\d+)", lambda name: titles.get(name[1]) or name[0], said["text"])
+        speaker = "assistant" if said["senderWorkerId"] == record["respondentWorkerId"] else "user"
+        turns.append(turn(speaker, text, items=[titles[name] for name in names if titles.get(name)]))
+    return Dialog(turns, record["conversationId"])
 
 
 def _first(names: Iterable[str], record: Record) -> str:
@@ -225,37 +186,17 @@ def _first(names: Iterable[str], record: Record) -> str:
     return next((name for name in names if name in record), "")
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _together(*keys: str, alone: bool = False) -> Callable[[Records], Iterable[Group]]:
+def _by(names: Iterable[str], alone: bool, records: Records) -> Iterable[Group]:
     """Groups of the records that have the same in the first of these columns. Records without: alone, or one group."""
-
-    def groups(records: Records) -> Iterable[Group]:
-        found: dict[Hashable, list[tuple[int, Record]]] = {}
-        for number, record in records:
-            name = record.get(_first(keys, record))
-            found.setdefault((number,) if name is None and alone else name, []).append((number, record))
-        return found.values()
-
-    return groups
+    groups: dict[Hashable, list[tuple[int, Record]]] = {}
+    for number, record in records:
+        name = record.get(_first(names, record))
+        groups.setdefault((number,) if name is None and alone else name, []).append((number, record))
+    return groups.values()
 
 
-def _has(*keys: str) -> Callable[[Record], bool]:
-    return lambda record: record.keys() >= set(keys)
-
-
-def _fits_columns(record: Record) -> bool:
-    return {role_of(name, ()) for name in record if name.lower() in _ROLES} == {"user", "assistant"}
-
-
-def _fits_turns(record: Record) -> bool:
-    return bool(_first(_SPEAKER, record) and _first(_TEXT, record))
+def _has(*names: str) -> Callable[[Record], bool]:
+    return lambda record: record.keys() >= set(names)
 
 
 OWN = "own"
@@ -265,14 +206,29 @@ FORMS: Mapping[str, Form] = {  # a file has the first that one of its first reco
     "chatgpt": Form(("mapping", "current_node", "create_time", "id"), _has("mapping", "current_node"), _chatgpt),
     "sharegpt": Form(("conversations", "id"), _has("conversations"), _sharegpt),
     "openai-batch": Form(("custom_id", "body", "response"), _has("custom_id"), _batch),
-    OWN: Form(KEYS, lambda record: "conversation" in record or not WANTED.isdisjoint(record), _own),
+    OWN: Form(KEYS, lambda record: "conversation" in record or not WANTED.isdisjoint(record), _chat),
     "chat": Form(("messages",), _has("messages"), _chat),
     "alpaca": Form(("instruction", "input", "output", "history"), _has("instruction", "output"), _alpaca),
     "prompt-completion": Form(("prompt", "completion"), _has("prompt", "completion"), _prompt_completion),
-    "slack": Form(("ts", "text", "user", "bot_id"), _has("ts", "text"), _slack, _together("thread_ts")),
+    "slack": Form(
+        ("type", "subtype", "ts", "thread_ts", "text", "user", "username", "bot_id"),
+        _has("type", "ts", "text"),
+        _slack,
+        partial(_by, ("thread_ts",), False),
+    ),
     "whatsapp": Form(("line",), lambda record: bool(_WHATSAPP.match(record.get("line", ""))), _whatsapp, _days),
-    "turns": Form((*_SPEAKER, *_TEXT, *_CONVERSATION, "movies"), _fits_turns, _turns, _together(*_CONVERSATION)),
-    "columns": Form((*_ROLES, *_CONVERSATION), _fits_columns, _columns, _together(*_CONVERSATION, alone=True)),
+    "turns": Form(
+        (*SPEAKER, *TEXT, *CONVERSATION, "movies"),
+        lambda record: bool(_first(SPEAKER, record) and _first(TEXT, record)),
+        _turns,
+        partial(_by, CONVERSATION, False),
+    ),
+    "columns": Form(
+        (*ROLES, *CONVERSATION),
+        lambda record: {ROLES.get(name.lower()) for name in record} >= {"user", "assistant"},
+        _columns,
+        partial(_by, CONVERSATION, True),
+    ),
 }
 
 
@@ -286,19 +242,25 @@ def guess_form(path: Path) -> str:
 def read_export(
     path: Path, name: str, recommenders: Collection[str], damage: Damage, not_read: set[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, a record of KEYS) of each conversation of a file of the form `name`; `not_read` gets the names of columns
-    that are not looked at, what cannot be read goes to `damage`."""
-    form = FORMS[name]
-    for group in form.groups(read_records(path, damage)):
-        number, records = group[0][0], [record for _, record in group]
-        try:
-            conversation = form.read(records, recommenders)
-        except (BadRecord, KeyError, TypeError, AttributeError, ValueError) as problem:
-            told = problem if isinstance(problem, BadRecord) else BadRecord(f"not of the form {name}; give --format")
-            damage.add(path, number, told)
+    """(row, a record of KEYS) of each conversation of a file of the form `name`. `not_read` gets the columns that are
+    not looked at, `damage` what cannot be read."""
+    form, records = FORMS[name], read_records(path, damage)
+    for group in form.groups(records) if form.groups else ([numbered] for numbered in records):
+        number, first = group[0]
+        if name == OWN:
+            yield number, dict(first)
             continue
-        if name != OWN:
-            not_read |= {key for record in records for key in record} - {*form.reads, *KEYS}
-            given = {key: records[0][key] for key in KEYS if key in records[0] and key not in form.reads}
-            conversation = {key: value for key, value in (given | conversation).items() if value is not None}
-        yield number, conversation
+        try:
+            dialog = form.read(
+                [record for _, record in group] if form.groups else first, partial(role_of, recommenders)
+            )
+        except BadRecord as problem:
+            damage.add(path, number, problem)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            text = f"is not what {name} writes (%s: %s); name its form: --format"
+            damage.add(path, number, BadRecord(text, type(error).__name__, error))
+        else:
+            not_read |= {key for _, record in group for key in record} - {*form.reads, *KEYS}
+            given = {key: first[key] for key in KEYS if key in first and key not in form.reads}
+            said = {"conversation": dialog.turns, "conversation_id": dialog.conversation_id, "time": dialog.time}
+            yield number, given | {key: value for key, value in said.items() if value is not None}

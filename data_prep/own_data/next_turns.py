@@ -51,20 +51,17 @@ class Mentions:
         return list(map(self._item, found))
 
     def of_cell(self, cell: Any, not_taken: Counter[str]) -> list[Item]:
-        """What a source says that a turn names, one by one; what the catalog's form cannot hold is counted."""
-        try:
-            return self.reader.items(cell)
-        except BadRecord:
-            entries = self.reader.split(cell)
-        items = []
-        for entry in entries:
+        """What a source says that a turn names; by its title alone what lacks a year, or has one where the catalog has
+        none. What is not found is counted."""
+        items: list[Item] = []
+        for entry in self.reader.split(cell):
             try:
                 items += self.reader.items([entry])
             except BadRecord:
-                item = parse_item(str(entry))  # a year where the catalog has none, or none where it has one
-                rows = self._rows(item.title if item else str(entry))
-                items += map(self._item, rows)
-                not_taken["named items without a year, or not one in the catalog"] += not rows
+                item = parse_item(str(entry))
+                rows = set(self.rows.get(_key(_WORD.findall(item.title if item else str(entry))), ()))
+                items += map(self._item, rows if len(rows) == 1 else ())
+                not_taken["named items without a year, or not in the catalog's form"] += len(rows) != 1
         return items
 
     def _title_at(self, line: str, words: Sequence[re.Match[str]]) -> tuple[int, int]:
@@ -83,10 +80,6 @@ class Mentions:
             if is_capital and (length > 1 or is_set_off) and len(set(rows)) == 1:
                 return rows[0], length
         return -1, 1
-
-    def _rows(self, title: str) -> list[int]:
-        rows = set(self.rows.get(_key(_WORD.findall(title)), ()))
-        return list(rows) if len(rows) == 1 else []
 
     def _item(self, row: int) -> Item:
         return Item(self.matcher.catalog.titles[row], self.matcher.catalog.years[row] or NO_YEAR)

@@ -181,8 +181,13 @@ def _turns_of_text(text: str) -> list[dict[str, str]]:
 
 def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
     """A text; of content blocks (OpenAI's, Anthropic's) their texts. The others are counted."""
-    if isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content):
-        texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+
+    def is_block(part: Any) -> bool:
+        return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
+
+    if isinstance(content, list) and all(map(is_block, content)):
+        texts = [part if isinstance(part, str) else part.get("text") for part in content]
+        texts = [text for text in texts if isinstance(text, str)]
         left_out["pictures and other content without text"] += len(content) - len(texts)
         content = "\n".join(texts)
     if not isinstance(content, str | None):

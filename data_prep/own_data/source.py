@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import BadRecord, Damage, place_of
+from convrec.errors import UserError
+from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
+from data_prep.own_data.catalog import CatalogRead, ItemIds, read_catalog
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.exports import OWN, WANTED, guess_form, read_export
 from data_prep.own_data.next_turns import Mentions, rows_of
@@ -100,6 +103,19 @@ class Source:
             lines.append(f"{self.proposed:,} ground truths are what the next turns name; --preview 5 shows some")
         lines += [f"{count:,} {what} left out" for what, count in self.left_out.items() if count]
         return lines + ([f"columns not read: {', '.join(sorted(self.not_read))}"] if self.not_read else [])
+
+
+def open_source(
+    paths: Sequence[Path], catalog: Path, num_items: int, damage: Damage, **reading: Any
+) -> tuple[CatalogRead, Source]:
+    """The catalog, and the conversations that are read with it. reading: of `Source`."""
+    if not 1 <= num_items <= 100:
+        raise UserError(f"--num-items {num_items}: give 1 to 100")
+    items = read_catalog(catalog, damage)
+    if not items.dated or damage.share is not None:
+        damage.check([catalog], len(items.table))  # whether years are missed in the rows depends on it
+    known = items.catalog()
+    return items, Source(paths, ItemReader(Matcher(known), ItemIds(known)), num_items, **reading)
 
 
 def _dicts(turns: Sequence[Turn]) -> list[dict[str, Any]]:

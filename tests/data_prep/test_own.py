@@ -131,7 +131,7 @@ def test_items_without_years_go_through_reward_and_evaluation(converted):
         line(ground_truth=[{"title": "Ubik"}], seen=[]),
     ]
     out, summary = converted(rows, books, item="book", num_items=3)
-    assert summary["catalog"] == {"items": 3, "dated": False, "never_matched": []}
+    assert summary["catalog"] == {"items": 3, "dated": False, "never_matched": [], "merged": []}
     assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
     assert validate_rl_table(out / "train.parquet", dated=False) == (2, [])
     assert load_catalog(out / "catalog.parquet").problems == ()

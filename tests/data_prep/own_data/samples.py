@@ -27,7 +27,10 @@ BLOCKS = [
     {"role": "user", "content": THANKS},
 ]
 REQUEST = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions"}
-RESPONSE = {"status_code": 200, "body": {"choices": [{"index": 0, "message": {"role": "assistant", "content": LISTED}}]}}
+RESPONSE = {
+    "status_code": 200,
+    "body": {"choices": [{"index": 0, "message": {"role": "assistant", "content": LISTED}}]},
+}
 SHAREGPT = [("system", INSTRUCTION), ("human", LIKED), ("gpt", ANSWER), ("human", THANKS)]
 
 
@@ -133,7 +136,11 @@ OF_A_CONVERSATION: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
 # these end in a list, which is a demonstration
 OF_AN_ANSWER: dict[str, tuple[str, Any, str]] = {
     "OpenAI fine-tuning": ("a.jsonl", lines({"messages": ENDED, "parallel_tool_calls": False}), "chat"),
-    "OpenAI batch": ("a.jsonl", lines(REQUEST | {"body": {"messages": ENDED[:2]}, "response": RESPONSE}), "openai-batch"),
+    "OpenAI batch": (
+        "a.jsonl",
+        lines(REQUEST | {"body": {"messages": ENDED[:2]}, "response": RESPONSE}),
+        "openai-batch",
+    ),
     "Alpaca": ("a.json", json.dumps([{"instruction": "Films?", "input": LIKED, "output": LISTED}]), "alpaca"),
     "prompt and completion": ("a.jsonl", lines({"prompt": LIKED, "completion": LISTED}), "prompt-completion"),
 }

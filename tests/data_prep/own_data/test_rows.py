@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.damage import BadRecord
+from convrec.data.damage import BadRecord, BadRow
 from convrec.data.schema import SPEAKERS
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
@@ -52,7 +52,12 @@ def test_a_row_in_all_its_forms() -> None:
         ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
         ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
         ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
-        ({"conversation": [{"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
+        ({"conversation": [USER, {"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
+        ({"conversation": "USER: \nSYSTEM: Up?\nUSER: no"}, "turn 0 has no text; leave it out"),
+        ({"conversation": "USER: hi\nASSISTANT: Up?\nUSER:"}, "turn 2 has no text; leave it out"),
+        ({"conversation": "USER: hi\rRECOMMENDER: Up?"}, "the last turn is not the user's"),
+        ({"conversation": [{"role": "system", "content": "Be brief."}]}, "no turn of a user; write [{"),
+        ({"seen": "Heat (1995) Up"}, "seen holds 'Heat (1995) Up', of which 'Up' would be lost"),
         ({"conversation": [USER, {"role": "developer", "content": "x"}, USER]}, "turn 1 has the role 'developer'"),
         ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
         ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
@@ -87,6 +92,47 @@ def test_a_damaged_row_is_named_with_its_fix(changes: dict[str, Any], problem: s
     with pytest.raises(BadRecord) as error:
         read(**changes)
     assert problem in str(error.value)
+
+
+def test_all_that_is_wrong_with_a_row_is_told_at_once() -> None:
+    changes = {
+        "conversation": [USER, {"role": "bot", "content": "?"}, {"role": "user"}],
+        "seen_titles": ["M"],
+        "id": "",
+    }
+    changes |= {"ground_truth": ["Heat", ["M", 201]], "demonstration": ["M (1931)", "M (1932)"], "seen": [7]}
+    with pytest.raises(BadRow) as error:
+        read(**changes, time="soon", split="dev")
+    told = [str(problem).split(";")[0] for problem in error.value.problems]
+    assert told == [
+        "unknown key 'seen_titles'",
+        "turn 1 has the role 'bot'",
+        "turn 2 of the conversation is not {role, content}",
+        "ground_truth holds 'Heat', which is not `Title (1999)`",
+        "ground_truth holds ['M', 201]: 201 is no year from 1870 to 2100",
+        "demonstration holds 'M (1931)' twice, once as 'M (1932)'",
+        "seen holds 7, which is no item",
+        "time is 'soon'",
+        "split is 'dev'",
+        "id is ''",
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    "names", [("USER", "SYSTEM"), ("USER", "ASSISTANT"), ("USER", "RECOMMENDER"), ("User", "Assistant")]
+)
+def test_turns_of_a_text_by_any_name_and_line_break(names: tuple[str, str], end: str) -> None:
+    user, recommender = names
+    text = end.join([f"{user}: hi", "there", f"{recommender}:Up?", "", f"{user}:  no: not Up", ""])
+    assert read(conversation=text).conversation == "USER: hi\nthere\nSYSTEM: Up?\nUSER: no: not Up\n"
+
+
+def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, USER, {"role": "tool", "content": "2 films"}, USER]
+    read, left_out = read_turns(turns)
+    assert conversation_text(read) == "USER: hi\nUSER: hi\n"
+    assert left_out == {"instructions to a model": 1, "turns of tools, or without text": 1}
 
 
 def test_a_row_of_a_catalog_without_years() -> None:
@@ -127,8 +173,7 @@ contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
 def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
-    read, left_out = read_turns([{"role": role, "content": content} for role, content in turns])
-    text = conversation_text(read)
+    text = conversation_text(read_turns([{"role": role, "content": content} for role, content in turns])[0])
     assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
 
 
