@@ -21,7 +21,7 @@ from data_prep.own_data.catalog import ItemIds
 Knows: TypeAlias = Callable[[str], bool]  # whether a text is an item, by what the catalog has
 AS_LIST = 'write a JSON list, ["...", "..."], or | between items'
 LONGEST_TITLE = 6  # parts at commas and semicolons
-_MARKED = re.compile(r"\s*(?:\d{1,3}[.)]|[-–*•])\s+\S")  # an item of a numbered or bulleted list
+_MARK = re.compile(r"\s*(?:\d{1,3}[.)]|[-–*•])\s+(?=\S)")  # an item of a numbered or bulleted list
 _NUMBER = re.compile(r"(?:^|\s)(\d{1,3})[.)]\s+")
 _OPENS_LIST = re.compile(r"[\[({]\s*['\"]")
 _NOTE = re.compile(r"\W*?(?:\s[-–—]\s|[-–—:.(\[])")  # after a year: `Heat (1995) - a heist`
@@ -77,12 +77,12 @@ class ItemReader:
     def _divided(self, text: str, knows: Knows, is_entry: bool = False) -> list[str]:
         """is_entry: of a list, which is one item unless it can be none."""
         pieces = [piece.strip() for line in text.splitlines() for piece in line.split("|") if piece.strip()]
-        if len(pieces) > 1 and knows(whole := " ".join(text.split())):
-            if all(map(knows, pieces)):
+        if len(pieces) > 1 and not _MARK.match(pieces[-1]) and knows(whole := " ".join(text.split())):
+            if not is_entry and all(map(knows, pieces)):
                 raise _in_two_ways(text, pieces)
             return [whole]  # a title that a line was broken in
         pieces = [part for piece in pieces for part in _at_numbers(piece, knows)]
-        is_list = len(pieces) > 1 and all(map(_MARKED.match, pieces))
+        is_list = len(pieces) > 1 and all(map(_MARK.match, pieces))
         return [
             part
             for piece in pieces
@@ -91,14 +91,18 @@ class ItemReader:
 
     def _without_mark(self, piece: str, knows: Knows, is_list: bool) -> str:
         """Without the number or bullet of a list, which is part of some titles: `1. FC Köln`."""
-        if self.dated or not _MARKED.match(piece) or (knows(piece) and not is_list):
-            return piece  # with years parse_item takes it off
-        bare = parse_item(piece, dated=False)
-        return bare.title if bare and (is_list or knows(bare.title)) else piece
+        mark = _MARK.match(piece)
+        if not mark or (knows(piece) and not is_list):
+            return piece
+        rest = piece[mark.end() :]
+        if not is_list or knows(rest) or self.dated:
+            return rest if is_list or knows(rest) else piece
+        bare = parse_item(rest, dated=False)
+        return bare.title if bare else rest
 
     def _at_commas(self, text: str, knows: Knows, is_entry: bool) -> list[str]:
         cuts = [match.start() for match in re.finditer("[;,]", text)]
-        if not cuts:
+        if not cuts or (is_entry and knows(text)):
             return [text] if text else []
         ways = _groupings(text, cuts, knows)
         ways = ways or _groupings(text, cuts, lambda part: self.dated and self._whole_item(part) is not None)
@@ -113,14 +117,16 @@ class ItemReader:
         return [text]
 
     def knows(self, text: str) -> bool:
-        """Whether the catalog has it: by id, or by title and, where items have years, year."""
-        if text in self.ids:
-            return True
-        item = self._whole_item(text) if self.dated else Item(text, NO_YEAR)
-        return item is not None and self.matcher.identify(*item).index >= 0
+        """Whether the catalog has it: by id, or by title and, where items have years, year. Misspelt ones do not count:
+        with a word too many a title is still similar."""
+        if text in self.ids or not self.dated:
+            return text in self.ids or self._is_title(text)
+        item, years = self._whole_item(text), self.matcher.catalog.years
+        rows = self.matcher.seen_rows([item.title]) if item else ()
+        return any(abs(years[row] - item.year) <= self.matcher.year_tolerance for row in rows)  # type: ignore[operator, union-attr]
 
     def _is_title(self, text: str) -> bool:
-        return self.knows(text) or bool(self.matcher.seen_rows([text]) and not _lost(text, parse_item(text)))
+        return text in self.ids or bool(self.matcher.seen_rows([text]) and not _lost(text, parse_item(text)))
 
     def _whole_item(self, text: str) -> Item | None:
         """`Title (1999)` that has nothing behind it."""
