@@ -188,7 +188,7 @@ def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
     if isinstance(content, list) and all(map(is_block, content)):
         texts = [part if isinstance(part, str) else part.get("text") for part in content]
         texts = [text for text in texts if isinstance(text, str)]
-        left_out["pictures and other content without text"] += len(content) - len(texts)
+        left_out["pictures and other content without text"] += len(content) - len(texts) if texts else 0
         content = "\n".join(texts)
     if not isinstance(content, str | None):
         raise BadRecord("the content of turn %s is a %s; write a text", index, type(content).__name__)

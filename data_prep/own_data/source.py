@@ -84,11 +84,11 @@ class Source:
     def _list_of(self, answer: str) -> list[Any]:
         """The items of an answer that is a list."""
         try:
-            items = self.reader.items(answer)
+            items = self.reader.items(answer.splitlines())
         except BadRecord:
             items = []
-        known = sum(self.reader.matcher.identify(*item).index >= 0 for item in items)
-        if not items or (not self.reader.dated and 2 * known < len(items)):  # without years any line could be a title
+        known = sum(self.reader.knows(format_item(*item)) for item in items)
+        if 2 * known <= len(items):  # `Try Heat (1995)` is a line with a title and a year, too
             raise BadRecord(
                 "the recommender's last turn, %r, is no list of items; --truth from-next-turns takes the titles that "
                 "turns name as ground truth", answer

@@ -82,7 +82,10 @@ ANDROID = (
     f"12/31/20, 9:41 PM - Ann: {LIKED}\n12/31/20, 9:42 PM - Bob: Try Blade Runner (1982),\nor Alien (1979).\n"
     f"12/31/20, 9:42 PM - Bob: <Media omitted>\n12/31/20, 9:43 PM - Ann: {THANKS}\n"
 )
-IPHONE = f"\u200e[31/12/2020, 21:41:00] Ann: {LIKED}\n[31/12/2020, 21:42:00] Bob: {ANSWER}\n[31/12/2020, 21:43:10] Ann: {THANKS}\n"
+IPHONE = (
+    f"\u200e[31/12/2020, 21:41:00] Ann: {LIKED}\n[31/12/2020, 21:42:00] Bob: {ANSWER}\n"
+    f"[31/12/2020, 21:43:10] Ann: {THANKS}\n"
+)
 REDIAL = {
     "movieMentions": {"111776": "Heat (1995)", "99": "Blade Runner  (1982)", "7": "Alien (1979)", "8": "Nowhere"},
     "respondentQuestions": {"99": {"suggested": 1, "seen": 0, "liked": 1}},

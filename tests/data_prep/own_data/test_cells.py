@@ -1,5 +1,6 @@
 """Cells with items: what is joined in any way comes apart again, and what can be read in two ways is told."""
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -71,10 +72,8 @@ def test_items_outside_the_catalog_come_apart_too(way: str, seed: int, rows: lis
 @given(st.text(max_size=60), st.sampled_from([DATED, UNDATED]))
 def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
     for read in (of.items, of.titles):
-        try:
-            read(cell)
-        except BadRecord as problem:
-            assert str(problem)
+        with contextlib.suppress(BadRecord):
+            assert all(read(cell))
 
 
 @pytest.mark.parametrize(

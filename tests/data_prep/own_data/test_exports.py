@@ -77,3 +77,86 @@ def test_every_kind_of_file_holds_every_form(convert, tmp_path: Path, suffix: st
 def test_every_form_has_a_sample() -> None:
     guessed = {form for _, _, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]}
     assert guessed == set(FORMS) - {"own"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "problem"),
+    [
+        ("a.txt", samples.ANDROID, {"truth": "from-next-turns"}, "line 1: 'Ann' speaks: as a user, or as the recomm"),
+        ("a.json", json.dumps(samples.SLACK[:3]), {}, "records 0, 1: no bot speaks, so nobody recommends; name who"),
+        (
+            "a.jsonl",
+            samples.lines({"messages": samples.messages()[:2]}),
+            {},
+            "is no list of items; --truth from-next-t",
+        ),
+        ("a.jsonl", samples.lines({"messages": samples.messages()}), {}, "line 1: neither ground_truth nor demonstra"),
+        ("a.jsonl", samples.lines(samples.REQUEST | {"response": {}}), {}, "line 1: an answer without its request"),
+        (
+            "a.jsonl",
+            samples.lines({"messages": []}),
+            {"form": "sharegpt"},
+            "is not what sharegpt writes (KeyError: 'conv",
+        ),
+        ("a.jsonl", samples.lines({"mapping": [], "current_node": []}), {}, "line 1: is not what chatgpt writes ("),
+        (
+            "a.jsonl",
+            samples.lines({"dialogue": [], "labels": []}),
+            {},
+            "unknown key 'dialogue'; did you mean conversat",
+        ),
+    ],
+)
+def test_what_a_form_does_not_say_is_a_finding(convert, name: str, content: str, options: dict, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        convert(name, content, **options)
+    assert problem in str(error.value)
+
+
+def test_what_is_no_row_and_no_finding_is_counted(convert) -> None:
+    chat = {"messages": [samples.SYSTEM, *samples.BLOCKS], "model": "m-1", "temperature": 0.5}
+    talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+    rows, summary = convert("a.jsonl", samples.lines(chat, talk), truth="from-next-turns")
+    assert len(rows) == 1
+    assert summary["read"][1:] == [
+        "2 ground truths are what the next turns name; --preview 5 shows some",
+        "1 instructions to a model left out",
+        "1 pictures and other content without text left out",
+        "2 turns of tools, or without text left out",
+        "1 conversations in which no item is named in answer to the user left out",
+        "columns not read: model, temperature",
+    ]
+    printed = format_summary(summary, "out")
+    assert all(line in printed for line in summary["read"])
+    with pytest.raises(UserError, match=r"no conversations; check how the file was written; .*: read as chat"):
+        convert("a.jsonl", samples.lines(talk), truth="from-next-turns")
+
+
+def test_a_preview_shows_the_first_rows_and_findings_and_writes_nothing(tmp_path: Path, capsys) -> None:
+    (tmp_path / "catalog.csv").write_text(CATALOG)
+    bad = {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "?"}]}
+    chats = samples.lines(bad, {"messages": samples.messages()}, {"messages": samples.messages()})
+    (tmp_path / "chats.jsonl").write_text(chats)
+    argv = ["--conversations", str(tmp_path / "chats.jsonl"), "--catalog", str(tmp_path / "catalog.csv")]
+    assert main([*argv, "--truth", "from-next-turns", "--preview", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("--- ") == 1
+    assert (
+        f"chats.jsonl: line 2\nUSER: {samples.LIKED}\nground truth: Blade Runner (1982) | Alien (1979)\n"
+        "seen: Heat\ndemonstration: -\n" in printed
+    )
+    assert "chats.jsonl: line 1: turn 1 has the role 'bot'" in printed
+    assert "chats.jsonl: read as chat (guessed; --format names another)" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.csv", "chats.jsonl"]
+    for given in ([], ["--preview", "1", "--out", "x"]):
+        with pytest.raises(SystemExit):
+            main([*argv, *given])
+        assert "give --out, or --preview to look first" in capsys.readouterr().err
+
+
+def test_the_title_of_a_chat_is_no_form(tmp_path: Path) -> None:
+    """What decides is in the records, not in the file's name."""
+    for name, (file, content, form, *_) in {**samples.OF_A_CONVERSATION, **samples.OF_AN_ANSWER}.items():
+        path = tmp_path / f"x{''.join(Path(file).suffixes)}"
+        path.write_text(content)
+        assert guess_form(path) == form, name
