@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from convrec.data.damage import BadRecord, BadRow, collected
+from convrec.data.damage import BadRecord, BadRow, Collected
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, parse_item
@@ -49,7 +49,7 @@ class ItemReader:
         found: list[Any] = []
         problems: list[BadRecord] = []
         for entry in entries:
-            with collected(problems):
+            with Collected(problems):
                 found.append(read(entry))
         if problems:
             raise BadRow(problems)

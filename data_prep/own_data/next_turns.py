@@ -91,8 +91,8 @@ def _key(words: Sequence[str]) -> str:
 
 def rows_of(
     record: Mapping[str, Any], turns: Sequence[Turn], named: Sequence[Sequence[Item]], matcher: Matcher, also_user: bool
-) -> Iterator[dict[str, Any]]:
-    """A record for every point at which the recommender answers the user and names items that nobody named before.
+) -> Iterator[tuple[dict[str, Any], Sequence[Turn]]]:
+    """A record, and its turns, for every answer of the recommender that names items that nobody named before.
 
     named: the items of each turn. also_user: what the user's next turns name was wanted, too.
     """
@@ -106,12 +106,8 @@ def rows_of(
         wanted = {_identity(item, matcher): item for index in after for item in named[index]}
         truth = [item for identity, item in wanted.items() if identity not in earlier]
         if truth:
-            yield {
-                **record,
-                "conversation": [turn._asdict() for turn in turns[: run[0]]],
-                "ground_truth": [_entry(item) for item in truth],
-                "seen": [[title] for title in dict.fromkeys(item.title for item in before)],
-            }
+            seen = [[title] for title in dict.fromkeys(item.title for item in before)]
+            yield {**record, "ground_truth": [_entry(item) for item in truth], "seen": seen}, turns[: run[0]]
 
 
 def _identity(item: Item, matcher: Matcher) -> object:

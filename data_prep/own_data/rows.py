@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from convrec.data.damage import BadRecord, BadRow, collected
+from convrec.data.damage import BadRecord, BadRow, Collected
 from convrec.data.schema import SPEAKERS, TURN, Pair
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
@@ -56,36 +56,36 @@ class Row(NamedTuple):
     repeated_truths: int
 
 
-def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int) -> Row:
-    """A record of the conversations. Raises BadRow with all that is wrong with it."""
+def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turns: Sequence[Turn] | None = None) -> Row:
+    """A record of the conversations. Raises BadRow with all that is wrong with it. turns: where they have been read."""
     problems: list[BadRecord] = []
     for key in record:
-        with collected(problems):
+        with Collected(problems):
             _check_key(key)
     is_known = not problems
     text, time, split = "", None, record.get("split")
     truth: list[Item] = []
     demonstration: list[Item] = []
     seen: list[str] = []
-    with collected(problems):
+    with Collected(problems):
         if "messages" in record and "conversation" in record:
             raise BadRecord("both conversation and messages, which are the same; keep one")
-        text = conversation_text(read_turns(record.get("messages", record.get("conversation")))[0])
-    with collected(problems, "ground_truth"):
+        text = conversation_text(turns or read_turns(record.get("messages", record.get("conversation")))[0])
+    with Collected(problems, "ground_truth"):
         truth = reader.items(record.get("ground_truth"))
-    with collected(problems, "demonstration"):
+    with Collected(problems, "demonstration"):
         demonstration = reader.items(record.get("demonstration"))
         check_demonstration(demonstration, num_items, reader.matcher)
-    with collected(problems, "seen"):
+    with Collected(problems, "seen"):
         seen = reader.titles(record.get("seen"))
-    with collected(problems, "time"):
+    with Collected(problems, "time"):
         time = None if record.get("time") is None else read_time(record["time"])
-    with collected(problems):
+    with Collected(problems):
         if split is not None and split not in SPLITS:
             raise BadRecord("split is %r; write train, validation or test", split)
     names: dict[str, str | None] = {}
     for key in ("conversation_id", "id"):
-        with collected(problems):
+        with Collected(problems):
             names[key] = _read_name(record, key)
     if is_known and not record.get("ground_truth") and not record.get("demonstration"):
         problems.append(BadRecord(NOTHING_WANTED))
@@ -143,7 +143,7 @@ def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
     if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
-        with collected(problems):
+        with Collected(problems):
             if not isinstance(turn, dict) or not {"role", "content"} <= turn.keys():
                 raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
             role, content = turn["role"], _texts(turn["content"], index, left_out)

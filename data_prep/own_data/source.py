@@ -49,16 +49,16 @@ class Source:
         for path, form in self.forms.items():
             for number, record in read_export(path, form, self.recommenders, damage, self.not_read):
                 try:
-                    for row in self._rows_of(record, form):
-                        yield path, number, read_row(row, self.reader, self.num_items)
+                    for row, turns in self._rows_of(record, form):
+                        yield path, number, read_row(row, self.reader, self.num_items, turns)
                 except BadRecord as problem:
                     damage.add(path, number, problem)
 
-    def _rows_of(self, record: dict[str, Any], form: str) -> Iterator[Mapping[str, Any]]:
+    def _rows_of(self, record: dict[str, Any], form: str) -> Iterator[tuple[Mapping[str, Any], Sequence[Turn] | None]]:
         try:
             turns, left_out = read_turns(record.get("messages", record.get("conversation")))
         except BadRecord:
-            yield record  # read_row says what is wrong with it, and with the rest
+            yield record, None  # read_row says what is wrong with it, and with the rest
             return
         self.left_out += left_out
         is_given = not WANTED.isdisjoint(record)
@@ -66,20 +66,21 @@ class Source:
         if not is_given and (is_named or self.truth == NEXT_TURNS):
             yield from self._by_next_turns(record, turns, is_named)
         elif not is_given and form != OWN and turns[-1].role == "assistant":
-            yield record | {"conversation": _dicts(turns[:-1]), "demonstration": self._list_of(turns[-1].content)}
+            yield record | {"demonstration": self._list_of(turns[-1].content)}, turns[:-1]
         else:
-            yield record
+            yield record, turns
 
-    def _by_next_turns(self, record: dict[str, Any], turns: Sequence[Turn], is_named: bool) -> Iterator[dict[str, Any]]:
-        record.pop("messages", None)
+    def _by_next_turns(
+        self, record: dict[str, Any], turns: Sequence[Turn], is_named: bool
+    ) -> list[tuple[dict[str, Any], Sequence[Turn]]]:
         if name := record.pop("id", None):  # several rows can come of it
             record.setdefault("conversation_id", name)
         cells = [self.mentions.of_cell(turn.items, self.left_out) for turn in turns] if is_named else None
         named = cells or [self.mentions.of_text(turn.content) for turn in turns]
         rows = list(rows_of(record, turns, named, self.reader.matcher, also_user=not is_named))
         self.left_out["conversations in which no item is named in answer to the user"] += not rows
-        self.proposed += sum(len(row["ground_truth"]) for row in rows)
-        yield from rows
+        self.proposed += sum(len(row["ground_truth"]) for row, _ in rows)
+        return rows
 
     def _list_of(self, answer: str) -> list[Any]:
         """The items of an answer that is a list."""
@@ -116,10 +117,6 @@ def open_source(
         damage.check([catalog], len(items.table))  # whether years are missed in the rows depends on it
     known = items.catalog()
     return items, Source(paths, ItemReader(Matcher(known), ItemIds(known)), num_items, **reading)
-
-
-def _dicts(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    return [turn._asdict() for turn in turns]
 
 
 def preview(source: Source, count: int, damage: Damage) -> str:

@@ -49,9 +49,10 @@ def test_the_rows_of_a_conversation() -> None:
     turns = [Turn(role, content) for role, content in zip(roles, said, strict=True)]
     named = [DATED.of_text(turn.content) for turn in turns]
     rows = list(rows_of({"split": "test"}, turns, named, DATED.matcher, also_user=True))
-    assert [len(row["conversation"]) for row in rows] == [2, 6]
+    assert [turns for _, turns in rows] == [turns[:2], turns[:6]]
+    rows = [row for row, _ in rows]
     assert [row["ground_truth"] for row in rows] == [[["Alien", 1979]], [["Blade Runner", 1982], ["Spider-Man", 2002]]]
     assert [row["seen"] for row in rows] == [[["Heat"]], [["Heat"], ["Alien"]]]
-    last = list(rows_of({}, turns, named, DATED.matcher, also_user=False))[-1]
+    last = list(rows_of({}, turns, named, DATED.matcher, also_user=False))[-1][0]
     assert last["ground_truth"] == [["Blade Runner", 1982]]
     assert rows[0]["split"] == "test"

@@ -133,4 +133,4 @@ def test_constrained_lists_stand_beside_free_ones_and_baselines(
     constrained = metrics["constrained"]["paired"]
     constrained |= {name: {"mean": math.nan, "se": math.nan, "p": math.nan} for name in ("recall@2", "cold_share")}
     *_, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
-    assert ["  recall@2   –  p –", "  cold items          –"] == [line for line in printed.splitlines() if "–" in line]
+    assert [line for line in printed.splitlines() if "–" in line] == ["  recall@2   –  p –", "  cold items          –"]
