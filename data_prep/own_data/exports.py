@@ -158,16 +158,26 @@ def _days(records: Records) -> Iterable[Group]:
 
 def _turns(records: Sequence[Record], role: Role) -> Dialog:
     """A row a turn; INSPIRED says in `movies` what it names."""
-    turns = [turn(role(record.get(_first(SPEAKER, record))), record.get(_first(TEXT, record))) for record in records]
+    said = [(record.get(_first(SPEAKER, record)), record.get(_first(TEXT, record))) for record in records]
+    turns = _said(said, role)
     if any(record.keys() & {"movies", "movie_dict"} for record in records):
-        turns = [said | {"items": record.get("movies")} for said, record in zip(turns, records, strict=True)]
+        turns = [turn | {"items": record.get("movies")} for turn, record in zip(turns, records, strict=True)]
     return Dialog(turns, records[0].get(_first(CONVERSATION, records[0])))
 
 
 def _columns(records: Sequence[Record], role: Role) -> Dialog:
     """A column a speaker; a row has one or several turns, in the columns' order."""
-    turns = [turn(role(name), record[name]) for record in records for name in record if name.lower() in ROLES]
-    return Dialog(turns, records[0].get(_first(CONVERSATION, records[0])))
+    said = [(name, text) for record in records for name, text in record.items() if name.lower() in (*ROLES, "system")]
+    return Dialog(_said(said, role), records[0].get(_first(CONVERSATION, records[0])))
+
+
+def _said(said: Sequence[tuple[Any, Any]], role: Role) -> list[dict[str, Any]]:
+    """Turns of (speaker, text). `SYSTEM` is the recommender, as in the released data, but beside another one it is an
+    instruction."""
+    speakers = {speaker: str(speaker).lower() for speaker, _ in said}
+    roles = {speaker: role(speaker) for speaker, name in speakers.items() if name != "system"}
+    system = "system" if "assistant" in roles.values() else "assistant"
+    return [turn(roles.get(speaker, system), text) for speaker, text in said]
 
 
 def _redial(record: Record, role: Role) -> Dialog:
@@ -199,6 +209,11 @@ def _has(*names: str) -> Callable[[Record], bool]:
     return lambda record: record.keys() >= set(names)
 
 
+def _fits_columns(record: Record) -> bool:
+    roles = {ROLES.get(name.lower(), name.lower()) for name in record}
+    return "user" in roles and not roles.isdisjoint(("assistant", "system"))
+
+
 OWN = "own"
 FORMS: Mapping[str, Form] = {  # a file has the first that one of its first records fits
     "redial": Form(("movieMentions", "messages", "conversationId"), _has("movieMentions", "messages"), _redial),
@@ -224,8 +239,8 @@ FORMS: Mapping[str, Form] = {  # a file has the first that one of its first reco
         partial(_by, CONVERSATION, False),
     ),
     "columns": Form(
-        (*ROLES, *CONVERSATION),
-        lambda record: {ROLES.get(name.lower()) for name in record} >= {"user", "assistant"},
+        (*ROLES, "system", *CONVERSATION),
+        _fits_columns,
         _columns,
         partial(_by, CONVERSATION, True),
     ),

@@ -132,6 +132,13 @@ OF_A_CONVERSATION: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
     "WhatsApp of Android": ("a.txt", ANDROID, "whatsapp", BOB),
     "WhatsApp of an iPhone": ("_chat.txt", IPHONE, "whatsapp", BOB),
     "CSV, a column a speaker": ("a.csv", COLUMNS, "columns", NEXT),
+    "TSV, as the released data name speakers": ("a.tsv", f"USER\tSYSTEM\n{LIKED}\t{ANSWER}\n", "columns", NEXT),
+    "CSV, a system prompt": (
+        "a.csv",
+        f'role,text\nsystem,{INSTRUCTION}\nuser,{LIKED}\nbot,"{ANSWER}"\n',
+        "turns",
+        NEXT,
+    ),
     "TSV, a row a turn": ("a.tsv", TURNS, "turns", NEXT),
     "ReDial": ("train_data.jsonl", lines(REDIAL), "redial", {}),
     "INSPIRED": ("train.tsv", INSPIRED, "turns", {}),
