@@ -7,7 +7,7 @@ may fail in it as it likes: KeyError, TypeError, AttributeError and ValueError b
 
 import html
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -198,10 +198,10 @@ def _first(names: Iterable[str], record: Record) -> str:
 
 def _by(names: Iterable[str], alone: bool, records: Records) -> Iterable[Group]:
     """Groups of the records that have the same in the first of these columns. Records without: alone, or one group."""
-    groups: dict[Hashable, list[tuple[int, Record]]] = {}
+    groups: dict[str, list[tuple[int, Record]]] = {}
     for number, record in records:
         name = record.get(_first(names, record))
-        groups.setdefault((number,) if name is None and alone else name, []).append((number, record))
+        groups.setdefault(f"row {number}" if name is None and alone else repr(name), []).append((number, record))
     return groups.values()
 
 

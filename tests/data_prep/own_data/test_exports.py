@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.data.damage import Damage
 from convrec.errors import UserError
 from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.exports import FORMS, guess_form
+from data_prep.own_data.source import open_source
 from tests.data_prep.own_data import samples
 
 CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\nIt,2017\n"
@@ -160,3 +163,34 @@ def test_the_title_of_a_chat_is_no_form(tmp_path: Path) -> None:
         path = tmp_path / f"x{''.join(Path(file).suffixes)}"
         path.write_text(content)
         assert guess_form(path) == form, name
+
+
+JUNK = (None, 7, "x", [], {}, [None], [[1]], {"a": None}, True, "", [{"type": 1}], [{"type": "text", "text": 5}])
+
+
+def damaged(value: Any, draw: random.Random) -> Any:
+    """The value with parts of it replaced or taken out."""
+    if draw.random() < 0.15:
+        return draw.choice(JUNK)
+    if isinstance(value, dict):
+        kept = {key: inner for key, inner in value.items() if draw.random() > 0.03}
+        return {key: damaged(inner, draw) if draw.random() < 0.5 else inner for key, inner in kept.items()}
+    return [damaged(inner, draw) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_damaged_export_is_a_finding_and_no_crash(tmp_path: Path, seed: int) -> None:
+    (tmp_path / "catalog.csv").write_text(CATALOG)
+    draw, path = random.Random(seed), tmp_path / "a.jsonl"
+    for file, content, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]:
+        if ".json" not in file.lower():
+            continue
+        value = [json.loads(text) for text in content.splitlines()]
+        records = value[0] if isinstance(value[0], list) else value
+        path.write_text(samples.lines(*(record for one in records if isinstance(record := damaged(one, draw), dict))))
+        for truth in ("given", "from-next-turns"):
+            damage = Damage()
+            _, source = open_source([path], tmp_path / "catalog.csv", 5, damage, form=form, truth=truth)
+            rows = list(source.rows(damage))
+            assert all(row.truth or row.demonstration for *_, row in rows)
+            assert all(str(finding.problem) for finding in damage.findings)
