@@ -409,40 +409,6 @@ def test_the_command(files, tmp_path, capsys):
     assert "already there" in capsys.readouterr().err
 
 
-# ---- the catalog
-
-
-def test_years_at_the_end_of_titles_are_split_off(converted):
-    movies = 'movieId,title,genres\n1,Heat (1995),Crime\n2,M (1931),Crime\n3,"Matrix, The (1999)",Action\n'
-    out, summary = converted([line(ground_truth=["The Matrix (1999)"])], movies, ".csv")
-    titles = [(row["title"], row["year"]) for row in read(out, "catalog")]
-    assert titles == [("Heat", 1995), ("M", 1931), ("Matrix, The", 1999)]
-    assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
-    told = "catalog.csv: no column year, so the year was taken from the end of 3 titles"
-    assert told in format_summary(summary, "out")
-    with pytest.raises(UserError, match=r"catalog\.csv: line 5: no year, but 3 items have one; fill it in"):
-        converted([line()], movies + "4,Babylon 5,SF\n", ".csv", overwrite=True)
-    songs = "title\n1999 (1982)\nHello\nIntro\n"  # a title that says so is none of a catalog with years
-    out, summary = converted([line(ground_truth=["Hello"])], songs, ".csv", overwrite=True)
-    assert (summary["catalog"]["dated"], read(out, "catalog")[0]["title"]) == (False, "1999 (1982)")
-
-
-def test_a_year_that_cannot_be_is_told_and_not_the_end(converted):
-    films = [*FILMS, *({"title": f"Film {n}", "year": 2000} for n in range(20)), {"title": "The Wall", "year": 201}]
-    out, summary = converted([line()], films)
-    (told,) = summary["catalog"]["never_matched"]
-    assert told == "line 24: 'The Wall' has the year 201; write one from 1870 to 2100; left out"
-    assert f"never matched: {told}" in format_summary(summary, "out")
-    assert "The Wall" not in [row["title"] for row in read(out, "catalog")]
-
-
-def test_rows_that_are_one_item_are_named(converted):
-    _, summary = converted([line()], [*FILMS, {"title": "The Heat", "year": 1995}])
-    (told,) = summary["catalog"]["merged"]
-    assert told.startswith("row 3: 'The Heat' (1995) is another spelling of row 0, 'Heat': one item, unless")
-    assert told in format_summary(summary, "out")
-
-
 def test_ground_truth_that_is_wholly_outside_the_catalog_is_refused(files):
     rows = [line(ground_truth=["Alien (1979)", "Dune (2021)"], conversation_id=n) for n in range(3)]
     given = files(rows)
