@@ -283,6 +283,8 @@ def main(arguments: list[str]) -> int:
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
     if (count is None) == (given["out"] is None):
         parser.error("give --out, or --preview to look first")
+    if count is not None and count < 1:
+        parser.error(f"--preview {count}: give 1 or more")
     try:
         if count is not None:
             names = ("conversations", "catalog", "num_items", "form", "truth", "recommenders")

@@ -76,7 +76,8 @@ class ItemReader:
 
     def _divided(self, text: str, knows: Knows, is_entry: bool = False) -> list[str]:
         """is_entry: of a list, which is one item unless it can be none."""
-        pieces = [piece.strip() for line in text.splitlines() for piece in line.split("|") if piece.strip()]
+        lines = text.splitlines() if is_entry else "|".join(text.splitlines()).split("|")
+        pieces = [piece.strip() for piece in lines if piece.strip()]
         if len(pieces) > 1 and not _MARK.match(pieces[-1]) and knows(whole := " ".join(text.split())):
             if not is_entry and all(map(knows, pieces)):
                 raise _in_two_ways(text, pieces)
@@ -101,12 +102,12 @@ class ItemReader:
         return bare.title if bare else rest
 
     def _at_commas(self, text: str, knows: Knows, is_entry: bool) -> list[str]:
-        cuts = [match.start() for match in re.finditer("[;,]", text)]
+        cuts = [match.start() for match in re.finditer("[;,|]", text)]
         if not cuts or (is_entry and knows(text)):
             return [text] if text else []
         ways = _groupings(text, cuts, knows)
         ways = ways or _groupings(text, cuts, lambda part: self.dated and self._whole_item(part) is not None)
-        parts = [part.strip() for part in re.split("[;,]", text) if part.strip()]
+        parts = [part.strip() for part in re.split("[;,|]", text) if part.strip()]
         is_one = is_entry or knows(text) or not any(map(self._is_title, parts))
         if len(ways) == 1 and (is_one or ways != [[text]]):
             return ways[0]
@@ -126,12 +127,12 @@ class ItemReader:
         return any(abs(years[row] - item.year) <= self.matcher.year_tolerance for row in rows)  # type: ignore[operator, union-attr]
 
     def _is_title(self, text: str) -> bool:
-        return text in self.ids or bool(self.matcher.seen_rows([text]) and not _lost(text, parse_item(text)))
+        return text in self.ids or bool(self.matcher.seen_rows([text]) and not _behind_year(text, parse_item(text)))
 
     def _whole_item(self, text: str) -> Item | None:
         """`Title (1999)` that has nothing behind it."""
         item = parse_item(text)
-        return item if item and not _lost(text, item) else None
+        return item if item and not _behind_year(text, item) else None
 
     # ---- from an entry to its item
 
@@ -164,7 +165,7 @@ class ItemReader:
         return item.title if item else title
 
     def _check_rest(self, entry: str, item: Item) -> None:
-        rest = _lost(entry, item)
+        rest = _behind_year(entry, item)
         if _YEAR.search(rest):
             raise BadRecord("holds %r, which has two years; write [title, year], and an entry for every item", entry)
         if rest and (not _NOTE.match(rest) or self._is_title(rest.strip(_DECORATION))):
@@ -221,7 +222,7 @@ def _groupings(text: str, cuts: Sequence[int], is_item: Knows) -> list[list[str]
         found: list[list[str]] = []
         for first in range(last, max(-1, last - LONGEST_TITLE), -1):
             part = text[starts[first] : end].strip()
-            if ways[first] and (not part or (part == part.strip(";, ") and is_item(part))):
+            if ways[first] and (not part or (part == part.strip(";,| ") and is_item(part))):
                 found += [[*way, part] if part else way for way in ways[first]]
         ways.append(found[:2])
     return [way for way in ways[-1] if way]
@@ -233,8 +234,8 @@ def _in_two_ways(text: str, parts: Sequence[str]) -> BadRecord:
     )
 
 
-def _lost(text: str, item: Item | None) -> str:
-    """What stands behind the year of an item and is not read with it, from its first word on or what leads to it."""
+def _behind_year(text: str, item: Item | None) -> str:
+    """The words behind the year of an item, which are not read with it."""
     if item is None:
         return ""
     behind = re.search(rf"[(（\[][^()（）]*{item.year}[^()（）\]]*[)）\]]|[-–—]\s*{item.year}", text)

@@ -31,8 +31,11 @@ NOTHING_WANTED = (
     "next turns name: --truth from-next-turns"
 )
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
-# A speaker in a text, in capitals or as `User:`. What stands between two is a turn.
-_SPEAKER = re.compile(r"^(USER|SYSTEM|ASSISTANT|RECOMMENDER|User|System|Assistant|Recommender):[ \t]*", re.MULTILINE)
+# Speakers in a text, written as the first of them is: `User:` within a turn of `USER:` is text.
+_SPEAKERS = tuple(
+    re.compile(rf"^({'|'.join(map(case, ('user', 'system', 'assistant', 'recommender')))}):[ \t]*", re.MULTILINE)
+    for case in (str.upper, str.title)
+)
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
 
@@ -169,8 +172,8 @@ def conversation_text(turns: Sequence[Turn]) -> str:
 
 def _turns_of_text(text: str) -> list[dict[str, str]]:
     text = re.sub("\r\n?", "\n", text).strip()
-    turns = list(_SPEAKER.finditer(text))
-    if not turns or turns[0].start():
+    turns = next((list(speakers.finditer(text)) for speakers in _SPEAKERS if speakers.match(text)), [])
+    if not turns:
         raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
     ends = [*(turn.start() for turn in turns[1:]), len(text)]
     return [

@@ -89,6 +89,8 @@ def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
         ('{"title": "Heat", "year": 1995}', ["Heat"]),
         ("[]", []),
         (" ", []),
+        (["Heat (1995) | Alien (1979)"], ["Heat", "Alien"]),
+        (["Nowhere | Nobody (1979)"], ["Nowhere | Nobody"]),  # an entry of a list can be a title with a bar
         (["Heat (1995)\nAlien (1979)", ["Dune", 2021]], ["Heat", "Alien", "Dune"]),
     ],
 )

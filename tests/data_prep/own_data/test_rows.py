@@ -126,6 +126,7 @@ def test_turns_of_a_text_by_any_name_and_line_break(names: tuple[str, str], end:
     user, recommender = names
     text = end.join([f"{user}: hi", "there", f"{recommender}:Up?", "", f"{user}:  no: not Up", ""])
     assert read(conversation=text).conversation == "USER: hi\nthere\nSYSTEM: Up?\nUSER: no: not Up\n"
+    assert read(conversation="USER: hi\nSystem: Up?").conversation == "USER: hi\nSystem: Up?\n"
 
 
 def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
