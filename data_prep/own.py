@@ -126,23 +126,6 @@ def convert_own(
     return summary
 
 
-def preview_own(
-    count: int, conversations: Sequence[str | Path], catalog: str | Path, num_items: int, **reading: Any
-) -> str:
-    """What would become of the first `count` rows, and what is wrong with the records up to there. Nothing is written.
-
-    Raises UserError for a file that cannot be read at all. reading: as in `convert_own`.
-    """
-    damage = Damage()
-    items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, **reading)
-    told = [*items.told, preview(source, count, damage)]
-    try:
-        damage.check()
-    except UserError as error:
-        told.append(str(error))
-    return "\n".join(told)
-
-
 def _facts(
     rows: Iterable[tuple[Path, int, Row]], matcher: Matcher, mentions: Counter[bool], damage: Damage
 ) -> Iterator[Facts]:
@@ -288,7 +271,7 @@ def main(arguments: list[str]) -> int:
     try:
         if count is not None:
             names = ("conversations", "catalog", "num_items", "form", "truth", "recommenders")
-            print(preview_own(count, **{name: given[name] for name in names}))
+            print(preview(count, **{name: given[name] for name in names}))
             return 0
         summary = convert_own(**given, rule=rule, progress=True)
     except UserError as error:

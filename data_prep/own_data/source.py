@@ -61,7 +61,7 @@ class Source:
             yield record, None  # read_row says what is wrong with it, and with the rest
             return
         self.left_out += left_out
-        is_given = not WANTED.isdisjoint(record)
+        is_given = any(record.get(name) for name in WANTED)
         is_named = any(turn.items is not None for turn in turns)
         if not is_given and (is_named or self.truth == NEXT_TURNS):
             yield from self._by_next_turns(record, turns, is_named)
@@ -119,8 +119,15 @@ def open_source(
     return items, Source(paths, ItemReader(Matcher(known), ItemIds(known)), num_items, **reading)
 
 
-def preview(source: Source, count: int, damage: Damage) -> str:
-    """What would become of the first rows, and the findings up to there."""
+def preview(
+    count: int, conversations: Sequence[str | Path], catalog: str | Path, num_items: int, **reading: Any
+) -> str:
+    """What would become of the first `count` rows, and what is wrong with the records up to there.
+
+    Raises UserError for a file that cannot be read at all. reading: of `Source`.
+    """
+    damage = Damage()
+    items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, **reading)
     lines = []
     for path, number, row in islice(source.rows(damage), count):
         names = {
@@ -130,4 +137,8 @@ def preview(source: Source, count: int, damage: Damage) -> str:
         }
         lines += [f"--- {place_of(path, number)}", row.conversation.rstrip()]
         lines += [f"{name}: {' | '.join(titles) or '-'}" for name, titles in names.items()]
-    return "\n".join([*source.told(), *lines])
+    try:
+        damage.check()
+    except UserError as error:
+        lines.append(str(error))
+    return "\n".join([*items.told, *source.told(), *lines])
