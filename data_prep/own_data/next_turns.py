@@ -19,7 +19,6 @@ from convrec.lists.titles import fold
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.rows import Turn
 
-LONGEST_TITLE = 12  # words
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _YEAR = re.compile(r"\W{0,3}\((\d{4})\)")
 _GOES_ON = re.compile(r" [A-Z\d]")  # Despicable Me 2 is not Despicable Me
@@ -32,11 +31,14 @@ class Mentions:
     def __init__(self, reader: ItemReader) -> None:
         self.reader, self.matcher = reader, reader.matcher
         self.rows: dict[str, list[int]] = {}
+        self.longest: Counter[str] = Counter()  # first word -> most words of a title that begins with it
         catalog = self.matcher.catalog
         for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
             if year is not None:
                 for form in {_key(_WORD.findall(title)), fold(title)}:  # folded: without the article of `Matrix, The`
                     self.rows.setdefault(form, []).append(self.matcher.index.items[row])
+                    first, *others = form.split() or [""]
+                    self.longest[first] = max(self.longest[first], 1 + len(others))
 
     def of_text(self, text: str) -> list[Item]:
         found: dict[int, None] = {}
@@ -44,7 +46,8 @@ class Mentions:
             words = list(_WORD.finditer(line))
             start = 0
             while start < len(words):
-                row, length = self._title_at(line, words[start : start + LONGEST_TITLE])
+                longest = self.longest[_key([words[start][0]])]
+                row, length = self._title_at(line, words[start : start + longest])
                 if row >= 0:
                     found[row] = None
                 start += length
