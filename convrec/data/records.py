@@ -18,6 +18,7 @@ from convrec.errors import UserError
 
 READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet"
 LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
+ENVELOPES = ("tickets", "data")  # of an object that holds the list of records
 BATCH_ROWS = 8192  # of parquet
 CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
 _HALF_PAIR = re.compile(r"\\u[dD][89abcdefABCDEF]")
@@ -86,20 +87,19 @@ def _read_json(path: Path, damage: Damage) -> Records:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: no UTF-8 ({error}); save the file as UTF-8") from None
     try:
-        value = _parsed(text, "write [{...}, ...]")
+        value, lines = _parsed(text, "write [{...}, ...]"), []
     except BadRecord as problem:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines[:2]):
             raise UserError(f"{path}: {problem}") from None
         value = lines
     if isinstance(value, dict):
-        lists = [inner for inner in value.values() if isinstance(inner, list)]
-        value = lists[0] if len(lists) == 1 and all(isinstance(entry, dict) for entry in lists[0]) else [value]
+        value = next((value[name] for name in ENVELOPES if isinstance(value.get(name), list)), [value])
     if not isinstance(value, list) or value == [{}]:
         raise UserError(f"{path}: its JSON is no list of records; write [{{...}}, ...], or a record a line")
     for number, entry in enumerate(value):
         try:
-            yield number, _checked(_parsed(entry, "write {...}") if isinstance(entry, str) else entry)
+            yield number, _checked(_parsed(entry, "write {...}") if lines else entry)
         except BadRecord as problem:
             damage.add(path, number, problem)
 
@@ -206,7 +206,8 @@ def _read_csv(path: Path, damage: Damage, delimiter: str) -> Records:
                 unreadable.append(text)
             yield "\n" if isinstance(text, BadRecord) else text
 
-    lines = csv.reader(texts(), delimiter=_delimiter(path) or delimiter, strict=True)
+    told = _delimiter(path)
+    lines = csv.reader(texts(), delimiter=told or delimiter, strict=True)
     header: list[str] = []
     while True:
         line = lines.line_num + 1
@@ -215,7 +216,7 @@ def _read_csv(path: Path, damage: Damage, delimiter: str) -> Records:
             if unreadable:
                 raise unreadable[0]
             if not header:
-                header = [] if line == 1 and _delimiter(path) else _header(cells)
+                header = [] if line == 1 and told else _header(cells)
             elif cells:
                 if len(cells) != len(header):
                     raise BadRecord("%s cells for %s columns; " + _QUOTING, len(cells), len(header))

@@ -62,7 +62,7 @@ def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
         ("a.jsonl", '{"a": "\\ud83d"}\n', "a.jsonl: line 1: half of a surrogate pair"),
         ("a.jsonl", '{"a": ' + "[" * 100_000, "a.jsonl: line 1: no JSON ("),
         ("a.jsonl", b'{"a": 1}\n{"a": "\xe9lse"}\n', "a.jsonl: line 2: no UTF-8 (byte 7: "),
-        ("a.json", '[{"a": 1}, 2]', "a.json: record 1: a int, not an object"),
+        ("a.json", '[{"a": 1}, "2"]', "a.json: record 1: a str, not an object"),
         ("a.json", "{}", "a.json: its JSON is no list of records"),
         ("a.json", '{"a": 1}\n{"a": 2', "a.json: record 1: no JSON ("),
         ("a.json", '{"a": \n', "a.json: no JSON ("),
@@ -100,7 +100,7 @@ def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
         ("a.txt", "one\r\n\ntwo", [(1, {"line": "one"}), (2, {"line": ""}), (3, {"line": "two"})]),
         ("a.json", '{"a": 1}\n\n{"a": 2}\n', [(0, {"a": 1}), (1, {"a": 2})]),
         ("a.json", '{"tickets": [{"a": 1}, {"a": 2}], "count": 2}', [(0, {"a": 1}), (1, {"a": 2})]),
-        ("a.json", '{"a": [1]}', [(0, {"a": [1]})]),
+        ("a.json", '{"messages": [{"a": 1}], "b": 2}', [(0, {"messages": [{"a": 1}], "b": 2})]),
     ],
 )
 def test_what_other_programs_call_such_a_file(tmp_path: Path, name: str, content: str, rows: list) -> None:
