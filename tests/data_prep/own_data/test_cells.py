@@ -48,7 +48,7 @@ some = st.lists(st.sampled_from(range(len(TITLES))), min_size=2, max_size=6, uni
 
 
 @pytest.mark.parametrize("way", JOINED)
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(rows=some)
 def test_items_joined_in_any_way_come_apart(way: str, rows: list[int]) -> None:
     titles, lines = [TITLES[row] for row in rows], [format_item(TITLES[row], YEARS[row]) for row in rows]
@@ -60,7 +60,7 @@ def test_items_joined_in_any_way_come_apart(way: str, rows: list[int]) -> None:
 
 
 @pytest.mark.parametrize("way", sorted({*JOINED} - {",", ";", "commas at the lines' ends"}))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), rows=some)
 def test_items_outside_the_catalog_come_apart_too(way: str, seed: int, rows: list[int]) -> None:
     others = [f"Qwx {number} Zjk" for number in random.Random(seed).sample(range(100, 1000), 3)]
