@@ -2,6 +2,7 @@
 
     convrec data own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
         --validation-from 2024-05-01 --test-from 2024-06-01
+    convrec data own --conversations conversations.json --catalog films.csv --truth from-next-turns --preview 3
 
 Every line is checked before anything is written; what is wrong is told with file, line and fix, up to 20 at once.
 Then OUT appears whole: train, validation, test.parquet (rows with ground truth), sft_train, sft_validation.parquet
@@ -17,15 +18,14 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.damage import REPORT, BadRecord, Damage, add_skip_damaged, counted, place_of
-from convrec.data.records import READABLE, read_records
+from convrec.data.damage import REPORT, BadRecord, BadRow, Collected, Damage, add_skip_damaged, counted, place_of
+from convrec.data.records import READABLE
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json
@@ -34,8 +34,9 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
-from data_prep.own_data.catalog import ItemIds, read_catalog
-from data_prep.own_data.rows import Row, check_demonstration, read_again, read_row
+from data_prep.own_data.exports import FORMS
+from data_prep.own_data.rows import Row, read_again
+from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.tables import (
     SampleIds,
@@ -45,6 +46,7 @@ from data_prep.tables import (
     conversation_of,
     describe,
     hash64,
+    is_known,
     message,
     table_writer,
 )
@@ -65,45 +67,54 @@ def convert_own(
     overwrite: bool = False,
     skip_damaged: float | None = None,
     progress: bool = False,
+    **reading: Any,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
 
-    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched"}, "splits": {"by", ...}, "rows": counts,
-    "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of the rows, and of the items,
-    that may be left out as damaged; None: none.
+    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
+    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of
+    the rows, and of the items, that may be left out as damaged; None: none. reading: form, truth and recommenders of
+    `Source`.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT})
-    if not 1 <= num_items <= 100:
-        raise UserError(f"--num-items {num_items}: give 1 to 100")
     borders = check_rule(rule)
     damage = Damage(skip_damaged, end="Nothing was written.")
-    table, dated = read_catalog(Path(catalog), damage)
-    if not dated or skip_damaged is not None:
-        damage.check([Path(catalog)], len(table))  # whether years are missed in the conversations depends on it
-    names = {"title", "year", "item_id", "display"}.intersection(table.column_names)
-    known = Catalog.from_columns(table.select(sorted(names)).to_pydict())
-    matcher = Matcher(known)
-    rows = partial(_rows, paths, dated, ItemIds(known))
-    reading = Progress(rows(damage), "reading", disable=not progress, unit=" rows")
-    facts = complete(list(_facts(reading, matcher, num_items, damage)), rule, damage)
+    items, source = open_source(paths, Path(catalog), num_items, damage, **reading)
+    known, matcher = source.reader.matcher.catalog, source.reader.matcher
+    rows = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
+    mentions: Counter[bool] = Counter()  # whether the catalog has it -> ground truths
+    facts = complete(list(_facts(rows, matcher, mentions, damage)), rule, damage)
+    left_out = damage.rows()
+    facts = [fact for fact in facts if (fact.path, fact.row) not in left_out]
     damage.check(paths, len(facts))
     if not facts:
-        raise UserError(f"{', '.join(map(str, paths))}: no conversations; check how the file was written")
+        told = "; ".join(["no conversations; check how the file was written", *source.told()])
+        raise UserError(f"{', '.join(map(str, paths))}: {told}")
+    if mentions and not mentions[True]:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: none of the {mentions[False]:,} ground truths is in {catalog}, so nothing "
+            "could ever be a hit; give the catalog of these data"
+        )
     split_of, described = assign(facts, rule, borders)
     is_divided = len(set(split_of.values())) > 1 and facts[0].split is None
     warnings = [warning] if is_divided and (warning := common_opening(facts)) else []
 
     with folder_written_whole(out) as folder:
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
-        pq.write_table(table.replace_schema_metadata(noted), folder / "catalog.parquet")
-        left_out = damage.rows()
-        sound = (row for path, number, row in rows(Damage()) if (path, number) not in left_out)
+        pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
+        sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
         writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
         files, counts = _write_tables(folder, writing, split_of, matcher, item, num_items)
         summary = {
             "files": files,
-            "catalog": {"items": len(known), "dated": dated, "never_matched": _unreadable_titles(known, matcher)},
+            "catalog": {
+                "items": len(known),
+                "dated": items.dated,
+                "never_matched": [*items.left_out, *_unreadable_titles(known, matcher)],
+                "merged": known.spellings(),
+            },
+            "read": [*items.told, *source.told()],
             "splits": described,
             "warnings": warnings,
             "rows": counts,
@@ -115,34 +126,28 @@ def convert_own(
     return summary
 
 
-def _rows(paths: Sequence[Path], dated: bool, ids: ItemIds, damage: Damage) -> Iterator[tuple[Path, int, Row]]:
-    """(file, number, row) of all that can be read; the rest goes to `damage`."""
-    for path in paths:
-        for number, record in read_records(path, damage):
-            try:
-                yield path, number, read_row(record, dated, ids)
-            except BadRecord as problem:
-                damage.add(path, number, problem)
-
-
-def _facts(rows: Iterable[tuple[Path, int, Row]], matcher: Matcher, num_items: int, damage: Damage) -> Iterator[Facts]:
+def _facts(
+    rows: Iterable[tuple[Path, int, Row]], matcher: Matcher, mentions: Counter[bool], damage: Damage
+) -> Iterator[Facts]:
     """What the first reading keeps of every sound row; what is wrong with the others goes to `damage`."""
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
     for path, number, row in rows:
         here, name = place_of(path, number), conversation_name(row)
-        try:
-            check_demonstration(row.demonstration, num_items, matcher)
+        problems: list[BadRecord] = []
+        with Collected(problems):
             if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
                 raise BadRecord("id %r is that of %s too; give every row its own, or none", row.id, first)
+        with Collected(problems):
             if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
                 raise BadRecord(
                     "split is %s, but %s puts the same conversation into %s; put all its rows into one",
                     *(row.split, first_split[1], first_split[0]),
                 )
-        except BadRecord as problem:
-            damage.add(path, number, problem)
+        if problems:
+            damage.add(path, number, BadRow(problems))
             continue
+        mentions.update(is_known(matcher, pair) for pair in row.truth)
         yield Facts(path, number, name, row.time, row.split, row.conversation_id is not None)
 
 
@@ -221,8 +226,10 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     catalog, counts, splits = summary["catalog"], summary["rows"], summary["splits"]
     lines.append(f"{'catalog':<15}{catalog['items']:>8,} items {'with' if catalog['dated'] else 'without'} years")
     lines += [f"{'':<15}never matched: {problem}" for problem in catalog["never_matched"][:5]]
-    if len(catalog["never_matched"]) > 5:
-        lines.append(f"{'':<15}and {len(catalog['never_matched']) - 5:,} more such titles: summary.json")
+    lines += [f"{'':<15}{sentence}" for sentence in catalog["merged"][:5]]
+    if (more := sum(max(0, len(catalog[name]) - 5) for name in ("never_matched", "merged"))) > 0:
+        lines.append(f"{'':<15}and {more:,} more such titles: summary.json")
+    lines += summary["read"]
     lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
     lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
     lines += [f"warning: {warning}" for warning in summary["warnings"]]
@@ -239,7 +246,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
     parser.add_argument("--catalog", required=True, metavar="FILE", help=READABLE)
-    parser.add_argument("--out", required=True, help="folder to write")
+    parser.add_argument("--out", help="folder to write")
+    parser.add_argument("--preview", type=int, metavar="N", help="show what would become of the first N rows instead")
+    parser.add_argument("--format", dest="form", choices=FORMS, help="of the conversations (guessed)")
+    parser.add_argument("--truth", choices=TRUTHS, default=GIVEN, help="what was wanted (%(default)s)")
+    parser.add_argument(
+        "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
+    )
     parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
     parser.add_argument(
         "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
@@ -251,7 +264,15 @@ def main(arguments: list[str]) -> int:
     add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = vars(parser.parse_args(arguments))
-    rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))
+    rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
+    if (count is None) == (given["out"] is None):
+        parser.error("give --out, or --preview to look first")
+    if count is not None and count < 1:
+        parser.error(f"--preview {count}: give 1 or more")
+    if count is not None:
+        names = ("conversations", "catalog", "num_items", "form", "truth", "recommenders")
+        print(preview(count, **{name: given[name] for name in names}))
+        return 0
     summary = convert_own(**given, rule=rule, progress=True)
     print(format_summary(summary, given["out"]))
     return 0

@@ -161,7 +161,7 @@ class TableNumbers:
             "outside_catalog": None,
         }
         if matcher is not None:
-            outside = {pair: count for pair, count in self.truths.items() if not _known(matcher, pair)}
+            outside = {pair: count for pair, count in self.truths.items() if not is_known(matcher, pair)}
             most = sorted(outside, key=lambda pair: (-outside[pair], pair))[:EXAMPLES]
             summary["outside_catalog"] = {
                 "mentions": sum(outside.values()),
@@ -172,7 +172,7 @@ class TableNumbers:
         return summary
 
 
-def _known(matcher: Matcher, pair: Pair) -> bool:
+def is_known(matcher: Matcher, pair: Pair) -> bool:
     year = matcher.catalog.year_of(pair[1])
     return year is not None and matcher.identify(pair[0], year).index >= 0
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
-from convrec.report.page import table_row, text_table
+from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
 from recipes.cluster.jobs import say
 from recipes.evaluation.options import EvaluationOptions
@@ -159,7 +159,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     write_json(out / "summary.json", summary)
     say("\n" + text_table([table_row(name, result, KS) for name, result in results.items()]))
     for name in ("recall@20", "ndcg@20"):
-        say(f"rank_grpo minus sft, {name}: {gain[name]['mean']:+.4f} ± {gain[name]['se']:.4f}, row by row")
+        say(f"rank_grpo minus sft, {name}: {gain_text(gain[name])}, row by row")
     say(f"{sum(usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
     return out / "summary.json"
 

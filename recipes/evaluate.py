@@ -23,7 +23,7 @@ from typing import Any
 from tqdm import tqdm
 
 from convrec.errors import says_user_errors
-from convrec.report.page import beyond_accuracy_row, not_measured, number_text, table_row, text_table
+from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.options import EvaluationOptions, add_options
 from recipes.evaluation.scoring import OF_MODEL
@@ -75,10 +75,9 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
 def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
     lines = [title]
     for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks):
-        mean, error, chance = (pair[name][key] for key in ("mean", "se", "p"))
-        lines.append(f"  {name:<10} {mean:+.4f} ±{error:.4f}  p {chance:.4f}")
+        lines.append(f"  {name:<10} {gain_text(pair[name])}  p {number_text(pair[name]['p'])}")
     for name, (mean, error) in beyond_accuracy_row(pair).items():
-        lines.append(f"  {name:<19} {mean:+.4f} ±{number_text(error)}")
+        lines.append(f"  {name:<19} {gain_text({'mean': mean, 'se': error})}")
     return [*lines, ""]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from convrec.errors import UserError, says_user_errors
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
-from convrec.report.page import GainTable, beyond_accuracy_row, not_measured, number_text, table_row
+from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import examples
@@ -131,11 +131,11 @@ def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: i
         return ""
     if gains:
         gain = gains[0].gains[f"NDCG@{k}"]
-        change = f"{gain['mean']:+.4f} ± {number_text(gain['se'])}, p\u00a0=\u00a0{gain['p']:.4f}"
+        change = f"{gain_text(gain)}, p\u00a0=\u00a0{number_text(gain['p'])}"
         return f"{gains[0].title}, {split}: NDCG@{k} {change}"
     ((name, result),) = results.items()
     ndcg = result["model"][f"ndcg@{k}"]
-    return f"{name}, {split}: NDCG@{k} {ndcg['mean']:.4f} ± {number_text(ndcg['se'])}"
+    return f"{name}, {split}: NDCG@{k} {number_text(ndcg['mean'])} ±{number_text(ndcg['se'])}"
 
 
 @says_user_errors

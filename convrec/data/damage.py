@@ -3,8 +3,7 @@
 import argparse
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ SHARE = 0.05  # --skip-damaged without a value
 SHOWN = 20  # different reasons of one message
 NAMED = 5  # rows that one of them names
 LONGEST_VALUE = 300  # characters of one that is quoted in a message
-LINES = (".jsonl", ".ndjson", ".csv")
+LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 def kind_of(path: str | Path) -> str:
@@ -36,7 +35,7 @@ def place_of(path: str | Path, row: int) -> str:
 
 
 class BadRecord(ValueError):
-    """What is wrong with a record, and the fix; who reads the file knows its place, `column` who reads the column.
+    """What is wrong with a record, and the fix; who reads the file knows its place, `Collected` says of which column.
 
     `kind` is the same without the values, to count by: BadRecord("is %r; write train", "dev").kind is "is ...; write
     train".
@@ -61,14 +60,29 @@ def _brief(value: object) -> object:
     return value if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-@contextmanager
-def column(name: str) -> Iterator[None]:
-    """A BadRecord that is raised within is about this column."""
-    try:
-        yield
-    except BadRecord as problem:
-        problem.column = name
-        raise
+class BadRow(BadRecord):
+    """All that is wrong with a record."""
+
+    def __init__(self, problems: Sequence[BadRecord]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+class Collected:
+    """A BadRecord that is raised within goes to `problems`; it is about this column."""
+
+    def __init__(self, problems: list[BadRecord], column: str = "") -> None:
+        self.problems, self.column = problems, column
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
+        if not isinstance(problem, BadRecord):
+            return False
+        for one in problem.problems if isinstance(problem, BadRow) else [problem]:
+            one.column = one.column or self.column
+            self.problems.append(one)
+        return True
 
 
 class Problem(NamedTuple):
@@ -95,7 +109,9 @@ class Damage:
         return bool(self.findings)
 
     def add(self, path: str | Path, row: int, problem: BadRecord | str, lost: int = 1) -> None:
-        self.findings.append(Problem(path, row, BadRecord(problem) if isinstance(problem, str) else problem, lost))
+        problem = BadRecord(problem) if isinstance(problem, str) else problem
+        for one in problem.problems if isinstance(problem, BadRow) else [problem]:
+            self.findings.append(Problem(path, row, one, lost))
 
     def rows(self) -> dict[tuple[str | Path, int], Problem]:
         """(file, row) -> the first that was found there."""
@@ -122,12 +138,18 @@ class Damage:
 
     def _raise_if_any(self) -> None:
         rows: dict[tuple[str | Path, str], list[int]] = {}
+        order: dict[tuple[str | Path, str], int] = {}  # one of every kind comes before a second of any
+        kinds: Counter[tuple[str | Path, str]] = Counter()
         for finding in sorted(self.findings, key=lambda finding: finding.lost > 0):
             if self.share is None or not finding.lost:
-                rows.setdefault((finding.path, str(finding.problem)), []).append(finding.row)
+                key = (finding.path, str(finding.problem))
+                rows.setdefault(key, []).append(finding.row)
+                if key not in order:
+                    order[key] = kinds[finding.path, finding.problem.kind]
+                    kinds[finding.path, finding.problem.kind] += 1
         told = [
-            f"{path}: {named_rows(numbers, unit_of(path), self.named)}: {problem}"
-            for (path, problem), numbers in list(rows.items())[:SHOWN]
+            f"{key[0]}: {named_rows(rows[key], unit_of(key[0]), self.named)}: {key[1]}"
+            for key in sorted(rows, key=order.__getitem__)[:SHOWN]
         ]
         more = [f"and {len(rows) - SHOWN:,} more such messages"] if len(rows) > SHOWN else []
         if told:

@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 from convrec.data.damage import BadRecord, Damage, kind_of
 from convrec.errors import UserError
 
-READABLE = ".jsonl, .json, .csv (also .gz) or .parquet"
+READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet"
 LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
+ENVELOPES = ("tickets", "data")  # of an object that holds the list of records
 BATCH_ROWS = 8192  # of parquet
 CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
 _HALF_PAIR = re.compile(r"\\u[dD][89abcdefABCDEF]")
+_EXCEL = re.compile(r"\"?sep=([,;|\t])\"?\s*$")
 _QUOTING = "put cells with commas, quotes or line breaks in double quotes"
 
 Records: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
@@ -32,6 +34,8 @@ def read_records(path: Path, damage: Damage) -> Records:
 
     Raises UserError for a file that is not there, is of another format, or cannot be read at all.
     """
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; name the files in it")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -39,7 +43,11 @@ def read_records(path: Path, damage: Damage) -> Records:
             case ".jsonl" | ".ndjson":
                 yield from _read_jsonl(path, damage)
             case ".csv":
-                yield from _read_csv(path, damage)
+                yield from _read_csv(path, damage, ",")
+            case ".tsv":
+                yield from _read_csv(path, damage, "\t")
+            case ".txt":
+                yield from _read_lines(path, damage)
             case ".json":
                 yield from _read_json(path, damage)
             case ".parquet":
@@ -61,33 +69,61 @@ def _read_jsonl(path: Path, damage: Damage) -> Records:
             damage.add(path, line, problem)
 
 
+def _read_lines(path: Path, damage: Damage) -> Records:
+    """{"line": text} of every line of a text."""
+    for line, text in _lines(path):
+        if isinstance(text, BadRecord):
+            damage.add(path, line, text)
+        else:
+            yield line, {"line": text.rstrip("\r\n")}
+
+
 def _read_json(path: Path, damage: Damage) -> Records:
+    """A list of records; such a list in an object ({"tickets": [...]}); a record, or one a line."""
     with _opened(path) as file:
         content = file.read()
     try:
-        entries = _parsed(content.decode("utf-8-sig"), "is it one record a line? Name it .jsonl then")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: no UTF-8 ({error}); save the file as UTF-8") from None
+    try:
+        value, lines = _parsed(text, "write [{...}, ...]"), []
     except BadRecord as problem:
-        raise UserError(f"{path}: {problem}") from None
-    if not isinstance(entries, list):
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines[:2]):
+            raise UserError(f"{path}: {problem}") from None
+        value = lines
+    if isinstance(value, dict):
+        value = next((value[name] for name in ENVELOPES if isinstance(value.get(name), list)), [value])
+    if not isinstance(value, list) or value == [{}]:
         raise UserError(f"{path}: its JSON is no list of records; write [{{...}}, ...], or a record a line")
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(value):
         try:
-            yield number, _checked(entry)
+            yield number, _checked(_parsed(entry, "write {...}") if lines else entry)
         except BadRecord as problem:
             damage.add(path, number, problem)
 
 
 def _parsed(text: str, fix: str) -> Any:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
         if _HALF_PAIR.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise BadRecord("half of a surrogate pair (\\ud800 to \\udfff), which is no character; take it out") from None
+    except BadRecord:
+        raise
     except (ValueError, RecursionError) as error:
         raise BadRecord("no JSON (%s); " + fix, error) from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that is there twice json keeps the last, and says nothing."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise BadRecord("the key %r is there twice in one object; keep one", twice)
     return value
 
 
@@ -156,7 +192,7 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _read_csv(path: Path, damage: Damage) -> Records:
+def _read_csv(path: Path, damage: Damage, delimiter: str) -> Records:
     """A record can have several lines. One that cannot be read loses as many rows as it has lines: a quote too many
     takes in what follows it."""
     csv.field_size_limit(LONGEST_LINE)  # characters of a cell; the default of 131,072 is a long thread
@@ -164,11 +200,14 @@ def _read_csv(path: Path, damage: Damage) -> Records:
 
     def texts() -> Iterator[str]:
         for _, text in _lines(path):
+            if isinstance(text, str) and "\0" in text:
+                text = BadRecord("a NUL, which is no text; take it out, or save the file as UTF-8 again")
             if isinstance(text, BadRecord):
                 unreadable.append(text)
             yield "\n" if isinstance(text, BadRecord) else text
 
-    lines = csv.reader(texts(), strict=True)
+    told = _delimiter(path)
+    lines = csv.reader(texts(), delimiter=told or delimiter, strict=True)
     header: list[str] = []
     while True:
         line = lines.line_num + 1
@@ -177,7 +216,7 @@ def _read_csv(path: Path, damage: Damage) -> Records:
             if unreadable:
                 raise unreadable[0]
             if not header:
-                header = _header(cells)
+                header = [] if line == 1 and told else _header(cells)
             elif cells:
                 if len(cells) != len(header):
                     raise BadRecord("%s cells for %s columns; " + _QUOTING, len(cells), len(header))
@@ -190,6 +229,13 @@ def _read_csv(path: Path, damage: Damage) -> Records:
             damage.add(path, line, problem, lost=max(1, lines.line_num - line + 1) if header else 0)
             if not header:
                 return
+
+
+def _delimiter(path: Path) -> str:
+    """What Excel's first line `sep=;` says; "" for a file without."""
+    first = next(_lines(path), (1, ""))[1]
+    match = _EXCEL.match(first) if isinstance(first, str) else None
+    return match[1] if match else ""
 
 
 def _header(cells: Sequence[str]) -> list[str]:

@@ -138,3 +138,8 @@ def number_text(value: Any) -> str:
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def gain_text(gain: Mapping[str, Any]) -> str:
+    """`+0.0275 ±0.0069` of a difference; a dash where no row has it."""
+    return f"{gain['mean']:+.4f} ±{number_text(gain['se'])}" if math.isfinite(gain["mean"]) else "–"

@@ -114,8 +114,14 @@ def _said(row: JudgeRow, mode: str) -> Any:
 
 
 def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
-    """Swap A and B in half of the pairwise rows, drawn with the seed (of an odd number, the larger half keeps A)."""
-    swap = set(random.Random(seed).sample(range(len(rows)), len(rows) // 2))
+    """Swap A and B in half of the pairwise rows that have a better side, and in half of the ties, drawn with the seed
+    (of an odd number, the larger half keeps A)."""
+    draw, swap = random.Random(seed), set[int]()
+    parts: tuple[list[int], list[int]] = ([], [])
+    for index, row in enumerate(rows):
+        parts[label_of(row, "pairwise") == TIE].append(index)
+    for part in parts:
+        swap.update(draw.sample(part, len(part) // 2))
     return [swapped_row(row) if index in swap else row for index, row in enumerate(rows)]
 
 

@@ -9,11 +9,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from convrec.data.damage import BadRecord, Damage, kind_of, unit_of
+from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
 from convrec.data.records import read_records
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
@@ -21,20 +21,46 @@ from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
 
 TEXTS = ("item_id", "display", "genres")  # columns of a CSV that stay texts
+_YEAR_BEHIND = re.compile(r"\s*(.*\S)\s*\((\d{4})\)\s*")
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
-def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
-    """(table of title, year and further columns; whether items have years). Damaged rows go to `damage`.
+class CatalogRead(NamedTuple):
+    """table: title, year and further columns. dated: whether items have years. left_out: a sentence for every item that
+    can never be matched. told: what else is to be known."""
 
-    All items have a year or none has.
-    """
+    table: pa.Table
+    dated: bool
+    left_out: list[str]
+    told: list[str]
+
+    def catalog(self) -> Catalog:
+        names = {"title", "year", "item_id", "display"}.intersection(self.table.column_names)
+        return Catalog.from_columns(self.table.select(sorted(names)).to_pydict())
+
+
+def read_catalog(path: Path, damage: Damage) -> CatalogRead:
+    """Damaged rows go to `damage`. All items have a year or none has; where none has and most titles end in `(1999)`,
+    that is their year. Items with a year that is out of range are left out, where they are few."""
+    records = dict(read_records(path, damage))
+    without = [record for record in records.values() if record.get("year") in (None, "")]
+    ending = [(record, behind) for record in without if (behind := _year_behind(record))]
+    told = []
+    if records and len(without) == len(records) and 2 * len(ending) > len(records):
+        for record, behind in ending:
+            record["title"], record["year"] = behind
+        told.append(f"{path}: no column year, so the year was taken from the end of {len(ending):,} titles")
     items: dict[int, dict[str, Any]] = {}  # row -> its record, with title and year as they are compared
     first: dict[tuple[str, int | None, str | None], int] = {}
-    for row, record in read_records(path, damage):
+    impossible: dict[int, BadRecord] = {}
+    for row, record in records.items():
         try:
             title, year = _read_entry(record)
+            if year is not None and not OLDEST_YEAR <= year <= NEWEST_YEAR:
+                text = f"%r has the year %s; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
+                impossible[row] = BadRecord(text, title, year)
+                continue
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
@@ -43,14 +69,18 @@ def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
             items[row] = {**record, "title": title, "year": year}
         except BadRecord as problem:
             damage.add(path, row, problem)
+    if len(impossible) > SHARE * len(records):
+        for row, found in impossible.items():
+            damage.add(path, row, found)
+        impossible = {}
     if not items and not damage:
         raise UserError(f"{path}: no items; check how the file was written")
     undated = [row for row, item in items.items() if item["year"] is None]
     if 0 < len(undated) < len(items):
         num_dated = len(items) - len(undated)
-        told = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+        lacking = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
         for row in undated:
-            damage.add(path, row, told)
+            damage.add(path, row, lacking)
             del items[row]
         undated = []
     _tell_apart(items)
@@ -58,7 +88,16 @@ def read_catalog(path: Path, damage: Damage) -> tuple[pa.Table, bool]:
         "title": pa.array([item["title"] for item in items.values()], pa.string()),
         "year": pa.array([item["year"] for item in items.values()], pa.int32()),
     }
-    return pa.table(columns | _further_columns(path, items, damage)), not undated
+    table = pa.table(columns | _further_columns(path, items, damage))
+    left_out = [f"{unit_of(path)} {row}: {found}; left out" for row, found in impossible.items()]
+    return CatalogRead(table, not undated, left_out, told)
+
+
+def _year_behind(record: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Title and year of `Toy Story (1995)`."""
+    title = record.get("title")
+    match = _YEAR_BEHIND.fullmatch(title) if isinstance(title, str) else None
+    return (match[1], int(match[2])) if match else None
 
 
 def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -70,7 +109,7 @@ def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
     if year is None or year == "":
         return title.strip(), None
     number = parse_year(year)
-    if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
+    if number is None:
         raise BadRecord(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
     return title.strip(), number
 
@@ -93,6 +132,9 @@ class ItemIds:
 
     def __bool__(self) -> bool:
         return bool(self._item_of)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._item_of
 
     def find(self, item_id: object) -> Item:
         """The item of an id. Raises BadRecord for one that the catalog lacks."""
@@ -147,7 +189,7 @@ def _further_columns(path: Path, items: Mapping[int, Mapping[str, Any]], damage:
     columns = {}
     for name in dict.fromkeys(name for item in items.values() for name in item if name not in ("title", "year")):
         values = [item.get(name) for item in items.values()]
-        if kind_of(path) == ".csv" and name not in TEXTS:
+        if kind_of(path) in (".csv", ".tsv") and name not in TEXTS:
             values = _as_numbers(values)
         if (problem := _mixed(values)) is None:
             columns[name] = pa.array(values)

@@ -1,18 +1,18 @@
 """A record of one's own conversations: what it holds, what is said of a damaged one. docs/how-to/data.md has the keys
-and the forms of an item; in CSV a conversation is a text, and items have `|` between them."""
+and the forms of an item; `cells` reads items."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from convrec.data.damage import BadRecord, column
+from convrec.data.damage import BadRecord, BadRow, Collected
 from convrec.data.schema import SPEAKERS, TURN, Pair
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item, split_lines
-from data_prep.own_data.catalog import ItemIds
+from convrec.lists.ranks import Item, format_item, parse_item
+from data_prep.own_data.cells import ItemReader
 
 KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")
 # What other programs call these.
@@ -24,11 +24,25 @@ ALSO_CALLED = {
     **dict.fromkeys(("session_id", "thread_id", "dialog_id"), "conversation_id"),
 }
 SPLITS = ("train", "validation", "test")
-INSTRUCTIONS = ("system", "developer")  # roles of a chat that are no speaker
+INSTRUCTIONS = ("system", "developer")  # roles that are no speaker
+TOOLS = ("tool", "function")
+NOTHING_WANTED = (
+    "neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out, or take what the "
+    "next turns name: --truth from-next-turns"
+)
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
-_TWO_YEARS = re.compile(r"\(\d{4}\).*\(\d{4}\)")
-NO_IDS = ItemIds(Catalog([], []))
+# Speakers in a text, written as the first of them is: `User:` within a turn of `USER:` is text.
+_SPEAKERS = tuple(
+    re.compile(rf"^({'|'.join(map(case, ('user', 'system', 'assistant', 'recommender')))}):[ \t]*", re.MULTILINE)
+    for case in (str.upper, str.title)
+)
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
+
+
+class Turn(NamedTuple):
+    role: str  # user or assistant: the recommender
+    content: str
+    items: Any = None  # a cell with what it names, where its source says so
 
 
 class Row(NamedTuple):
@@ -45,60 +59,73 @@ class Row(NamedTuple):
     repeated_truths: int
 
 
-def read_row(record: Mapping[str, Any], dated: bool, ids: ItemIds = NO_IDS) -> Row:
-    """A record of the conversations. Raises BadRecord. `dated`: whether the catalog has years. ids: the catalog's."""
-    if "messages" in record:
-        if "conversation" in record:
-            raise BadRecord("both conversation and messages, which are the same; keep one")
-        record = {("conversation" if key == "messages" else key): value for key, value in record.items()}
+def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turns: Sequence[Turn] | None = None) -> Row:
+    """A record of the conversations. Raises BadRow with all that is wrong with it. turns: where they have been read."""
+    problems: list[BadRecord] = []
     for key in record:
-        if key not in KEYS:
-            near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
-            raise BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
-    read = _read_items(record, "ground_truth", dated, ids)
-    truth = dict.fromkeys((item.title, str(item.year) if dated else "") for item in read)
-    demonstration = _read_items(record, "demonstration", dated, ids)
-    if not truth and not demonstration:
-        raise BadRecord("neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out")
-    split = record.get("split")
-    if split is not None and split not in SPLITS:
-        raise BadRecord("split is %r; write train, validation or test", split)
-    with column("seen"):
-        seen = [_seen_title(entry, dated, ids) for entry in _entries(record.get("seen"))]
-    with column("time"):
+        with Collected(problems):
+            _check_key(key)
+    is_known = not problems
+    text, time, split = "", None, record.get("split")
+    truth: list[Item] = []
+    demonstration: list[Item] = []
+    seen: list[str] = []
+    with Collected(problems):
+        if "messages" in record and "conversation" in record:
+            raise BadRecord("both conversation and messages, which are the same; keep one")
+        text = conversation_text(turns or read_turns(record.get("messages", record.get("conversation")))[0])
+    with Collected(problems, "ground_truth"):
+        truth = reader.items(record.get("ground_truth"))
+    with Collected(problems, "demonstration"):
+        demonstration = reader.items(record.get("demonstration"))
+        check_demonstration(demonstration, num_items, reader.matcher)
+    with Collected(problems, "seen"):
+        seen = reader.titles(record.get("seen"))
+    with Collected(problems, "time"):
         time = None if record.get("time") is None else read_time(record["time"])
-    return Row(
-        read_conversation(record.get("conversation")),
-        list(truth),
-        seen,
-        demonstration,
-        time,
-        _read_name(record, "conversation_id"),
-        split,
-        _read_name(record, "id"),
-        len(read) - len(truth),
-    )
+    with Collected(problems):
+        if split is not None and split not in SPLITS:
+            raise BadRecord("split is %r; write train, validation or test", split)
+    names: dict[str, str | None] = {}
+    for key in ("conversation_id", "id"):
+        with Collected(problems):
+            names[key] = _read_name(record, key)
+    if is_known and not record.get("ground_truth") and not record.get("demonstration"):
+        problems.append(BadRecord(NOTHING_WANTED))
+    if problems:
+        raise BadRow(problems)
+    pairs = dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in truth)
+    repeated = len(truth) - len(pairs)
+    return Row(text, list(pairs), seen, demonstration, time, names["conversation_id"], split, names["id"], repeated)
+
+
+def _check_key(key: str) -> None:
+    if key not in KEYS and key != "messages":
+        near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
+        raise BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
 
 
 def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher) -> None:
-    """Raises BadRecord where the list is too long, names an item twice, or has a line that is read as another item."""
+    """Raises BadRow where the list is too long, names an item twice, or has a line that is read as another item."""
+    problems: list[BadRecord] = []
     if len(items) > num_items:
-        raise BadRecord(
-            "demonstration holds %s items, the prompt asks for %s; shorten it, or give --num-items",
-            *(len(items), num_items),
-        )
+        told = "holds %s items, the prompt asks for %s; shorten it, or give --num-items"
+        problems.append(BadRecord(told, len(items), num_items))
     first: dict[object, Item] = {}  # by what `Matcher.match` tells items apart by
     for item in items:
         row, key = matcher.identify(*item)
         earlier = first.setdefault(row if row >= 0 else (key, item.year), item)
         if earlier is not item:
             other = f", once as {format_item(*item)!r}" if item != earlier else ""
-            raise BadRecord("demonstration holds %r twice%s; leave the repeat out", format_item(*earlier), other)
+            problems.append(BadRecord("holds %r twice%s; leave the repeat out", format_item(*earlier), other))
         again = read_again(item, matcher)
         if again is None or matcher.identify(*again) != (row, key):
             name = repr(format_item(*again)) if again else "no item"
-            raise BadRecord("demonstration holds %r, a line that is read as %s; leave it out", format_item(*item), name)
+            told = "holds %r, a line that is read as %s; leave it out"
+            problems.append(BadRecord(told, format_item(*item), name))
+    if problems:
+        raise BadRow(problems)
 
 
 def read_again(item: Item, matcher: Matcher) -> Item | None:
@@ -106,41 +133,80 @@ def read_again(item: Item, matcher: Matcher) -> Item | None:
     return parse_item(format_item(*item), matcher.catalog.dated)
 
 
-def read_conversation(turns: Any) -> str:
-    """ "USER: ...\\nSYSTEM: ...\\n" of a list of turns or of such a text. Raises BadRecord."""
+def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
+    """(turns of user and recommender, what is left out: kind -> count) of a list of turns, or of a text in which every
+    turn begins with its speaker. Raises BadRow."""
     if turns is None or turns == []:
         raise BadRecord(f"no conversation; {TURNS}")
+    left_out: Counter[str] = Counter()
+    read: list[Turn] = []
+    problems: list[BadRecord] = []
     if isinstance(turns, str):
-        text = turns.replace("\r\n", "\n").strip() + "\n"
-        speakers = [turn[1] for turn in TURN.finditer(text)]
-        if not TURN.match(text):
-            raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
-    elif isinstance(turns, list):
-        read = [_read_turn(turn, index) for index, turn in enumerate(turns)]
-        speakers = [speaker for speaker, _ in read]
-        text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
-    else:
+        turns = _turns_of_text(turns)
+    if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
-    if speakers[-1] != "USER":
+    for index, turn in enumerate(turns):
+        with Collected(problems):
+            if not isinstance(turn, dict) or not {"role", "content"} <= turn.keys():
+                raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
+            role, content = turn["role"], _texts(turn["content"], index, left_out)
+            if role in TOOLS or (not content and (turn.get("tool_calls") or isinstance(turn["content"], list))):
+                left_out["turns of tools, or without text"] += 1
+            elif role in INSTRUCTIONS and not read and not problems:
+                left_out["instructions to a model"] += 1
+            else:
+                read.append(_read_turn(role, content, index, turn.get("items")))
+    if problems:
+        raise BadRow(problems)
+    if not read:
+        raise BadRecord(f"no turn of a user; {TURNS}")
+    return read, left_out
+
+
+def conversation_text(turns: Sequence[Turn]) -> str:
+    """ "USER: ...\\nSYSTEM: ...\\n" of turns. Raises BadRecord."""
+    if turns[-1].role != "user":
         raise BadRecord("the last turn is not the user's, but the list answers one; end with the user's turn")
-    return text
+    return "".join(f"{SPEAKERS[turn.role]}: {turn.content}\n" for turn in turns)
 
 
-def _read_turn(turn: Any, index: int) -> tuple[str, str]:
-    if not isinstance(turn, dict) or set(turn) != {"role", "content"}:
-        raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
-    role, content = turn["role"], turn["content"]
+def _turns_of_text(text: str) -> list[dict[str, str]]:
+    text = re.sub("\r\n?", "\n", text).strip()
+    turns = next((list(speakers.finditer(text)) for speakers in _SPEAKERS if speakers.match(text)), [])
+    if not turns:
+        raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
+    ends = [*(turn.start() for turn in turns[1:]), len(text)]
+    return [
+        {"role": "user" if turn[1].upper() == "USER" else "assistant", "content": text[turn.end() : end]}
+        for turn, end in zip(turns, ends, strict=True)
+    ]
+
+
+def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
+    """A text; of content blocks (OpenAI's, Anthropic's) their texts. The others are counted."""
+
+    def is_block(part: Any) -> bool:
+        return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
+
+    if isinstance(content, list) and all(map(is_block, content)):
+        texts = [part if isinstance(part, str) else part.get("text") for part in content]
+        texts = [text for text in texts if isinstance(text, str)]
+        left_out["pictures and other content without text"] += len(content) - len(texts) if texts else 0
+        content = "\n".join(texts)
+    if not isinstance(content, str | None):
+        raise BadRecord("the content of turn %s is a %s; write a text", index, type(content).__name__)
+    return (content or "").strip()
+
+
+def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:
     if role in INSTRUCTIONS:
         raise BadRecord(
             "turn %s has the role %r, which is an instruction to a model and no turn of the user or the recommender; "
-            "leave it out: the prompt has an instruction of its own (--item, --num-items)",
+            "write assistant for the recommender, or leave it out",
             *(index, role),
         )
     if role not in tuple(SPEAKERS):  # a tuple also takes what has no hash
         raise BadRecord("turn %s has the role %r; write user, or assistant for the recommender", index, role)
-    if not isinstance(content, str | None):
-        raise BadRecord("the content of turn %s is a %s; write a text", index, type(content).__name__)
-    content = (content or "").strip()
     if not content:
         raise BadRecord("turn %s has no text; leave it out", index)
     if another := TURN.search(content, 1):
@@ -148,76 +214,7 @@ def _read_turn(turn: Any, index: int) -> tuple[str, str]:
             "turn %s has a line that begins with %r, which would be another turn; make it one, or change the line",
             *(index, another[0].strip()),
         )
-    return SPEAKERS[role], content
-
-
-def _read_items(record: Mapping[str, Any], name: str, dated: bool, ids: ItemIds) -> list[Item]:
-    with column(name):
-        return [read_item(entry, dated, ids) for entry in _entries(record.get(name))]
-
-
-def _entries(cell: Any) -> list[Any]:
-    if isinstance(cell, str):
-        return split_lines(cell, "|")
-    if not isinstance(cell, list | None):
-        raise BadRecord("is a %s; write a list of items", type(cell).__name__)
-    return cell or []
-
-
-def read_item(entry: Any, dated: bool, ids: ItemIds = NO_IDS) -> Item:
-    """An item in any of its forms. Raises BadRecord."""
-    if item := _by_id(entry, ids):
-        return item
-    title, year = _title_and_year(entry)
-    if not dated:
-        if year not in (None, ""):
-            raise BadRecord("holds %r with a year, but the catalog has no years; leave years out of both", entry)
-        return Item(title, NO_YEAR)
-    if isinstance(entry, str):
-        item = parse_item(entry)
-        if item is None:
-            raise BadRecord("holds %r, which is not `Title (1999)`; add the year, as in the catalog", entry)
-        if _TWO_YEARS.search(entry):
-            raise BadRecord("holds %r, which has two years; write [title, year]", entry)
-        title, year = item
-    number = parse_year(year)
-    if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
-        raise BadRecord(f"holds %r: %r is no year from {OLDEST_YEAR} to {NEWEST_YEAR}; write it right", entry, year)
-    return Item(title, number)
-
-
-def _by_id(entry: Any, ids: ItemIds) -> Item | None:
-    """The item of an entry that is an id. Raises BadRecord for an id that the catalog lacks."""
-    if not ids:
-        return None
-    if isinstance(entry, dict) and set(entry) == {"item_id"}:
-        return ids.find(entry["item_id"])
-    if isinstance(entry, int) and not isinstance(entry, bool):
-        return ids.find(entry)
-    return ids.read(entry.strip()) if isinstance(entry, str) else None
-
-
-def _title_and_year(entry: Any) -> tuple[str, Any]:
-    title: Any = None
-    year: Any = None
-    if isinstance(entry, str):
-        title = entry
-    elif isinstance(entry, list) and 1 <= len(entry) <= 2:
-        title, year = (*entry, None)[:2]
-    elif isinstance(entry, dict) and set(entry) <= {"title", "year"}:
-        title, year = entry.get("title"), entry.get("year")
-    if not isinstance(title, str) or not title.strip():
-        raise BadRecord('holds %r, which is no item; write "Title (1999)" or [title, year]', entry)
-    return " ".join(title.split()), year
-
-
-def _seen_title(entry: Any, dated: bool, ids: ItemIds) -> str:
-    """A seen title has no year; one that is written all the same is taken off."""
-    if by_id := _by_id(entry, ids):
-        return by_id.title
-    title, _ = _title_and_year(entry)
-    item = parse_item(title) if dated and isinstance(entry, str) else None
-    return item.title if item else title
+    return Turn(role, content, items)
 
 
 def read_time(value: Any) -> float:

@@ -31,6 +31,7 @@ from convrec.judges.criteria import FILE, read_criteria
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS
 from convrec.judges.schema import prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import opens_thinking, outside_thinking
+from convrec.report.page import gain_text
 from recipes.evaluation.baselines import API, api_answers
 from recipes.evaluation.setup import refuse_to_replace
 from recipes.judge.scoring import COMPARED, Rows, compare, read_other, rows_table, summary_of
@@ -155,7 +156,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
             lines += [f"  {name:<17} n {part['n']:<6} {_line(part)}" for name, part in parts.items()]
     if pair := metrics.get("paired"):
         lines.append(f"minus {pair['against']}, {pair['n']} rows paired:")
-        lines += [f"  {n:<17} {pair[n]['mean']:+.4f} ±{_number(pair[n]['se'])}" for n in COMPARED[settings["judge"]]]
+        lines += [f"  {n:<17} {gain_text(pair[n])}" for n in COMPARED[settings["judge"]]]
     lines.append(
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, the "
         f"rest reused; {generation['too_long_left_out']} rows too long, {generation['unfinished_responses']} responses "

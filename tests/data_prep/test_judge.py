@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,13 @@ def test_each_side_wins_half_whatever_the_files_order(order: str, tmp_path: Path
     assert (labels.count("A"), labels.count("B")) == (51, 50)
     assert labels != sorted(labels)
     assert all(responses_of(row)["AB".index(label)] == "good" for row, label in zip(rows, labels, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_side_is_right_in_half_of_the_rows_beside_ties(seed: int) -> None:
+    rows = [make_row(USER, [f"a{n}", f"b{n}"], "tie" if n % 3 == 0 else "A", "") for n in range(540)]
+    labels = Counter(label_of(row, "pairwise") for row in balance_order(rows, seed))
+    assert labels == {"A": 180, "B": 180, "tie": 180}
 
 
 def test_the_seed_decides_the_order_and_swapping_twice_is_nothing() -> None:

@@ -131,7 +131,7 @@ def test_items_without_years_go_through_reward_and_evaluation(converted):
         line(ground_truth=[{"title": "Ubik"}], seen=[]),
     ]
     out, summary = converted(rows, books, item="book", num_items=3)
-    assert summary["catalog"] == {"items": 3, "dated": False, "never_matched": []}
+    assert summary["catalog"] == {"items": 3, "dated": False, "never_matched": [], "merged": []}
     assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
     assert validate_rl_table(out / "train.parquet", dated=False) == (2, [])
     assert load_catalog(out / "catalog.parquet").problems == ()
@@ -404,3 +404,32 @@ def test_the_command(files, tmp_path, capsys):
     assert "no rows for validation, which run_rank_grpo.sh needs" in printed
     assert main(argv) == 2
     assert "already there" in capsys.readouterr().err
+
+
+def test_ground_truth_that_is_wholly_outside_the_catalog_is_refused(files):
+    rows = [line(ground_truth=["Alien (1979)", "Dune (2021)"], conversation_id=n) for n in range(3)]
+    given = files(rows)
+    assert f"none of the 6 ground truths is in {given['catalog']}, so nothing could ever be a hit" in told(given)
+    convert_own(**files([*rows, line(conversation_id=3)]))
+    convert_own(**files([line(ground_truth=[], demonstration=["Dune (2021)"])]), overwrite=True)  # SFT needs no hit
+
+
+def test_all_findings_of_a_file_come_in_one_run(files):
+    rows = [line(time=f"day {n}", conversation_id=n) for n in range(40)]
+    rows += [
+        line(split="dev", seen=[7]),
+        line(ground_truth="Heat (1995); Up"),
+        line(id="x"),
+        line(id="x", split="test"),
+    ]
+    message = told(files(rows, [*FILMS, {"title": " ", "year": 1990}]))
+    for problem in (
+        "line 4: no title",
+        "line 1: time is 'day 0'",
+        "line 41: split is 'dev'",
+        "line 41: seen holds 7",
+        "line 42: ground_truth holds 'Up', which is not `Title (1999)`",
+        "line 44: id 'x' is that of",
+        "more such messages",
+    ):
+        assert problem in message

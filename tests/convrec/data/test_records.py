@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.damage import BadRecord, Damage, check_share, column, counted
+from convrec.data.damage import BadRecord, BadRow, Collected, Damage, check_share, counted
 from convrec.data.records import read_records
 from convrec.errors import UserError
 
@@ -62,9 +62,14 @@ def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
         ("a.jsonl", '{"a": "\\ud83d"}\n', "a.jsonl: line 1: half of a surrogate pair"),
         ("a.jsonl", '{"a": ' + "[" * 100_000, "a.jsonl: line 1: no JSON ("),
         ("a.jsonl", b'{"a": 1}\n{"a": "\xe9lse"}\n', "a.jsonl: line 2: no UTF-8 (byte 7: "),
-        ("a.json", '[{"a": 1}, 2]', "a.json: record 1: a int, not an object"),
+        ("a.json", '[{"a": 1}, "2"]', "a.json: record 1: a str, not an object"),
         ("a.json", "{}", "a.json: its JSON is no list of records"),
-        ("a.json", '{"a": 1}\n{"a": 2}', "is it one record a line? Name it .jsonl then"),
+        ("a.json", '{"a": 1}\n{"a": 2', "a.json: record 1: no JSON ("),
+        ("a.json", '{"a": \n', "a.json: no JSON ("),
+        ("a.jsonl", '{"a": 1}\n{"b": {"a": 1, "a": 2}}', "a.jsonl: line 2: the key 'a' is there twice in one object"),
+        ("a.json", '[{"a": 1, "a": 1}]', "a.json: the key 'a' is there twice in one object; keep one"),
+        ("a.csv", "a,b\nx,\0y\n", "a.csv: line 2: a NUL, which is no text; take it out"),
+        ("a.tsv", "a\tb\nx\n", "a.tsv: line 2: 1 cells for 2 columns"),
         ("a.json", b'["\xe9"]', "a.json: no UTF-8 ("),
         ("a.csv", "a,b\nx,y\nx, y,z\n", "a.csv: line 3: 3 cells for 2 columns; put"),
         ("a.csv", 'a,b\nx,y\n"x" y,z\n', "a.csv: line 3: no CSV ("),
@@ -73,15 +78,33 @@ def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
         ("a.parquet", "none", "a.parquet: not readable as parquet ("),
         ("a.jsonl.gz", "plain", "a.jsonl.gz: not readable as gzip ("),
         ("a.json.gz", gzip.compress(b"[1, 2, 3]" * 99, mtime=0)[:-12], "a.json.gz: not readable as gzip ("),
-        ("a.xlsx", "", "a.xlsx: unknown format '.xlsx'; write .jsonl, .json, .csv (also .gz) or .parquet"),
+        ("a.xlsx", "", "a.xlsx: unknown format '.xlsx'; write .jsonl, .json, .csv, .tsv, .txt (also"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: Any, said: str) -> None:
     assert said in told(write(tmp_path / name, content))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
     assert "absent.jsonl: no such file" in told(tmp_path / "absent.jsonl")
+    (tmp_path / "folder.csv").mkdir()
+    assert "folder.csv: a folder; name the files in it" in told(tmp_path / "folder.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.csv", "sep=,\na,b\n1,2\n", [(3, {"a": "1", "b": "2"})]),
+        ("a.csv", '"sep=;"\r\na;b\r\n1;2,3\r\n', [(3, {"a": "1", "b": "2,3"})]),
+        ("a.TSV", "a\tb\n1,5\t2\n", [(2, {"a": "1,5", "b": "2"})]),
+        ("a.txt", "one\r\n\ntwo", [(1, {"line": "one"}), (2, {"line": ""}), (3, {"line": "two"})]),
+        ("a.json", '{"a": 1}\n\n{"a": 2}\n', [(0, {"a": 1}), (1, {"a": 2})]),
+        ("a.json", '{"tickets": [{"a": 1}, {"a": 2}], "count": 2}', [(0, {"a": 1}), (1, {"a": 2})]),
+        ("a.json", '{"messages": [{"a": 1}], "b": 2}', [(0, {"messages": [{"a": 1}], "b": 2})]),
+    ],
+)
+def test_what_other_programs_call_such_a_file(tmp_path: Path, name: str, content: str, rows: list) -> None:
+    assert list(read_records(write(tmp_path / name, content), Damage())) == rows
 
 
 def test_a_damaged_csv_record_takes_nothing_else_with_it(tmp_path: Path) -> None:
@@ -147,9 +170,10 @@ def test_equal_problems_are_told_once_and_what_spoils_a_file_always() -> None:
 def test_rows_are_counted_once_and_by_problems_without_their_values(tmp_path: Path) -> None:
     damage = Damage(0.5)
     for row, value in ((0, "a"), (1, "b"), (1, "c")):
-        with pytest.raises(BadRecord) as error, column("time"):
+        problems: list[BadRecord] = []
+        with Collected(problems, "time"):
             raise BadRecord("is %r; write a date", value)
-        damage.add("in.parquet", row, error.value)
+        damage.add("in.parquet", row, BadRow(problems))
     assert damage.counts() == {"time is ...; write a date": 2}
     damage.check(["in.parquet"], 2)
     with pytest.raises(

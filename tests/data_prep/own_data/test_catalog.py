@@ -12,7 +12,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
-from data_prep.own import convert_own
+from data_prep.own import convert_own, format_summary
 
 SONGS = [
     {"item_id": "s1", "title": "Hello", "display": "Adele"},
@@ -94,3 +94,41 @@ def test_the_catalog_notes_what_the_prompt_asks_for(tmp_path: Path) -> None:
     converted(tmp_path, SONGS, ground_truth=["s1"])
     noted = pq.read_schema(tmp_path / "out" / "catalog.parquet").metadata
     assert (noted[b"convrec.item"], noted[b"convrec.num_items"]) == (b"song", b"3")
+
+
+def written(folder: Path, catalog: str, wanted: str) -> tuple[list[tuple[str, int | None]], dict[str, Any]]:
+    """(titles and years as written, the summary) of a catalog in CSV."""
+    (folder / "rows.jsonl").write_text(json.dumps({"conversation": "USER: hi", "ground_truth": [wanted]}))
+    (folder / "items.csv").write_text(catalog)
+    summary = convert_own([folder / "rows.jsonl"], folder / "items.csv", folder / "out", overwrite=True)
+    rows = pq.read_table(folder / "out" / "catalog.parquet").to_pylist()
+    return [(row["title"], row["year"]) for row in rows], summary
+
+
+def test_years_at_the_end_of_titles_are_split_off(tmp_path: Path) -> None:
+    movies = 'movieId,title,genres\n1,Heat (1995),Crime\n2,M (1931),Crime\n3,"Matrix, The (1999)",Action\n'
+    titles, summary = written(tmp_path, movies, "The Matrix (1999)")
+    assert titles == [("Heat", 1995), ("M", 1931), ("Matrix, The", 1999)]
+    assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
+    told = "items.csv: no column year, so the year was taken from the end of 3 titles"
+    assert told in format_summary(summary, "out")
+    with pytest.raises(UserError, match=r"items\.csv: line 5: no year, but 3 items have one; fill it in"):
+        written(tmp_path, movies + "4,Babylon 5,SF\n", "M (1931)")
+    titles, summary = written(tmp_path, "title\n1999 (1982)\nHello\nIntro\n", "Hello")  # few: part of a title
+    assert (summary["catalog"]["dated"], titles[0]) == (False, ("1999 (1982)", None))
+
+
+def test_a_year_that_cannot_be_is_told_and_not_the_end(tmp_path: Path) -> None:
+    films = "".join(f"Film {n},2000\n" for n in range(20))
+    titles, summary = written(tmp_path, f"title,year\n{films}The Wall,201\n", "Film 3 (2000)")
+    (told,) = summary["catalog"]["never_matched"]
+    assert told == "line 22: 'The Wall' has the year 201; write one from 1870 to 2100; left out"
+    assert f"never matched: {told}" in format_summary(summary, "out")
+    assert len(titles) == 20
+
+
+def test_rows_that_are_one_item_are_named(tmp_path: Path) -> None:
+    _, summary = written(tmp_path, "title,year\nAmelie,2001\nAmélie,2001\n", "Amelie (2001)")
+    (told,) = summary["catalog"]["merged"]
+    assert told.startswith("row 1: 'Amélie' (2001) is another spelling of row 0, 'Amelie': one item, unless")
+    assert told in format_summary(summary, "out")

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.damage import BadRecord
+from convrec.data.damage import BadRecord, BadRow
 from convrec.data.schema import SPEAKERS
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from data_prep.own_data.rows import KEYS, Row, check_demonstration, read_conversation, read_row, read_time
+from data_prep.own_data.catalog import ItemIds
+from data_prep.own_data.cells import ItemReader
+from data_prep.own_data.rows import KEYS, Row, conversation_text, read_row, read_time, read_turns
 from data_prep.tables import beginning
 
 USER = {"role": "user", "content": "hi"}
@@ -19,10 +21,12 @@ SOUND = {"conversation": [USER], "ground_truth": [["M", 1931]]}
 MATCHER = Matcher(Catalog.from_items([("Heat", 1995), ("M", 1931), ("Up", 2009)]))
 
 
+READER = ItemReader(MATCHER, ItemIds(MATCHER.catalog))
+UNDATED = Matcher(Catalog.from_items([("Heat", None), ("M", None)]))
+
+
 def read(**changes: Any) -> Row:
-    row = read_row(SOUND | changes, dated=True)
-    check_demonstration(row.demonstration, 20, MATCHER)
-    return row
+    return read_row(SOUND | changes, READER, 20)
 
 
 def test_a_row_in_all_its_forms() -> None:
@@ -31,7 +35,7 @@ def test_a_row_in_all_its_forms() -> None:
     assert (row.truth, row.repeated_truths) == ([("M", "1931"), ("Up", "2009")], 1)
     assert (row.seen, row.demonstration, row.id, row.split) == (["Heat", "Nine"], [("Up", 2009)], "7", "test")
     del (other := SOUND | {"messages": [USER]})["conversation"]
-    assert read_row(other, dated=True).conversation == row.conversation == "USER: hi\n"
+    assert read_row(other, READER, 20).conversation == row.conversation == "USER: hi\n"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,12 @@ def test_a_row_in_all_its_forms() -> None:
         ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
         ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
         ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
-        ({"conversation": [{"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
+        ({"conversation": [USER, {"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
+        ({"conversation": "USER: \nSYSTEM: Up?\nUSER: no"}, "turn 0 has no text; leave it out"),
+        ({"conversation": "USER: hi\nASSISTANT: Up?\nUSER:"}, "turn 2 has no text; leave it out"),
+        ({"conversation": "USER: hi\rRECOMMENDER: Up?"}, "the last turn is not the user's"),
+        ({"conversation": [{"role": "system", "content": "Be brief."}]}, "no turn of a user; write [{"),
+        ({"seen": "Heat (1995) Up"}, "seen holds 'Heat (1995) Up', of which 'Up' would be lost"),
         ({"conversation": [USER, {"role": "developer", "content": "x"}, USER]}, "turn 1 has the role 'developer'"),
         ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
         ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
@@ -85,9 +94,51 @@ def test_a_damaged_row_is_named_with_its_fix(changes: dict[str, Any], problem: s
     assert problem in str(error.value)
 
 
+def test_all_that_is_wrong_with_a_row_is_told_at_once() -> None:
+    changes = {
+        "conversation": [USER, {"role": "bot", "content": "?"}, {"role": "user"}],
+        "seen_titles": ["M"],
+        "id": "",
+    }
+    changes |= {"ground_truth": ["Heat", ["M", 201]], "demonstration": ["M (1931)", "M (1932)"], "seen": [7]}
+    with pytest.raises(BadRow) as error:
+        read(**changes, time="soon", split="dev")
+    told = [str(problem).split(";")[0] for problem in error.value.problems]
+    assert told == [
+        "unknown key 'seen_titles'",
+        "turn 1 has the role 'bot'",
+        "turn 2 of the conversation is not {role, content}",
+        "ground_truth holds 'Heat', which is not `Title (1999)`",
+        "ground_truth holds ['M', 201]: 201 is no year from 1870 to 2100",
+        "demonstration holds 'M (1931)' twice, once as 'M (1932)'",
+        "seen holds 7, which is no item",
+        "time is 'soon'",
+        "split is 'dev'",
+        "id is ''",
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    "names", [("USER", "SYSTEM"), ("USER", "ASSISTANT"), ("USER", "RECOMMENDER"), ("User", "Assistant")]
+)
+def test_turns_of_a_text_by_any_name_and_line_break(names: tuple[str, str], end: str) -> None:
+    user, recommender = names
+    text = end.join([f"{user}: hi", "there", f"{recommender}:Up?", "", f"{user}:  no: not Up", ""])
+    assert read(conversation=text).conversation == "USER: hi\nthere\nSYSTEM: Up?\nUSER: no: not Up\n"
+    assert read(conversation="USER: hi\nSystem: Up?").conversation == "USER: hi\nSystem: Up?\n"
+
+
+def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, USER, {"role": "tool", "content": "2 films"}, USER]
+    read, left_out = read_turns(turns)
+    assert conversation_text(read) == "USER: hi\nUSER: hi\n"
+    assert left_out == {"instructions to a model": 1, "turns of tools, or without text": 1}
+
+
 def test_a_row_of_a_catalog_without_years() -> None:
     with pytest.raises(BadRecord, match="ground_truth holds \\['M', 1931\\] with a year, but the catalog has no years"):
-        read_row(SOUND, dated=False)
+        read_row(SOUND, ItemReader(UNDATED, ItemIds(UNDATED.catalog)), 20)
 
 
 def test_a_greeting_is_no_conversation_in_common():
@@ -111,7 +162,8 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), json_values), st.booleans())
 def test_no_json_makes_the_reader_fail(changes, dated):
     with contextlib.suppress(BadRecord):
-        row = read_row(SOUND | changes, dated)
+        matcher = MATCHER if dated else UNDATED
+        row = read_row(SOUND | changes, ItemReader(matcher, ItemIds(matcher.catalog)), 20)
         assert row.conversation.endswith("\n")
         assert all(title.strip() and (year != "") == dated for title, year in row.truth)
 
@@ -122,7 +174,7 @@ contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
 def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
-    text = read_conversation([{"role": role, "content": content} for role, content in turns])
+    text = conversation_text(read_turns([{"role": role, "content": content} for role, content in turns])[0])
     assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
 
 

@@ -130,3 +130,7 @@ def test_constrained_lists_stand_beside_free_ones_and_baselines(
     title, _, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
     assert "2 constrained lists of 4 lines: 0 out of catalog, 0 repeated" in title
     assert "  cold items          +0.5000 ±0.0000" in printed.splitlines()
+    constrained = metrics["constrained"]["paired"]
+    constrained |= {name: {"mean": math.nan, "se": math.nan, "p": math.nan} for name in ("recall@2", "cold_share")}
+    *_, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
+    assert [line for line in printed.splitlines() if "–" in line] == ["  recall@2   –  p –", "  cold items          –"]

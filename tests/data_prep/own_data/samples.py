@@ -1,0 +1,156 @@
+"""A few lines of each export, in the layout of the program that writes it. All tell one story."""
+
+import json
+from typing import Any
+
+LIKED, ANSWER, THANKS = "I liked Heat (1995).", "Try Blade Runner (1982), or Alien (1979).", "Blade Runner it is!"
+LISTED = "1. **Blade Runner (1982)** - neon\n2. Alien (1979)"
+INSTRUCTION = "You recommend films."
+
+
+def messages(**of_first: Any) -> list[dict[str, Any]]:
+    first = {"role": "user", "content": LIKED} | of_first
+    return [first, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": THANKS}]
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+SYSTEM = {"role": "system", "content": INSTRUCTION}
+ENDED = [SYSTEM, *messages()[:1], {"role": "assistant", "content": LISTED}]
+BLOCKS = [
+    {"role": "user", "content": [{"type": "text", "text": LIKED}, {"type": "image", "source": {"type": "base64"}}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "search", "input": {"q": "noir"}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "2 films"}]},
+    {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
+    {"role": "user", "content": THANKS},
+]
+REQUEST = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions"}
+RESPONSE = {
+    "status_code": 200,
+    "body": {"choices": [{"index": 0, "message": {"role": "assistant", "content": LISTED}}]},
+}
+SHAREGPT = [("system", INSTRUCTION), ("human", LIKED), ("gpt", ANSWER), ("human", THANKS)]
+
+
+def node(name: str, parent: str | None, children: list[str], role: str, *parts: Any, **metadata: Any) -> dict:
+    content = {"content_type": "text", "parts": list(parts)}
+    message = {"id": name, "author": {"role": role}, "content": content, "metadata": metadata, "create_time": 1.7e9}
+    return {name: {"id": name, "message": message, "parent": parent, "children": children}}
+
+
+CHATGPT = {
+    "title": "Films",
+    "create_time": 1700000000.5,
+    "mapping": {
+        "root": {"id": "root", "message": None, "parent": None, "children": ["s"]},
+        **node("s", "root", ["u1"], "system", "", is_visually_hidden_from_conversation=True),
+        **node("u1", "s", ["a1", "a2"], "user", LIKED),
+        **node("a1", "u1", [], "assistant", "Dune (2021)."),  # an answer that was made again
+        **node("a2", "u1", ["u2"], "assistant", ANSWER),
+        **node("u2", "a2", [], "user", THANKS),
+    },
+    "current_node": "u2",
+    "conversation_id": "c-1",
+    "is_archived": False,
+}
+SLACK = [
+    {"type": "message", "subtype": "channel_join", "user": "U1", "text": "<@U1> has joined", "ts": "1700000000.000100"},
+    {"type": "message", "user": "U1", "text": LIKED, "ts": "1700000001.000200", "thread_ts": "1700000001.000200"},
+    {"type": "message", "user": "U2", "text": "lunch?", "ts": "1700000002.000200"},
+    {"type": "message", "subtype": "bot_message", "bot_id": "B1", "username": "films", "text": ANSWER}
+    | {"ts": "1700000003.000300", "thread_ts": "1700000001.000200"},
+    {"type": "message", "user": "U1", "text": THANKS, "ts": "1700000004.000400", "thread_ts": "1700000001.000200"},
+    {"type": "message", "bot_id": "B1", "text": "Bon app&eacute;tit", "ts": "1700000005.000400"},
+]
+ZENDESK = {
+    "id": 35436,
+    "subject": "A film",
+    "description": LIKED,
+    "requester_id": 20978392,
+    "created_at": "2023-11-14T22:13:20Z",
+    "comments": [
+        {"author_id": 20978392, "public": True, "body": LIKED, "plain_body": LIKED},
+        {"author_id": 235323, "public": False, "body": "He wants Dune (2021)?"},
+        {"author_id": 235323, "public": True, "body": ANSWER},
+        {"author_id": 20978392, "public": True, "body": THANKS},
+    ],
+}
+ANDROID = (
+    "12/31/20, 9:40 PM - Messages and calls are end-to-end encrypted.\n"
+    f"12/31/20, 9:41 PM - Ann: {LIKED}\n12/31/20, 9:42 PM - Bob: Try Blade Runner (1982),\nor Alien (1979).\n"
+    f"12/31/20, 9:42 PM - Bob: <Media omitted>\n12/31/20, 9:43 PM - Ann: {THANKS}\n"
+)
+IPHONE = (
+    f"\u200e[31/12/2020, 21:41:00] Ann: {LIKED}\n[31/12/2020, 21:42:00] Bob: {ANSWER}\n"
+    f"[31/12/2020, 21:43:10] Ann: {THANKS}\n"
+)
+REDIAL = {
+    "movieMentions": {"111776": "Heat (1995)", "99": "Blade Runner  (1982)", "7": "Alien (1979)", "8": "Nowhere"},
+    "respondentQuestions": {"99": {"suggested": 1, "seen": 0, "liked": 1}},
+    "messages": [
+        {"timeOffset": 0, "text": "Hello", "senderWorkerId": 5, "messageId": 1},
+        {"timeOffset": 9, "text": "I liked @111776.", "senderWorkerId": 0, "messageId": 2},
+        {"timeOffset": 12, "text": "Try @99, or @7. Or @8", "senderWorkerId": 5, "messageId": 3},
+        {"timeOffset": 20, "text": "I like @111776 more", "senderWorkerId": 0, "messageId": 4},
+    ],
+    "conversationId": "391",
+    "respondentWorkerId": 5,
+    "initiatorWorkerId": 0,
+    "initiatorQuestions": [],
+}
+INSPIRED = "dialog_id\tutt_id\tspeaker\tturn_id\ttext\tmovies\tmovie_dict\n" + "".join(
+    "20191202_live.pkl\t" + "\t".join(cells) + "\t{'Alien (1979)': 1}\n"
+    for cells in (
+        ("1", "RECOMMENDER", "1", "Hello", ""),
+        ("2", "SEEKER", "1", "I liked heat.", "Heat (1995)"),
+        ("3", "RECOMMENDER", "2", "Try two of them.", "Blade Runner (1982); Alien (1979)"),
+        ("4", "SEEKER", "2", "Ok, or the one in the desert", "Dune (2021)"),
+    )
+)
+COLUMNS = f'conversation_id,user,assistant\n7,{LIKED},"{ANSWER}"\n7,{THANKS},\n'
+TURNS = f"session_id\trole\tcontent\n7\tcustomer\t{LIKED}\n7\tagent\t{ANSWER}\n7\tcustomer\t{THANKS}\n"
+
+NEXT = {"truth": "from-next-turns"}
+BOB = NEXT | {"recommenders": ["Bob"]}
+# name -> (file, content, form that is guessed, options); each becomes a row of LIKED and both films
+OF_A_CONVERSATION: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
+    "OpenAI messages": ("a.jsonl", lines({"messages": messages()}), "chat", NEXT),
+    "OpenAI messages with system": ("a.JSONL", lines({"messages": [SYSTEM, *messages()], "model": "m"}), "chat", NEXT),
+    "Anthropic content blocks": ("a.jsonl", lines({"system": INSTRUCTION, "messages": BLOCKS}), "chat", NEXT),
+    "ShareGPT": (
+        "a.json",
+        json.dumps([{"id": "x_0", "conversations": [{"from": who, "value": said} for who, said in SHAREGPT]}]),
+        "sharegpt",
+        NEXT,
+    ),
+    "ChatGPT": ("conversations.json", json.dumps([CHATGPT]), "chatgpt", NEXT),
+    "Slack": ("2023-11-14.json", json.dumps(SLACK), "slack", NEXT),
+    "Zendesk, a ticket a line": ("a.json", lines(ZENDESK, ZENDESK | {"id": 2}), "zendesk", NEXT),
+    "Zendesk, a page": ("a.json", json.dumps({"tickets": [ZENDESK], "count": 1}), "zendesk", NEXT),
+    "WhatsApp of Android": ("a.txt", ANDROID, "whatsapp", BOB),
+    "WhatsApp of an iPhone": ("_chat.txt", IPHONE, "whatsapp", BOB),
+    "CSV, a column a speaker": ("a.csv", COLUMNS, "columns", NEXT),
+    "TSV, as the released data name speakers": ("a.tsv", f"USER\tSYSTEM\n{LIKED}\t{ANSWER}\n", "columns", NEXT),
+    "CSV, a system prompt": (
+        "a.csv",
+        f'role,text\nsystem,{INSTRUCTION}\nuser,{LIKED}\nbot,"{ANSWER}"\n',
+        "turns",
+        NEXT,
+    ),
+    "TSV, a row a turn": ("a.tsv", TURNS, "turns", NEXT),
+    "ReDial": ("train_data.jsonl", lines(REDIAL), "redial", {}),
+    "INSPIRED": ("train.tsv", INSPIRED, "turns", {}),
+}
+# these end in a list, which is a demonstration
+OF_AN_ANSWER: dict[str, tuple[str, Any, str]] = {
+    "OpenAI fine-tuning": ("a.jsonl", lines({"messages": ENDED, "parallel_tool_calls": False}), "chat"),
+    "OpenAI batch": (
+        "a.jsonl",
+        lines(REQUEST | {"body": {"messages": ENDED[:2]}, "response": RESPONSE}),
+        "openai-batch",
+    ),
+    "Alpaca": ("a.json", json.dumps([{"instruction": "Films?", "input": LIKED, "output": LISTED}]), "alpaca"),
+    "prompt and completion": ("a.jsonl", lines({"prompt": LIKED, "completion": LISTED}), "prompt-completion"),
+}

@@ -1,0 +1,150 @@
+"""Cells with items: what is joined in any way comes apart again, and what can be read in two ways is told."""
+
+import contextlib
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convrec.data.damage import BadRecord
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import format_item
+from data_prep.own_data.catalog import ItemIds
+from data_prep.own_data.cells import ItemReader
+
+TITLES = ("Heat", "Alien", "Dune", "M", "Lock, Stock and Two Smoking Barrels", "Steins;Gate", "1984", "Love, Rosie")
+YEARS = (1995, 1979, 2021, 1931, 1998, 2011, 1984, 2014)
+
+
+def reader(items: Any, ids: Any = None) -> ItemReader:
+    catalog = Catalog.from_items(items, item_ids=ids)
+    return ItemReader(Matcher(catalog), ItemIds(catalog))
+
+
+DATED = reader(zip(TITLES, YEARS, strict=True))
+UNDATED = reader([(title, None) for title in (*TITLES, "The Lord of the Rings", "1. FC Köln")])
+
+JOINED = {
+    "JSON": json.dumps,
+    "Python": repr,
+    "numpy": lambda parts: str(np.array(parts, dtype=object)),
+    "lines": "\n".join,
+    "Windows' lines": "\r\n".join,
+    "old Mac's lines": "\r".join,
+    "|": " | ".join,
+    ";": "; ".join,
+    ",": ", ".join,
+    "numbers": lambda parts: "\n".join(f"{n}. {part}" for n, part in enumerate(parts, 1)),
+    "numbers in a line": lambda parts: " ".join(f"{n}) {part}" for n, part in enumerate(parts, 1)),
+    "bullets": lambda parts: "\n".join(f"- {part}" for part in parts),
+    "commas at the lines' ends": ",\n".join,
+}
+some = st.lists(st.sampled_from(range(len(TITLES))), min_size=2, max_size=6, unique=True)
+
+
+@pytest.mark.parametrize("way", JOINED)
+@settings(max_examples=40, deadline=None)
+@given(rows=some)
+def test_items_joined_in_any_way_come_apart(way: str, rows: list[int]) -> None:
+    titles, lines = [TITLES[row] for row in rows], [format_item(TITLES[row], YEARS[row]) for row in rows]
+    assert DATED.items(JOINED[way](lines)) == [(TITLES[row], YEARS[row]) for row in rows]
+    assert DATED.titles(JOINED[way](lines)) == titles
+    assert DATED.titles(JOINED[way](titles)) == titles
+    assert [item.title for item in UNDATED.items(JOINED[way](titles))] == titles
+    assert UNDATED.titles(JOINED[way](titles)) == titles
+
+
+@pytest.mark.parametrize("way", sorted({*JOINED} - {",", ";", "commas at the lines' ends"}))
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), rows=some)
+def test_items_outside_the_catalog_come_apart_too(way: str, seed: int, rows: list[int]) -> None:
+    others = [f"Qwx {number} Zjk" for number in random.Random(seed).sample(range(100, 1000), 3)]
+    titles = [*(TITLES[row] for row in rows), *others]
+    random.Random(seed).shuffle(titles)
+    assert UNDATED.titles(JOINED[way](titles)) == titles
+    lines = [format_item(title, 2001) for title in titles]
+    assert [item.title for item in DATED.items(JOINED[way](lines))] == titles
+
+
+@given(st.text(max_size=60), st.sampled_from([DATED, UNDATED]))
+def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
+    for read in (of.items, of.titles):
+        with contextlib.suppress(BadRecord):
+            assert all(read(cell))
+
+
+@pytest.mark.parametrize(
+    ("cell", "titles"),
+    [  # the issue's own, and the table of docs/how-to/data.md
+        ("Heat (1995)\nAlien (1979)", ["Heat", "Alien"]),
+        ("1. Heat (1995)\n2. **Alien (1979)** - a ship", ["Heat", "Alien"]),
+        ("Dune (2021), Alien (1979)", ["Dune", "Alien"]),
+        ("Dune (2021), Nowhere (1999)", ["Dune", "Nowhere"]),
+        ("Lock, Stock and Two Smoking Barrels (1998), Heat (1995)", ["Lock, Stock and Two Smoking Barrels", "Heat"]),
+        ("Nowhere, Nobody (1999)", ["Nowhere, Nobody"]),
+        ('[["Dune", 2021], {"title": "Heat", "year": 1995}]', ["Dune", "Heat"]),
+        ('{"title": "Heat", "year": 1995}', ["Heat"]),
+        ("[]", []),
+        (" ", []),
+        (["Heat (1995) | Alien (1979)"], ["Heat", "Alien"]),
+        (["Nowhere | Nobody (1979)"], ["Nowhere | Nobody"]),  # an entry of a list can be a title with a bar
+        (["Heat (1995)\nAlien (1979)", ["Dune", 2021]], ["Heat", "Alien", "Dune"]),
+    ],
+)
+def test_cells_of_a_catalog_with_years(cell: Any, titles: list[str]) -> None:
+    assert [item.title for item in DATED.items(cell)] == titles
+    assert DATED.titles(cell) == titles
+
+
+@pytest.mark.parametrize(
+    ("cell", "titles"),
+    [
+        ("Dune\nHeat\nAlien", ["Dune", "Heat", "Alien"]),
+        ("['Dune', 'Alien']", ["Dune", "Alien"]),
+        ("Dune; Nowhere", ["Dune", "Nowhere"]),
+        ("The Lord of the\nRings", ["The Lord of the Rings"]),  # a line that was broken
+        ("1. FC Köln", ["1. FC Köln"]),
+        ("1. 1. FC Köln\n2. Heat", ["1. FC Köln", "Heat"]),
+        ("Nowhere, Nobody", ["Nowhere, Nobody"]),  # nothing that the catalog knows is in it
+    ],
+)
+def test_cells_of_a_catalog_without_years(cell: str, titles: list[str]) -> None:
+    assert UNDATED.titles(cell) == [item.title for item in UNDATED.items(cell)] == titles
+
+
+@pytest.mark.parametrize(
+    ("of", "cell", "problem"),
+    [
+        (DATED, "Alien, Heat (1995)", "holds 'Alien, Heat (1995)', which can be one item or 2 (Alien | Heat (1995))"),
+        (DATED, "Dune, Alien", "which can be one item or 2 (Dune | Alien); write a JSON list"),
+        (UNDATED, "Dune, Nowhere", "which can be one item or 2 (Dune | Nowhere)"),
+        (UNDATED, "Nowhere; Nobody", "which can be one item or 2 (Nowhere | Nobody)"),
+        (DATED, "Heat (1995) Alien (1979)", "which has two years; write [title, year], and an entry for every item"),
+        (DATED, "Heat (1995) - Alien", "of which '- Alien' would be lost"),
+        (DATED, "Heat (1995) and Alien", "of which 'and Alien' would be lost"),
+        (DATED, "['Heat (1995)', 'Alien (1979)", "which begins as a list and is none"),
+        (DATED, ["Heat (1995)", "Dune"], "holds 'Dune', which is not `Title (1999)`"),
+    ],
+)
+def test_what_stays_ambiguous_is_told_with_both_readings(of: ItemReader, cell: Any, problem: str) -> None:
+    with pytest.raises(BadRecord) as error:
+        of.items(cell)
+    assert problem in str(error.value)
+
+
+def test_a_title_that_is_all_of_another_two() -> None:
+    both = reader([("Love", None), ("Rosie", None), ("Love, Rosie", None)])
+    with pytest.raises(BadRecord, match=r"can be one item or 2 \(Love \| Rosie\)"):
+        both.titles("Love, Rosie")
+    assert both.titles(["Love, Rosie"]) == ["Love, Rosie"]  # as the finding says
+
+
+def test_ids_are_items_too() -> None:
+    of = reader([("Heat", 1995), ("Dune", 2021)], ["tt0113277", "tt1160419"])
+    for cell in ("tt0113277, tt1160419", "tt0113277\ntt1160419", "['tt0113277', 'tt1160419']"):
+        assert of.items(cell) == [("Heat", 1995), ("Dune", 2021)]

@@ -1,0 +1,196 @@
+"""What other programs write becomes the rows that it says, by a guess of its form."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.data.damage import Damage
+from convrec.errors import UserError
+from data_prep.own import convert_own, format_summary, main
+from data_prep.own_data.exports import FORMS, guess_form
+from data_prep.own_data.source import open_source
+from tests.data_prep.own_data import samples
+
+CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\nIt,2017\n"
+WANTED = [["Blade Runner", "1982"], ["Alien", "1979"]]
+
+
+@pytest.fixture
+def convert(tmp_path: Path):
+    """convert(file name, content, **options) -> (rows of train or sft_train, summary)."""
+    (tmp_path / "catalog.csv").write_text(CATALOG)
+
+    def converted(name: str, content: str | bytes, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        summary = convert_own([path], tmp_path / "catalog.csv", tmp_path / "out", overwrite=True, **options)
+        table = tmp_path / "out" / f"{'train' if 'train' in summary['files'] else 'sft_train'}.parquet"
+        return pq.read_table(table).to_pylist(), summary
+
+    return converted
+
+
+def conversation(row: dict[str, Any]) -> str:
+    return row["prompt"][0]["content"].partition("Here is the conversation: ")[2]
+
+
+@pytest.mark.parametrize("name", samples.OF_A_CONVERSATION)
+def test_what_is_named_in_answer_to_the_user_is_wanted(convert, name: str) -> None:
+    file, content, form, options = samples.OF_A_CONVERSATION[name]
+    (row, *_), summary = convert(file, content, **options)
+    said = conversation(row)
+    assert said.endswith(f"USER: {samples.LIKED}\n") or (name == "INSPIRED" and said.endswith("USER: I liked heat.\n"))
+    assert said.count("USER:") == 1
+    assert row["groundtruth_with_release_year"] == WANTED
+    assert row["seen_titles"] == ["Heat"]
+    assert f": read as {form} (guessed; --format names another)" in format_summary(summary, "out")
+
+
+@pytest.mark.parametrize("name", samples.OF_AN_ANSWER)
+def test_an_answer_that_is_a_list_is_a_demonstration(convert, name: str) -> None:
+    file, content, form = samples.OF_AN_ANSWER[name]
+    (row,), summary = convert(file, content, num_items=2)
+    assert row["completion"][0]["content"] == "Blade Runner (1982)\nAlien (1979)"
+    assert conversation(row).endswith(f"{samples.LIKED}\n")
+    assert f": read as {form} (" in summary["read"][0]
+    (row,), _ = convert(file, content, num_items=2, truth="from-next-turns")
+    assert row["groundtruth_with_release_year"] == WANTED
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".JSONL.GZ", ".ndjson", ".parquet", ".json", ".Json.gz"])
+def test_every_kind_of_file_holds_every_form(convert, tmp_path: Path, suffix: str) -> None:
+    records = [{"messages": samples.messages()}] * 2
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), tmp_path / "table")
+        content = (tmp_path / "table").read_bytes()
+    else:
+        text = json.dumps(records) if "json" in suffix.lower() and "jsonl" not in suffix.lower() else ""
+        content = (text if text and "nd" not in suffix else samples.lines(*records)).encode()
+        content = gzip.compress(content) if suffix.lower().endswith(".gz") else content
+    rows, _ = convert(f"chats{suffix}", content, truth="from-next-turns")
+    assert [row["groundtruth_with_release_year"] for row in rows] == [WANTED, WANTED]
+
+
+def test_every_form_has_a_sample() -> None:
+    guessed = {form for _, _, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]}
+    assert guessed == set(FORMS) - {"own"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "problem"),
+    [
+        ("a.txt", samples.ANDROID, {"truth": "from-next-turns"}, "line 1: 'Ann' speaks: as a user, or as the recomm"),
+        ("a.json", json.dumps(samples.SLACK[:3]), {}, "records 0, 1: no bot speaks, so nobody recommends; name who"),
+        (
+            "a.jsonl",
+            samples.lines({"messages": samples.messages()[:2]}),
+            {},
+            "is no list of items; --truth from-next-t",
+        ),
+        ("a.jsonl", samples.lines({"messages": samples.messages()}), {}, "line 1: neither ground_truth nor demonstra"),
+        ("a.jsonl", samples.lines(samples.REQUEST | {"response": {}}), {}, "line 1: an answer without its request"),
+        (
+            "a.jsonl",
+            samples.lines({"messages": []}),
+            {"form": "sharegpt"},
+            "is not what sharegpt writes (KeyError: 'conv",
+        ),
+        ("a.jsonl", samples.lines({"mapping": [], "current_node": []}), {}, "line 1: is not what chatgpt writes ("),
+        (
+            "a.jsonl",
+            samples.lines({"dialogue": [], "labels": []}),
+            {},
+            "unknown key 'dialogue'; did you mean conversat",
+        ),
+    ],
+)
+def test_what_a_form_does_not_say_is_a_finding(convert, name: str, content: str, options: dict, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        convert(name, content, **options)
+    assert problem in str(error.value)
+
+
+def test_what_is_no_row_and_no_finding_is_counted(convert) -> None:
+    chat = {"messages": [samples.SYSTEM, *samples.BLOCKS], "model": "m-1", "temperature": 0.5}
+    talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+    rows, summary = convert("a.jsonl", samples.lines(chat, talk), truth="from-next-turns")
+    assert len(rows) == 1
+    assert summary["read"][1:] == [
+        "2 ground truths are what the next turns name; --preview 5 shows some",
+        "1 instructions to a model left out",
+        "1 pictures and other content without text left out",
+        "2 turns of tools, or without text left out",
+        "1 conversations in which no item is named in answer to the user left out",
+        "columns not read: model, temperature",
+    ]
+    printed = format_summary(summary, "out")
+    assert all(line in printed for line in summary["read"])
+    with pytest.raises(UserError, match=r"no conversations; check how the file was written; .*: read as chat"):
+        convert("a.jsonl", samples.lines(talk), truth="from-next-turns")
+
+
+def test_a_preview_shows_the_first_rows_and_findings_and_writes_nothing(tmp_path: Path, capsys) -> None:
+    (tmp_path / "catalog.csv").write_text(CATALOG)
+    bad = {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "?"}]}
+    chats = samples.lines(bad, {"messages": samples.messages()}, {"messages": samples.messages()})
+    (tmp_path / "chats.jsonl").write_text(chats)
+    argv = ["--conversations", str(tmp_path / "chats.jsonl"), "--catalog", str(tmp_path / "catalog.csv")]
+    assert main([*argv, "--truth", "from-next-turns", "--preview", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("--- ") == 1
+    assert (
+        f"chats.jsonl: line 2\nUSER: {samples.LIKED}\nground truth: Blade Runner (1982) | Alien (1979)\n"
+        "seen: Heat\ndemonstration: -\n" in printed
+    )
+    assert "chats.jsonl: line 1: turn 1 has the role 'bot'" in printed
+    assert "chats.jsonl: read as chat (guessed; --format names another)" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.csv", "chats.jsonl"]
+    for given in ([], ["--preview", "1", "--out", "x"]):
+        with pytest.raises(SystemExit):
+            main([*argv, *given])
+        assert "give --out, or --preview to look first" in capsys.readouterr().err
+
+
+def test_the_title_of_a_chat_is_no_form(tmp_path: Path) -> None:
+    """What decides is in the records, not in the file's name."""
+    for name, (file, content, form, *_) in {**samples.OF_A_CONVERSATION, **samples.OF_AN_ANSWER}.items():
+        path = tmp_path / f"x{''.join(Path(file).suffixes)}"
+        path.write_text(content)
+        assert guess_form(path) == form, name
+
+
+JUNK = (None, 7, "x", [], {}, [None], [[1]], {"a": None}, True, "", [{"type": 1}], [{"type": "text", "text": 5}])
+
+
+def damaged(value: Any, draw: random.Random) -> Any:
+    """The value with parts of it replaced or taken out."""
+    if draw.random() < 0.15:
+        return draw.choice(JUNK)
+    if isinstance(value, dict):
+        kept = {key: inner for key, inner in value.items() if draw.random() > 0.03}
+        return {key: damaged(inner, draw) if draw.random() < 0.5 else inner for key, inner in kept.items()}
+    return [damaged(inner, draw) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_damaged_export_is_a_finding_and_no_crash(tmp_path: Path, seed: int) -> None:
+    (tmp_path / "catalog.csv").write_text(CATALOG)
+    draw, path = random.Random(seed), tmp_path / "a.jsonl"
+    for file, content, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]:
+        if ".json" not in file.lower():
+            continue
+        value = [json.loads(text) for text in content.splitlines()]
+        records = value[0] if isinstance(value[0], list) else value
+        path.write_text(samples.lines(*(record for one in records if isinstance(record := damaged(one, draw), dict))))
+        for truth in ("given", "from-next-turns"):
+            damage = Damage()
+            _, source = open_source([path], tmp_path / "catalog.csv", 5, damage, form=form, truth=truth)
+            rows = list(source.rows(damage))
+            assert all(row.truth or row.demonstration for *_, row in rows)
+            assert all(str(finding.problem) for finding in damage.findings)
