@@ -32,7 +32,7 @@ from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.rank_rewards import rank_returns
 from convrec.lists.ranks import format_item, parse_item, parse_items, split_lines
-from convrec.lists.titles import fold, normalise
+from convrec.lists.titles import fold, forms, normalise
 
 RESPONSES, LINES = 384, 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -70,7 +70,7 @@ def measure(mode: str, catalog: Catalog, foreign: list, options: argparse.Namesp
     match = matching_of(matcher, responses, truths)
 
     def forget_all() -> None:
-        fold.cache_clear()
+        forms.cache_clear()
         parse_item.cache_clear()
 
     def whole() -> None:
@@ -128,7 +128,7 @@ def matching_of(matcher: Matcher, responses: list[str], truths: list) -> Callabl
 
 
 def forget_lines(matcher: Matcher) -> None:
-    for cached in (matcher.identify, matcher._seen, fold, parse_item):
+    for cached in (matcher.identify, matcher.identify_line, matcher.wanted, matcher._seen, forms, parse_item):
         cached.cache_clear()
 
 
@@ -167,7 +167,7 @@ def growth(repeats: int, rng: random.Random) -> list[dict]:
         catalog = generated_catalog(size, rng)
         responses = make_batch(dated(catalog), dated(generated_catalog(2000, rng)), rng)
         truths = [rng.sample(dated(catalog)[:1000], 3) for _ in responses]
-        fold.cache_clear()
+        forms.cache_clear()
         start = time.process_time()
         matcher = Matcher(catalog, "fuzzy")
         build = time.process_time() - start

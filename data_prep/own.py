@@ -192,7 +192,7 @@ def _write_tables(
             counts["ground_truths_already_seen"] += sum(matcher.match(truth, (), row.seen).seen)
             counts["short_demonstrations"] += 0 < len(row.demonstration) < num_items
             counts["demonstrated_items_outside_catalog"] += sum(
-                matcher.identify(*entry).index < 0 for entry in row.demonstration
+                matcher.identify_line(*entry).index < 0 for entry in row.demonstration
             )
     for name in TABLES:
         if not numbers[name].rows:
@@ -215,7 +215,7 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
     lost = []
     for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
         item = read_again(Item(title, year or NO_YEAR), matcher)
-        if item is None or matcher.identify(*item) != matcher.identify(title, year or NO_YEAR):
+        if item is None or matcher.identify_line(*item) != matcher.identify_line(title, year or NO_YEAR):
             lost.append(f"row {row}: {title!r} is read as {item.title if item else None!r}")
     return lost
 

@@ -173,8 +173,7 @@ class TableNumbers:
 
 
 def is_known(matcher: Matcher, pair: Pair) -> bool:
-    year = matcher.catalog.year_of(pair[1])
-    return year is not None and matcher.identify(pair[0], year).index >= 0
+    return matcher.wanted(*pair).index >= 0
 
 
 def describe(name: str, numbers: Mapping[str, Any]) -> str:

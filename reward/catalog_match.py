@@ -14,7 +14,7 @@ from convrec.lists import user_rewards
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.rank_rewards import DEFAULT_REWARD, dcg, ideal_dcg, rank_returns
-from convrec.lists.ranks import parse_item, split_lines
+from convrec.lists.ranks import split_lines
 from convrec.lists.reference import parse_items_reference
 from convrec.lists.reward_parts import RELEVANCE, RewardParts, combined, needs_training_mentions
 from convrec.lists.settings import ListSettings
@@ -95,7 +95,7 @@ def compute_score(
     matcher = get_matcher(catalog_path, lists)
     lines = split_lines(solution_str, lists.delimiter)
     asked = lines[:num_items]
-    items = [parse_item(line, matcher.catalog.dated) for line in asked]
+    items = [matcher.read_line(line) for line in asked]
     unparsable = items.count(None)
     if lists.matching == "reference":
         # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
@@ -103,12 +103,12 @@ def compute_score(
     matched = matcher.match(items, truth, seen)
     relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
     gain = dcg(relevance, num_items)
-    hits = sum(relevance)
+    hits, wanted = sum(relevance), len(matcher.truths(truth))
     scored: dict[str, float | int | list] = {
         "score": gain,
         "dcg": gain,
-        "recall": hits / len(truth) if truth else 0.0,
-        "ndcg": gain / ideal_dcg(min(num_items, len(truth))) if truth else 0.0,
+        "recall": hits / wanted if truth else 0.0,
+        "ndcg": gain / ideal_dcg(min(num_items, wanted)) if truth else 0.0,
         "hits": hits,
         "catalog_hit_ratio": sum(matched.in_catalog) / len(asked) if asked else 0.0,
         "num_items": len(lines),

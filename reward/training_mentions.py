@@ -19,8 +19,6 @@ def training_mentions(files: Iterable[str], matcher: Matcher) -> list[int]:
             )
     mentions_M = [0] * len(matcher.catalog)
     for truth, rows in wanted.items():
-        pairs = [(title, year) for title, raw in truth if (year := matcher.catalog.year_of(raw)) is not None]
-        items = {matcher.identify(*pair).index for pair in pairs}
-        for item in items - {-1}:
+        for item in {matcher.wanted(*pair).index for pair in truth} - {-1}:
             mentions_M[item] += rows
     return mentions_M

@@ -27,7 +27,7 @@ from convrec.lists.title_index import TitleIndex
 from convrec.lists.titles import fold
 
 Film = tuple[str, int]
-Guard = Callable[[TitleIndex, str, str], bool]
+Guard = Callable[[TitleIndex, str, str, bool], bool]
 
 SIZE = 3000  # misspelt titles, titles with another word
 PARTS = 10  # held out in turn
@@ -185,11 +185,11 @@ def with_other_word(films: list[Film], foreign: list[Film], rng: random.Random) 
     return list(drawn)
 
 
-def no_guard(index: TitleIndex, written: str, title: str) -> bool:
+def no_guard(index: TitleIndex, written: str, title: str, years_differ: bool) -> bool:
     return False
 
 
-def vocabulary(index: TitleIndex, written: str, title: str) -> bool:
+def vocabulary(index: TitleIndex, written: str, title: str, years_differ: bool) -> bool:
     """Refuse every word of the catalog that the title lacks."""
     return any(word in index._words for word in set(written.split()) - set(title.split()))
 

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def catalog_trie(
     key = digest(
         {
             "code": _code_digest(),
-            "matching": [matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff],
+            "matching": [matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff, version("pyspellchecker")],
             "delimiter": delimiter,
             "tokenizer": [tokenizer.eos_token_id, backend.to_str() if backend else ""],
             "catalog": file_hash(catalog_file),

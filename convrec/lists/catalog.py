@@ -10,14 +10,14 @@ from typing import Any
 from convrec.errors import UserError
 from convrec.lists.plain_pickle import read_pickle
 from convrec.lists.ranks import NO_YEAR
-from convrec.lists.titles import fold, normalise
+from convrec.lists.titles import forms, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
 PICKLES = (".pkl", ".pickle")
 TOLD = 5  # problems that are printed one by one
 SUFFIXES = (".parquet", *PICKLES)  # of a catalog's file
 # Read from parquet; the first two must be there.
-COLUMNS = ("title", "year", "mentions", "item_id", "genres", "display")
+COLUMNS = ("title", "year", "mentions", "item_id", "genres", "aliases", "display")
 
 
 def parse_year(value: object) -> int | None:
@@ -48,6 +48,7 @@ class Catalog:
     item_ids: what tells items apart, where the file says so (else None): rows of one id are one item, rows of two ids
     are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
     genres: an item's categories of any kind, where the file says so (else None); no matching reads them.
+    aliases: other titles of an item, foreign ones for instance, where the file says so (else None).
     """
 
     titles: Sequence[str]
@@ -57,6 +58,7 @@ class Catalog:
     dated: bool = True
     item_ids: Sequence[object] | None = None
     genres: Sequence[frozenset[str]] | None = None
+    aliases: Sequence[Sequence[str]] | None = None
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -68,7 +70,7 @@ class Catalog:
         if "display" in columns:
             shown = zip(titles, columns["display"], strict=True)
             titles = [shown_title(title, display) if isinstance(title, str) else title for title, display in shown]
-        further = (columns.get(name) for name in ("mentions", "item_id", "genres"))
+        further = (columns.get(name) for name in ("mentions", "item_id", "genres", "aliases"))
         mentions = columns.get("mentions")
         for row, count in enumerate(() if mentions is None else mentions):
             if not isinstance(count, Real | None):
@@ -82,6 +84,7 @@ class Catalog:
         mentions: Sequence[int] | None = None,
         item_ids: Sequence[object] | None = None,
         genres: Sequence[object] | None = None,
+        aliases: Sequence[object] | None = None,
     ) -> "Catalog":
         """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
         indices stay those of the file, and reported in `problems`. All years None or "": a catalog without years."""
@@ -104,7 +107,8 @@ class Catalog:
             years.append(year)
         sets = None if genres is None else [_genres(value, row) for row, value in enumerate(genres)]
         ids = None if item_ids is None else [_id(value) for value in item_ids]
-        return cls(titles, years, mentions, tuple(problems), dated, ids, sets)
+        others = None if aliases is None else [_aliases(value, row) for row, value in enumerate(aliases)]
+        return cls(titles, years, mentions, tuple(problems), dated, ids, sets, others)
 
     def year_of(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
@@ -120,11 +124,15 @@ class Catalog:
             for row, (form, year, item_id) in enumerate(zip(forms, self.years, ids, strict=True))
         ]
 
+    def spelling_forms(self) -> list[str]:
+        """By which matching `fuzzy` takes rows of one year for one item: Fall and The Fall are two."""
+        return [forms(title).spelling or normalise(title) for title in self.titles]
+
     def spellings(self) -> list[str]:
         """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling."""
         if self.item_ids or not self.dated:
             return []
-        first_rows = self.first_rows([fold(title) or normalise(title) for title in self.titles])
+        first_rows = self.first_rows(self.spelling_forms())
         return [
             f"row {row}: {self.titles[row]!r} ({self.years[row]}) is another spelling of row {first}, "
             f"{self.titles[first]!r}: one item, unless a column item_id tells them apart"
@@ -152,6 +160,14 @@ def _genres(value: object, row: int) -> frozenset[str]:
         raise UserError(f"row {row}: genres: {error}") from None
 
 
+def _aliases(value: object, row: int) -> list[str]:
+    """A text has bars between its titles, which have commas of their own."""
+    titles = value.split("|") if isinstance(value, str) else [] if value is None else value
+    if not isinstance(titles, Sequence) or not all(isinstance(title, str) for title in titles):
+        raise UserError(f"row {row}: aliases is {value!r}; write a list of titles, or a text with bars between them")
+    return [title.strip() for title in titles if title.strip()]
+
+
 def _id(value: object) -> object:
     """pandas makes numbers of a column with missing values floats: 12.0 is 12, and NaN is none."""
     if not isinstance(value, float):
@@ -160,8 +176,8 @@ def _id(value: object) -> object:
 
 
 def load_catalog(path: str | Path) -> Catalog:
-    """Read .parquet (columns title and year; mentions, item_id, genres and display where it has them) or .pkl (a list,
-    tuple or set of (title, year))."""
+    """Read .parquet (COLUMNS: title and year, the others where it has them) or .pkl (a list, tuple or set of (title,
+    year))."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")

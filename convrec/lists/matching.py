@@ -1,20 +1,25 @@
 """Items against catalog, ground truth and seen titles -> relevance per rank.
 
-`Matcher.identify` says which item a title with a year is; reward, evaluation and seen titles all go by it. Two titles
-are the same item when they resolve to the same item of the catalog (or, outside the catalog, are the same normalised
-title) and their years differ by at most `year_tolerance`. How a title finds its catalog title:
+`Matcher.identify` says which item a title with a year is, as people write it in ground truth and conversations, and
+`Matcher.identify_line` what a list's line is. Two titles are the same item when they resolve to the same item of the
+catalog (or, outside the catalog, are the same normalised title) and their years differ by at most `year_tolerance`. How
+a title finds its catalog title:
 
 exact      normalised: Unicode NFKC, case-folded, white space collapsed.
-fuzzy      exact first. What is left: punctuation, `&`/`and`, leading articles and accents folded, numbers written alike
-           (`II`, `two`, `2`); then, of `Title (note)` and the very same year, the title or the note alone; then the
-           most similar catalog title with similarity >= `fuzzy_cutoff` (what that is: `title_index`).
+fuzzy      exact first. What is left: punctuation, `&`/`and` and accents folded, numbers and parts written alike (`Part
+           II`, `two`, `2`), a leading article in the same year; then, of `Title (note)` and the very same year, the
+           title or the note alone, and the same letters; then the most similar catalog title with similarity >=
+           `fuzzy_cutoff` (what that is: `title_index`). `identify` alone reads more than is written, where one item of
+           the catalog is meant and no other: a subtitle left out or added in the very same year, a title with no year.
+lenient    fuzzy, and lines are read as `identify` reads.
 reference  the public reference's rule: the very title and year must be in the catalog; see `_match_reference`.
 
 The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
-On a tie the nearest year, then the catalog's order, wins.
+On a tie the nearest year, then the catalog's order, wins; where a stage could mean several items of one year, none.
 
 Several rows of the catalog are one item when they have one id, or no ids and the same title and year, folded in mode
-`fuzzy` (`Amelie` and `Amélie`, both 2001): the first of them stands for all. Rows of different ids are never the same.
+`fuzzy` (`Amelie` and `Amélie`, both 2001), but for the article (Fall, The Fall): the first of them stands for all. Rows
+of different ids are never the same. Other titles of a row (the column `aliases`) find it as its own does.
 """
 
 import re
@@ -25,10 +30,10 @@ from typing import NamedTuple
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
-from convrec.lists.ranks import Item, parse_item
+from convrec.lists.ranks import NO_YEAR, Item, parse_item
 from convrec.lists.settings import ListSettings
-from convrec.lists.title_index import TitleIndex
-from convrec.lists.titles import CACHE_SIZE, fold, normalise, readings, without_number
+from convrec.lists.title_index import FUZZY, TitleIndex
+from convrec.lists.titles import CACHE_SIZE, fold, forms, normalise, readings, without_label
 
 FOLDED = "\0"  # marks a folded key among normalised ones
 MOST_READINGS = 4  # of a title that has `1: ` before it or a year behind it; a looping model writes thousands
@@ -67,6 +72,14 @@ class Identity(NamedTuple):
     key: str
 
 
+class Truth(NamedTuple):
+    """An item that a row wants: Identity, and the year that a hit's year is near; None for one that is never hit."""
+
+    index: int  # type: ignore[assignment]
+    key: str
+    year: int | None
+
+
 class Matcher:
     """The rules of a hit over one catalog's index, built once and then read only; safe to share between threads."""
 
@@ -88,7 +101,13 @@ class Matcher:
         self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
         # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
-        self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
+        self.identify_line = self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
+        if mode in FUZZY:
+            self._as_written = self.identify
+            self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify_more)
+        if mode == "lenient":
+            self.identify_line = self.identify
+        self.wanted = lru_cache(maxsize=CACHE_SIZE)(self._wanted)
         self._seen = lru_cache(maxsize=CACHE_SIZE)(self._find_seen)
 
     def match(
@@ -100,15 +119,11 @@ class Matcher:
         """Relevance by rank: in the catalog, not seen, not at an earlier rank, and the ground truth holds it.
 
         Each ground-truth item is hit once, by the first item that is the same; an item takes the ground truth with the
-        nearest year. Ground truth whose year is not a number is never hit.
+        nearest year.
         """
         if self.mode == "reference":
             return self._match_reference(items, ground_truth, seen)
-        truth = [
-            (self.identify(title, year).key, year)
-            for title, raw_year in ground_truth
-            if (year := self.catalog.year_of(raw_year)) is not None
-        ]
+        truth = [(wanted.key, wanted.year) for wanted in self.truths(ground_truth) if wanted.year is not None]
         seen_items: set[int] = set()
         seen_keys: set[str] = set()
         for title in seen if seen is not None else ():
@@ -121,22 +136,50 @@ class Matcher:
             if item is None:
                 result.add(-1)
                 continue
-            row, key = self.identify(*item)
+            row, key = self.identify_line(*item)
             identity = row if row >= 0 else (key, item.year)
             is_repeat = identity in earlier
             is_seen = row in seen_items if row >= 0 else key in seen_keys
-            if row < 0 and self.mode == "fuzzy":
+            if row < 0 and self.mode in FUZZY:
                 is_seen |= FOLDED + fold(key) in seen_keys
             can_hit = row >= 0 and not is_seen and not is_repeat
-            result.add(row, self._take_nearest(truth, key, item.year) if can_hit else 0, is_repeat, is_seen)
+            # NO_YEAR: a line without one, which matching `lenient` reads, or a catalog without years
+            year = item.year or self.catalog.years[row]
+            result.add(row, self._take_nearest(truth, key, year) if can_hit else 0, is_repeat, is_seen)  # type: ignore[arg-type]
             earlier.add(identity)
         return result
+
+    def truths(self, ground_truth: Iterable[tuple[str, object]]) -> list[Truth]:
+        """The items that a row wants, each once, however often and however spelled it stands there. Matching
+        `reference` takes every entry for an item of its own."""
+        wanted = [self.wanted(*pair) for pair in ground_truth]
+        if self.mode == "reference":
+            return wanted
+        found: dict[object, Truth] = {}
+        for one in wanted:
+            found.setdefault(one.index if one.index >= 0 else one, one)
+        return list(found.values())
+
+    def _wanted(self, title: str, raw_year: object) -> Truth:
+        """What an entry of ground truth stands for. One without a year is the catalog's only item of that name."""
+        year = self.catalog.year_of(raw_year)
+        row, key = self.identify(title, NO_YEAR if year is None else year)
+        return Truth(row, key, year or self.catalog.years[row] if row >= 0 else year)
 
     def match_lines(
         self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
         """`match` of the parsed lines."""
-        return self.match([parse_item(line, self.catalog.dated) for line in lines], ground_truth, seen)
+        return self.match([self.read_line(line) for line in lines], ground_truth, seen)
+
+    def read_line(self, line: str) -> Item | None:
+        """The item that a line of a list writes; None for none. Matching `lenient` reads a title without its year, too,
+        where the catalog has one item of that name."""
+        item = parse_item(line, self.catalog.dated)
+        if item is None and self.mode == "lenient":
+            title = parse_item(line, dated=False)
+            item = title if title and self.identify(*title).index >= 0 else None
+        return item
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
         """The catalog rows that `match` calls seen when these titles are."""
@@ -164,30 +207,47 @@ class Matcher:
         for shortened in self._shortened(title):
             key = normalise(shortened)
             row = self.index.nearest(self.index.by_title.get(key, ()), year)
-            if row < 0 and self.mode == "fuzzy":
+            if row < 0 and self.mode in FUZZY:
                 row = self._find_unlike(shortened, year)
             if row >= 0:
                 first = self.index.items[row]
                 return Identity(first, self.index.keys[first])
         return Identity(-1, key)
 
+    def _identify_more(self, title: str, year: int) -> Identity:
+        """Where the catalog lacks what is written, the only item that can be meant. year: NO_YEAR for none."""
+        identity, index = self._as_written(title, year), self.index
+        if identity.index < 0 and self.catalog.dated:
+            for shortened in self._shortened(title):
+                if year == NO_YEAR:
+                    titled = index.by_title.get(normalise(shortened), [])
+                    row = index.only(titled or index.by_spelling.get(forms(shortened).spelling, []))
+                else:
+                    row = index.by_short_form(shortened, year)
+                if row >= 0:
+                    return Identity(row, index.keys[row])
+        return identity
+
     def _shortened(self, title: str) -> Iterator[str]:
-        """The title, then without a number before it or a year behind it."""
+        """The title, then without a number or label before it or a year behind it."""
         for _ in range(MOST_READINGS):
             yield title
-            title = without_number(title) or (not self.catalog.dated and _without_year(title)) or ""
+            title = without_label(title) or (not self.catalog.dated and _without_year(title)) or ""
             if not title:
                 return
 
     def _find_unlike(self, title: str, year: int) -> int:
         """The catalog row of a title that is not in the catalog letter by letter; -1 for none."""
-        by_folded, folded = self.index.by_folded, fold(title)
-        row = self.index.nearest(by_folded.get(folded, ()), year)
-        if row < 0 and self.catalog.dated:
+        row = self.index.spelt(title, year)
+        if row == -1 and self.catalog.dated:
             # A note can name another film of a series, which is seldom of the same year: Twilight (New Moon) (2009).
-            rows = (row for reading in readings(title) for row in by_folded.get(fold(reading), ()))
-            row = next((row for row in rows if self.catalog.years[row] == year), -1)
-        return row if row >= 0 else self.index.most_similar(folded, year)
+            notes = (self.index.of_year(fold(reading), year) for reading in readings(title))
+            row = next((found for found in notes if found >= 0), -1)
+            if row == -1:
+                row = self.index.by_letters(title, year)
+        if row == -1:
+            row = self.index.most_similar(title, year)
+        return max(row, -1)
 
     def _find_seen(self, title: str) -> tuple[list[int], str]:
         """The items of the catalog, as their first rows, that a seen title stands for, and the key that it has among
@@ -195,9 +255,9 @@ class Matcher:
 
         A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
         compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude a `Mother`
-        of another year; folded otherwise.
+        of another year; folded otherwise. One that is still not found is read with its year, as ground truth is.
         """
-        by_title = self.index.by_title
+        by_title, item = self.index.by_title, None
         key = normalise(title)
         if key not in by_title:
             if self.catalog.dated:
@@ -206,9 +266,11 @@ class Matcher:
                 title = _without_year(title) or title
             key = normalise(title)
         rows = by_title.get(key, ())
-        if not rows and self.mode == "fuzzy":
+        if not rows and self.mode in FUZZY:
             folded = fold(key)
             rows, key = self.index.by_folded.get(folded, ()), FOLDED + folded
+            if not rows and item:
+                rows = [row] if (row := self.identify(*item).index) >= 0 else []
         return [self.index.items[row] for row in rows], key
 
     def _match_reference(
@@ -253,6 +315,7 @@ class Matching:
 
 MATCHERS: dict[str, Matching] = {
     "fuzzy": Matching(Matcher, "exact first, then titles folded, then the most similar title of the catalog"),
+    "lenient": Matching(Matcher, "fuzzy; a line, as ground truth, may lack the subtitle or the year"),
     "exact": Matching(Matcher, "normalised titles"),
     "reference": Matching(Matcher, "the rule of the public code", needs_years=True),
 }

@@ -15,7 +15,7 @@ import numpy as np
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher, MatchResult
+from convrec.lists.matching import Matcher, MatchResult, Truth
 from convrec.lists.rank_rewards import dcg, ideal_dcg
 from convrec.lists.ranks import Item
 from convrec.lists.settings import ListSettings
@@ -49,8 +49,8 @@ def evaluate_row(
 
     Raises UserError when a ground-truth year is no number: evaluation data must be right, unlike what a model writes.
     """
-    truth = [(title, _required_year(title, year, matcher.catalog)) for title, year in ground_truth]
-    matched = matcher.match(items, truth, seen)
+    pairs = [(title, _required_year(title, year, matcher.catalog)) for title, year in ground_truth]
+    matched, truth = matcher.match(items, pairs, seen), matcher.truths(pairs)
     if protocol == "strict":
         relevance, ideal = matched.relevance, len(truth)
     elif protocol in PROTOCOLS:
@@ -139,28 +139,25 @@ def popularity_baseline(
     counts: Counter[int] = Counter()
     for truth in truths:
         for title, raw_year in truth:
-            year = catalog.year_of(raw_year)
-            index = matcher.identify(title, year).index if year is not None else -1
-            if index >= 0:
+            if (index := matcher.wanted(title, raw_year).index) >= 0:
                 counts[index] += 1
     top = sorted(counts, key=lambda index: (-counts[index], index))[:n]
     return [Item(catalog.titles[index], catalog.years[index]) for index in top]  # type: ignore[arg-type]
 
 
 def _closed_up_relevance(
-    items: Sequence[Item | None], truth: Sequence[tuple[str, int]], matched: MatchResult, matcher: Matcher
+    items: Sequence[Item | None], truth: Sequence[Truth], matched: MatchResult, matcher: Matcher
 ) -> list[int]:
     """Relevance of the items that are left when seen and out-of-catalog ones are taken out."""
     left = [
-        (matcher.identify(*item).key, item.year)
-        for item, known, seen in zip(items, matched.in_catalog, matched.seen, strict=True)
-        if item is not None and known and not seen
+        (matcher.identify_line(*item).key, item.year or matcher.catalog.years[row])
+        for item, row, seen in zip(items, matched.catalog_index, matched.seen, strict=True)
+        if item is not None and row >= 0 and not seen
     ]
     relevance = [0] * len(left)
-    for title, year in truth:
-        key = matcher.identify(title, year).key
-        for index, (item_key, item_year) in enumerate(left):
-            if item_key == key and abs(item_year - year) <= matcher.year_tolerance:
+    for wanted in truth:
+        for index, (key, year) in enumerate(left):
+            if key == wanted.key and abs(year - wanted.year) <= matcher.year_tolerance:  # type: ignore[operator]
                 relevance[index] = 1  # by the first such item; two equal ground truths make one hit
                 break
     return relevance

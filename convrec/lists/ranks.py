@@ -44,11 +44,15 @@ def format_item(title: str, year: int) -> str:
 _YEAR = re.compile(r"[(（]\s*(\d{4})\s*[)）]")
 # Only when no plain year is there: ranges and notes, `(2014-2024)`, `(2014–)`, `(1995 film)`.
 _LOOSE_YEAR = re.compile(r"[(（]\s*(\d{4})(?!\w)[^()（）]*[)）]")
-# Only when neither is there: `(US, 1995)`, `[1995]`, ` - 1995` before the end or a further dash, colon or comma.
+# Only when neither is there: `(US, 1995)`, `(December 1995)`, `[1995]`, ` - 1995` before the end or a further dash,
+# colon or comma; `, 1995` at the end.
 _OTHER_YEAR = re.compile(
-    r"[(（](?:[^()（）]*[,;]\s*)(?P<last>\d{4})\s*[)）]"
+    r"[(（](?:[^()（）]*[,;]|[^()（）]*\b(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)[a-z]*\.?\s)\s*"
+    r"(?P<last>\d{4})\s*[)）]"
     r"|\[\s*(?P<square>\d{4})\s*\]"
     r"|\s[-–—]\s*(?P<dash>(?:1[89]|20)\d\d)(?=\W*$|\s+[-–—]|[:,])"
+    r"|,\s(?P<comma>(?:1[89]|20)\d\d)(?=\W*$)",
+    re.IGNORECASE,
 )
 # What most lines look like. A letter first, no quote, star or second space: nothing is to be taken off.
 _PLAIN = re.compile(r"([A-Za-z][a-zA-Z0-9À-ɏ,.:!?&' -]*) \((\d{4})\)")

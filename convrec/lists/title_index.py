@@ -1,17 +1,19 @@
-"""An index of a catalog's titles: by normalised title, by folded title, and by similarity.
+"""An index of a catalog's titles: by normalised title, by folded title, by the forms that people write, by similarity.
 
 **Similarity** is rapidfuzz's `fuzz.ratio` of the folded titles, 0 to 100, with the years as evidence; `fuzzy_cutoff` is
 the least similarity, not the least ratio. A bare ratio of 90 allows one wrong letter only from ten letters on and finds
 half of the misspelt titles. So a year that agrees exactly counts as nine more letters that agree (SAME_YEAR): at 90,
-one wrong letter is then allowed from four letters on, two from eleven. Titles one year apart need the bare ratio; each
-further year counts as one more wrong letter (The Outsider (1981) is not The Outsiders (1983)).
+one wrong letter is then allowed from four letters on, two from eleven. Titles one year apart need the bare ratio;
+further apart none is similar (The Outsider (1981) is not The Outsiders (1983)).
 
-Two guards refuse what is similar and another title:
+Three guards refuse what is similar and another title:
 - The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
-- The word guard: a real other word is no typo (`Before Sunset (1995)` is not Before Sunrise). A word is real when a
-  title of the catalog has it, or when only an ending tells it from the word it stands for (`Alien`, `Aliens`). From a
-  bare ratio of REAL_WORD_RATIO on it is a typo all the same (`The Silence of the Lamb`). A word left out makes another
-  title, too (`Live Free or Die`). Articles and `and` come and go, and so does a space (`Chain Saw`, `Chainsaw`).
+- The word guard: a real other word is no typo (`Before Sunset (1995)` is not Before Sunrise). A word is real when it is
+  English (`is_english`), when a title of the catalog has it, or when only an ending tells it from one that no word list
+  knows. One wrong letter in LETTERS_A_TYPO is a typo all the same (`The Silence of the Lamb`), where the years agree.
+  A word left out makes another title, too (`Live Free or Die`). Articles and `and` come and go, and so does a space
+  (`Chain Saw`, `Chainsaw`).
+- A leading article differs in the same year only: Room (2005) is not The Room (2003).
 
 On a tie the nearest year, then the catalog's order, wins. notes/data.md has what was measured of the guards
 and of other rules.
@@ -25,28 +27,41 @@ titles (catalogs of some 100,000), letters are added. What this loses are titles
 `benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from rapidfuzz import fuzz, process
+from rapidfuzz.distance import OSA
 
 from convrec.lists.catalog import Catalog
-from convrec.lists.titles import fold, normalise, numbers
+from convrec.lists.english import is_english
+from convrec.lists.titles import NUMBER_WORDS, fold, forms, normalise, numbers, parts_of, short_forms
 
+FUZZY = frozenset({"fuzzy", "lenient"})
 ID = "\1"  # marks a key that is no title
 SAME_YEAR = "#" * 9
 SHORTEST_MISSPELT = 4
+NEAR_YEARS = 1  # apart, of titles that are not spelt alike
 SIDES = ("<", ">")  # the first and the last letters
 FIRST_LETTERS = (1, 2)  # of the same year, of a year nearby
 LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
-REAL_WORD_RATIO = 95
+LETTERS_A_TYPO = 20
+SEVERAL = -2  # items: nobody says which
 UNSTABLE_WORDS = frozenset({"the", "a", "an", "and"})
+# Others of one or two letters are typos, though titles have them.
+SHORT_WORDS = frozenset(
+    {"a", "i", "am", "an", "as", "at", "be", "by", "do", "go", "he", "hi", "if", "in", "is", "it", "me", "my", "no"}
+    | {"of", "oh", "on", "or", "so", "to", "up", "us", "we"}
+)
+NOT_THE = frozenset({"she", "thy", "them", "then", "they"})
 ENDINGS = frozenset({"s", "es", "d", "ed", "r", "er", "rs", "ers", "st", "est", "ing", "ly", "y", "n", "en"})
 
 
 class TitleIndex:
     """Where the titles of one catalog stand; read only once it is built.
 
-    by_title and by_folded: normalised (in mode `reference` the very) and folded title -> rows of the catalog.
+    by_title, by_spelling, by_folded: normalised (in mode `reference` the very), folded with its article, and folded
+    title -> rows of the catalog, those of its other titles (Catalog.aliases) last.
     items: of each row, the first row of the same item (Catalog.first_rows); in mode `fuzzy` by folded titles, but for
     catalogs without years, where no year agrees. rows: of items with several rows, these rows. keys: of the first row
     of each item, its key in by_title, or one that is the item's alone where the catalog has an id for it.
@@ -54,30 +69,34 @@ class TitleIndex:
 
     def __init__(self, catalog: Catalog, mode: str, year_tolerance: int, fuzzy_cutoff: float):
         self.catalog, self.year_tolerance, self.fuzzy_cutoff = catalog, year_tolerance, fuzzy_cutoff
-        # title -> rows; by_title is keyed by the key of the mode (the title itself in reference mode).
         self.by_title: dict[str, list[int]] = {}
         self.by_folded: dict[str, list[int]] = {}
+        self.by_spelling: dict[str, list[int]] = {}
+        # (form, year) -> the item that alone has it, or SEVERAL
+        self._by_letters: dict[tuple[str, int], int] = {}
+        self._by_short_form: dict[tuple[str, int], int] = {}
         # (year searched for, whether theirs is another, numbers, first or last letters) -> rows, folded titles; None
         # for a block that was too large: there is one for each of its next letters
         self._blocks: dict[tuple, tuple[list[int], list[str]] | None] = {}
+        fuzzy = mode in FUZZY
         titles = [title if mode == "reference" else normalise(title) for title in catalog.titles]
-        folded = [fold(title) for title in catalog.titles] if mode == "fuzzy" else []
-        self._words = {word for title in folded for word in title.split()}
-        forms = (
-            [form or title for form, title in zip(folded, titles, strict=True)] if folded and catalog.dated else titles
-        )
-        self.items = catalog.first_rows(forms)
+        self.items = catalog.first_rows(catalog.spelling_forms() if fuzzy and catalog.dated else titles)
         self.rows: dict[int, list[int]] = {}
         for row, first in enumerate(self.items):
             if row != first:
                 self.rows.setdefault(first, [first]).append(row)
         ids = catalog.item_ids
         self.keys = [f"{ID}{row}" if ids and ids[row] is not None else title for row, title in enumerate(titles)]
-        for row, year in enumerate(catalog.years):
-            if year is not None:
-                self.by_title.setdefault(titles[row], []).append(row)
-                if folded:
-                    self._index_folded(row, year, folded[row])
+        names = list(zip(range(len(catalog)), catalog.titles, titles, strict=True))
+        if mode != "reference":
+            others = enumerate(catalog.aliases or ())
+            names += [(row, alias, normalise(alias)) for row, aliases in others for alias in aliases]
+        self._words = {word for _, name, _ in names for word in fold(name).split()} if fuzzy else set()
+        for row, name, key in names:
+            if (year := catalog.years[row]) is not None:
+                self.by_title.setdefault(key, []).append(row)
+                if fuzzy:
+                    self._index_folded(row, year, name)
         self._split_blocks()
 
     def nearest(self, rows: Sequence[int], year: int) -> int:
@@ -90,19 +109,75 @@ class TitleIndex:
                 best, best_distance = row, distance
         return best
 
-    def _index_folded(self, row: int, year: int, folded: str) -> None:
+    def only(self, rows: Iterable[int]) -> int:
+        """The item that all of these rows are; -1 for none, SEVERAL."""
+        items = {self.items[row] for row in rows}
+        return items.pop() if len(items) == 1 else SEVERAL if items else -1
+
+    def spelt(self, title: str, year: int) -> int:
+        """The row of a folded title, in the nearest year; with another article the only one of the same year."""
+        row = self.nearest(self.by_spelling.get(forms(title).spelling, ()), year)
+        return row if row >= 0 else self.of_year(fold(title), year)
+
+    def of_year(self, folded: str, year: int) -> int:
+        """The item that alone has this folded title in this very year; -1 for none, SEVERAL."""
+        return self.only(row for row in self.by_folded.get(folded, ()) if self.catalog.years[row] == year)
+
+    def by_letters(self, title: str, year: int) -> int:
+        """The item of the same letters in this year, spaces aside (Blow-Up, Th eMatrix); -1 for none, SEVERAL.
+
+        One typo in an article or in a word for a number, which no similarity reads, is undone (Teh Matrix, Sevne).
+        """
+        found = self._by_letters.get((forms(title).letters, year), -1)
+        if found == -1:
+            words = forms(title).spelling.split()
+            undone = [self._undo_typo(word, index) for index, word in enumerate(words)]
+            if undone != words and len(words) > 1:
+                rows = self.by_spelling.get(" ".join(undone), ())
+                found = self.only(row for row in rows if self.catalog.years[row] == year)
+        return found
+
+    def _undo_typo(self, word: str, index: int) -> str:
+        if index == 0 and word not in NOT_THE and OSA.distance(word, "the", score_cutoff=1) == 1:
+            return "the"
+        if word.isdecimal() or self._is_word(word):
+            return word
+        number = process.extractOne(word, NUMBER_WORDS.keys(), scorer=OSA.distance, score_cutoff=1)
+        return NUMBER_WORDS[number[0]] if number else word
+
+    def by_short_form(self, title: str, year: int) -> int:
+        """The item of this year with whose title this one differs by parts left out or added; -1 for none, SEVERAL."""
+        parts = parts_of(title)
+        found = {self._by_short_form.get((form, year), -1) for form in {fold(title), " ".join(parts)}}
+        found.update(self.of_year(form, year) for form in short_forms(parts))
+        found.discard(-1)
+        return found.pop() if len(found) == 1 else SEVERAL if found else -1
+
+    def _index_folded(self, row: int, year: int, name: str) -> None:
+        written = forms(name)
+        folded = written.folded
         if not folded:
             return
         self.by_folded.setdefault(folded, []).append(row)
+        self.by_spelling.setdefault(written.spelling, []).append(row)
+        if self.catalog.dated:
+            self._claim(self._by_letters, written.letters, year, row)
+            for form in short_forms(parts_of(name)):
+                self._claim(self._by_short_form, form, year, row)
         if len(folded) < SHORTEST_MISSPELT:
             return
         guard = numbers(folded)
-        tolerance = self.year_tolerance if self.catalog.dated else 0
+        tolerance = min(self.year_tolerance, NEAR_YEARS) if self.catalog.dated else 0
         for shift in range(-tolerance, tolerance + 1):
             near = shift != 0 or not self.catalog.dated  # equal years are evidence, absent ones are not
+            block_guard = (*guard, written.article) if shift else guard
             for side in SIDES:
                 end = _end(side, folded, FIRST_LETTERS[near])
-                self._add((year + shift, near, guard, end), row, folded if near else folded + SAME_YEAR)
+                self._add((year + shift, near, block_guard, end), row, folded if near else folded + SAME_YEAR)
+
+    def _claim(self, items: dict[tuple[str, int], int], form: str, year: int, row: int) -> None:
+        if items.setdefault((form, year), self.items[row]) != self.items[row]:
+            items[form, year] = SEVERAL
 
     def _add(self, key: tuple, row: int, title: str) -> None:
         rows, titles = self._blocks.setdefault(key, ([], []))  # type: ignore[misc]  # none is split yet
@@ -126,45 +201,59 @@ class TitleIndex:
                 parts.add(part)
             large += [part for part in parts if len(self._blocks[part][0]) > LARGE_BLOCK]  # type: ignore[index]
 
-    def most_similar(self, folded: str, year: int) -> int:
+    def most_similar(self, title: str, year: int) -> int:
         """The catalog row with the highest similarity of at least the cutoff; -1 for none."""
-        if len(folded) < SHORTEST_MISSPELT:
+        (article, folded, _), years = forms(title), self.catalog.years
+        if len(folded) < SHORTEST_MISSPELT - 1:  # a letter may be missing
             return -1
-        guard, years = numbers(folded), self.catalog.years
-        best = (-self.fuzzy_cutoff, self.year_tolerance + 1, -1)  # (-similarity, years apart, row): the least wins
+        best = (-self.fuzzy_cutoff, NEAR_YEARS + 1, -1)  # (-similarity, years apart, row): the least wins
         for near in (False, True):
             query = folded if near else folded + SAME_YEAR
+            guard = (*numbers(folded), article) if near and self.catalog.dated else numbers(folded)
             for side in SIDES:
                 block = self._block(year, near, guard, side, folded)
                 if block is None:
                     continue
                 rows, titles = block
-                for title, similarity, index in process.extract(
+                for other, similarity, index in process.extract(
                     query, titles, scorer=fuzz.ratio, score_cutoff=-best[0], limit=None
                 ):
                     apart = abs(years[rows[index]] - year)  # type: ignore[operator]
-                    if apart > 1:
-                        similarity = fuzz.ratio(query + "#" * (apart - 1), title)
                     found = (-similarity, apart, rows[index])
-                    if found < best and not self._has_other_word(folded, title.removesuffix(SAME_YEAR)):
+                    if found < best and not self._has_other_word(folded, other.removesuffix(SAME_YEAR), apart > 0):
                         best = found
         return best[2]
 
-    def _has_other_word(self, written: str, title: str) -> bool:
+    def _has_other_word(self, written: str, title: str, years_differ: bool) -> bool:
         """The word guard: whether two similar folded titles differ by a word and not by its spelling."""
-        if written.replace(" ", "") == title.replace(" ", ""):
+        joined = written.replace(" ", ""), title.replace(" ", "")
+        if joined[0] == joined[1]:
             return False
         ours, theirs = set(written.split()), set(title.split())
         extra, missing = ours - theirs - UNSTABLE_WORDS, theirs - ours - UNSTABLE_WORDS
         if not extra:
             return bool(missing)
-        if any(word in self._words or any(_differ_by_ending(word, other) for other in missing) for word in extra):
-            return fuzz.ratio(written, title) < REAL_WORD_RATIO
+        endings = [joined, *((word, other) for word in extra for other in missing)]
+        if years_differ:  # a typo in the title and one in the year: what may be a word is one
+            return any(map(self._is_word, extra)) or any(_differ_by_ending(*words) for words in endings)
+        # a title of one word is nearer to others
+        is_word = partial(self._is_word, rare=" " not in written)
+        if any(map(is_word, extra)) or any(
+            _differ_by_ending(*words) and self._is_name(min(words, key=len)) for words in endings
+        ):
+            return LETTERS_A_TYPO * OSA.distance(written, title) > max(len(written), len(title))
         return False
 
+    def _is_word(self, word: str, rare: bool = False) -> bool:
+        return word in SHORT_WORDS if len(word) < 3 else word in self._words or is_english(word, rare)
+
+    def _is_name(self, word: str) -> bool:
+        """A word whose endings no word list knows."""
+        return word in self._words and not is_english(word)
+
     def _block(self, year: int, near: bool, guard: tuple, side: str, folded: str) -> tuple[list[int], list[str]] | None:
-        for letters in range(FIRST_LETTERS[near], LONGEST_END + 1):
-            key = (year, near, guard, _end(side, folded, letters))
+        for count in range(FIRST_LETTERS[near], LONGEST_END + 1):
+            key = (year, near, guard, _end(side, folded, count))
             if (block := self._blocks.get(key)) is not None:
                 return block
             if key not in self._blocks:

@@ -65,7 +65,7 @@ def mark_list(
 ) -> list[ListLine]:
     """The first `num_items` lines of a response, each with what became of it."""
     lines = ranks.split_lines(text, delimiter)[:num_items]
-    items = [ranks.parse_item(line, matcher.catalog.dated) for line in lines]
+    items = [matcher.read_line(line) for line in lines]
     match = matcher.match(items, list(ground_truth), list(seen))
     marks_of: dict[str, Sequence[Any]] = {
         HIT: match.relevance,

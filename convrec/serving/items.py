@@ -118,6 +118,8 @@ class ServedCatalog:
                 title, year = base.titles[row], base.years[row]
                 assert year is not None
                 _add_names(named, number, title, format_item(title, year) if row in rows else None)
+                for alias in base.aliases[row] if base.aliases else ():
+                    _add_names(named, number, alias, None)
         self._snapshot = self._make_snapshot(items, named, lines)
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:

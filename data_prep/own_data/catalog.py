@@ -20,7 +20,7 @@ from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year,
 from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
 
-TEXTS = ("item_id", "display", "genres")  # columns of a CSV that stay texts
+TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
 _YEAR_BEHIND = re.compile(r"\s*(.*\S)\s*\((\d{4})\)\s*")
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")

@@ -114,13 +114,13 @@ def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher)
         problems.append(BadRecord(told, len(items), num_items))
     first: dict[object, Item] = {}  # by what `Matcher.match` tells items apart by
     for item in items:
-        row, key = matcher.identify(*item)
+        row, key = matcher.identify_line(*item)
         earlier = first.setdefault(row if row >= 0 else (key, item.year), item)
         if earlier is not item:
             other = f", once as {format_item(*item)!r}" if item != earlier else ""
             problems.append(BadRecord("holds %r twice%s; leave the repeat out", format_item(*earlier), other))
         again = read_again(item, matcher)
-        if again is None or matcher.identify(*again) != (row, key):
+        if again is None or matcher.identify_line(*again) != (row, key):
             name = repr(format_item(*again)) if again else "no item"
             told = "holds %r, a line that is read as %s; leave it out"
             problems.append(BadRecord(told, format_item(*item), name))

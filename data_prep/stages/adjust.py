@@ -142,8 +142,7 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
 
 def _known(matcher: Matcher, pairs: Sequence[tuple[str, str]]) -> set[int]:
     """The catalog rows of ground truths."""
-    dated = ((title, matcher.catalog.year_of(year)) for title, year in pairs)
-    return {matcher.identify(title, year).index for title, year in dated if year is not None} - {-1}
+    return {matcher.wanted(*pair).index for pair in pairs} - {-1}
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

@@ -44,7 +44,7 @@ class ItemTable:
     def number(self, item: Item | None) -> int:
         if item is None:
             return -1
-        row, key = self.matcher.identify(*item)
+        row, key = self.matcher.identify_line(*item)
         if row >= 0:
             return row
         new = len(self.matcher.catalog) + len(self.outside)

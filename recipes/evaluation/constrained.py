@@ -81,7 +81,7 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
         ]
     rows: set[int] = set()
     for where, (title, year) in named:
-        item = -1 if year is None else matcher.identify(title, year).index
+        item = matcher.wanted(title, year).index
         if item < 0:
             raise UserError(f"--allow {file}, {where}: {title!r} is no item of the catalog; write `Title (Year)` as it")
         rows.update(matcher.index.rows.get(item, [item]))

@@ -8,7 +8,7 @@ from convrec.data.damage import REPORT
 from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.judges.verdict import outside_thinking
-from convrec.lists.ranks import Item, parse_items
+from convrec.lists.ranks import Item, split_lines
 from recipes.evaluation.baselines import API, BASELINES, api_answers
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
@@ -89,7 +89,9 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
     lists: dict[str, list[list[Item | None]]] = {}
     for name, answer_of in answers.items():
         texts = [answer_of[prompt]["text"] for prompt in split.prompt_ids]
-        lists[name] = [parse_items(text, setup.lists.delimiter, split.catalog.dated) for text in texts]
+        lists[name] = [
+            [split.matcher.read_line(line) for line in split_lines(text, setup.lists.delimiter)] for text in texts
+        ]
     for name in setup.options.baselines:
         lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
     return lists

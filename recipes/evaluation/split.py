@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from convrec.data.validation import inspect_table
 from convrec.errors import UserError
 from convrec.generation.prompts import prompt_id
 from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.matching import FUZZY, Matcher, make_matcher
 from convrec.lists.ranks import Item, format_item
 from convrec.lists.settings import ListSettings
 
@@ -53,12 +52,7 @@ class Split:
     def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
         """Of each row the catalog rows of the titles that it wants, each once, of those that the catalog has."""
 
-        @cache
-        def catalog_row(title: str, raw_year: object) -> int:
-            year = self.catalog.year_of(raw_year)
-            return -1 if year is None else self.matcher.identify(title, year).index
-
-        found = (dict.fromkeys(catalog_row(*pair) for pair in truth_of(row)) for row in rows)
+        found = (dict.fromkeys(self.matcher.wanted(*pair).index for pair in truth_of(row)) for row in rows)
         return [[item for item in items if item >= 0] for items in found]
 
 
@@ -86,7 +80,7 @@ def read_split(
     matcher = make_matcher(items, settings or ListSettings())
     if items.problems:
         warnings.append(f"{catalog}: {len(items.problems)} entries cannot be matched, the first: {items.problems[0]}")
-    if matcher.mode == "fuzzy" and (spellings := items.spellings()):
+    if matcher.mode in FUZZY and (spellings := items.spellings()):
         warnings.append(f"{catalog}: {len(spellings)} entries in another spelling, the first: {spellings[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
     return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, damaged)

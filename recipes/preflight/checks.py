@@ -18,7 +18,7 @@ from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
 from convrec.lists import user_rewards
 from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import MATCHERS
+from convrec.lists.matching import FUZZY, MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
@@ -47,7 +47,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
     if ours.constrained:
         warnings += constrained.check(config, catalog)
-    for sentences in (catalog.problems, catalog.spellings() if ours.matching == "fuzzy" else []):
+    for sentences in (catalog.problems, catalog.spellings() if ours.matching in FUZZY else []):
         warnings += [f"{catalog_file}: {sentence}" for sentence in sentences[:5]]
         if len(sentences) > 5:
             warnings.append(f"{catalog_file}: {len(sentences) - 5} more such entries")

@@ -54,6 +54,19 @@ def test_one_response_by_hand(catalog_path):
     }
 
 
+def test_a_film_that_is_wanted_twice_counts_once(catalog_path):
+    truth = {"groundtruth": [["The Matrix", "1999"], ["Matrix", "1999"], ["Jaws", ""]], "seen": []}
+    scored = score("The Matrix (1999)\nNowhere (2001)", catalog_path, truth)
+    assert (scored["hits"], scored["recall"], scored["ndcg"]) == (1, 0.5, 1 / (1 + 1 / log2(3)))
+
+
+def test_lines_without_a_year_earn_where_matching_is_lenient(catalog_path):
+    text = "Here you go:\nJaws\nMatrix (1999)"
+    for matching, relevance, unparsable in (("fuzzy", [0, 0, 1, 0, 0], 2), ("lenient", [0, 1, 1, 0, 0], 1)):
+        scored = score(text, catalog_path, matching=matching)
+        assert (scored["relevance"], scored["unparsable"]) == (relevance, unparsable)
+
+
 def test_parts_of_the_reward_stand_beside_their_weighted_sum(catalog_path):
     text = "Heat (1995)\nThe Matrix (1999)\nHeat (1995)\nNowhere (2001)"
     plain = score(text, catalog_path, reward="log_decay")

@@ -16,11 +16,11 @@ def test_rows_that_want_an_item_are_counted_under_each_of_its_spellings(tmp_path
     for number, truths in enumerate(
         [
             [[["Amelie", "2001"], ["Amélie", "2001"]], [["Heat", "1995"], ["Nowhere", "1999"]]],  # once a row
-            [[["Amélie", "2001"]], None, [["Heat", ""]]],  # no year: no item
+            [[["Amélie", "2001"]], None, [["Heat", ""], ["Jaw", None]]],  # no year: the only film of that name
         ]
     ):
         rows = [{"prompt": [], "seen_titles": [], "groundtruth_with_release_year": truth} for truth in truths]
         files.append(str(tmp_path / f"{number}.parquet"))
         pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files[-1])
-    assert training_mentions(files, Matcher(catalog)) == [2, 1, 0, 0]
-    assert training_mentions(files[1:], Matcher(catalog)) == [1, 0, 0, 0]
+    assert training_mentions(files, Matcher(catalog)) == [2, 2, 0, 0]
+    assert training_mentions(files[1:], Matcher(catalog)) == [1, 1, 0, 0]

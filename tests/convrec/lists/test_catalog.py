@@ -221,5 +221,5 @@ def test_the_released_catalogs_load(shared_dir):
     catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
     assert len(catalog) == 7404
     assert [problem for problem in catalog.problems if "'The Wall'" in problem] == list(catalog.problems)
-    assert len(catalog.spellings()) == 23
+    assert len(catalog.spellings()) == 22
     assert len(load_catalog(shared_dir / "data/redial/processed_datasets/gt_catalog.pkl")) > 6000

@@ -175,6 +175,7 @@ BETTER = {
     "short list inflates NDCG: 1 surviving rec, 5 gts": "the ideal has min(k, |ground truth|) hits",
     "short list: 2 surviving recs, both hit, 5 gts": "the ideal has min(k, |ground truth|) hits",
     "case difference fails at eval (2 recs)": "titles are case-folded",
+    "duplicate gt, duplicate rec -> single hit": "a film that is wanted twice is one",
 }
 
 

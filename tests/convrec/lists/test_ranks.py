@@ -142,6 +142,10 @@ def test_hard_titles_survive_every_decoration(decoration):
         ("I <3 You (2000)", ("I <3 You", 2000)),
         ("[Rec] (http) (2007)", ("[Rec] (http)", 2007)),
         ("Her | Him (2007)", ("Her | Him", 2007)),
+        ("Spotlight, 2015", ("Spotlight", 2015)),
+        ("I, Robot, 2004.", ("I, Robot", 2004)),
+        ("Casablanca (December 1942)", ("Casablanca", 1942)),
+        ("Inception (16 Jul. 2010)", ("Inception", 2010)),
     ],
 )
 def test_what_models_write_is_read(line, item):

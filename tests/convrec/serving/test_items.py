@@ -152,6 +152,16 @@ def test_an_item_that_cannot_be_added_is_named_and_none_is(serve: Any, items: li
 SPELLINGS = [("a", "Toy Story", 1995), ("b", "Seven", 1995), ("b", "Se7en", 1996)]
 
 
+def test_an_item_is_found_by_its_other_titles(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "aliases.parquet"
+    columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995], "item_id": ["a", "b"]}
+    pq.write_table(pa.table(columns | {"aliases": [["Sen to Chihiro"], None]}), file)
+    catalog = serve(file=file)
+    assert found(catalog, "sen to chihiro (2001)") == found(catalog, "Sen to Chihiro") == {"a"}
+    catalog.delete(["a"])
+    assert found(catalog, "Sen to Chihiro") == set()
+
+
 def test_the_line_of_an_items_other_row_is_taken_too(serve: Any, tmp_path: Path) -> None:
     file, state = write_catalog(tmp_path, SPELLINGS), tmp_path / "state"
     catalog = serve(state, file)
