@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from convrec.data.damage import BadRecord
@@ -52,6 +52,7 @@ some = st.lists(st.sampled_from(range(len(TITLES))), min_size=2, max_size=6, uni
 @given(rows=some)
 def test_items_joined_in_any_way_come_apart(way: str, rows: list[int]) -> None:
     titles, lines = [TITLES[row] for row in rows], [format_item(TITLES[row], YEARS[row]) for row in rows]
+    assume("," not in JOINED[way]("ab") or "1984" not in titles[1:])  # "Heat, 1984" may be Heat of that year
     assert DATED.items(JOINED[way](lines)) == [(TITLES[row], YEARS[row]) for row in rows]
     assert DATED.titles(JOINED[way](lines)) == titles
     assert DATED.titles(JOINED[way](titles)) == titles
