@@ -4,9 +4,7 @@
     SamplingParams(..., extra_args={ITEMS: 20, EXCLUDE: [rows of items]})
 
 A request may name another trie, {VERSION: "NAME.npz"}, a file beside the first: so a catalog changes while lists are
-written, and each is finished with the trie that it began with.
-
-Of vLLM this knows nothing: `vllm_processor` has what its model runners call.
+written, and each is finished with the trie that it began with. What vLLM's model runners call is `vllm_processor`.
 """
 
 import logging

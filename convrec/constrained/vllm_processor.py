@@ -1,16 +1,15 @@
 """vLLM's batch logits processor: requests that say `constrained_items` write lists of the catalog only.
 
-vLLM has two model runners, and each takes processors of its own interface alone. Which one runs is decided when an
-engine starts: by vLLM's release, Triton, the model and VLLM_USE_V2_MODEL_RUNNER. Releases before 0.31 run what has a
-processor on the first; since then the second runs it where there is Triton: on GPUs. So the class that vLLM is given
-by name passes for both, and what it makes is the adapter of the runner that asks. What they share is `vllm_lists`.
+vLLM has two model runners, and each takes processors of its own interface alone. Which one runs is known when an engine
+starts: before vLLM 0.31 the first where there is a processor, since then the second where there is Triton, on GPUs. So
+the class that vLLM is given by name passes for both and makes the adapter of the one that asks. Both use `vllm_lists`.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.sample.logits_processor import LogitsProcessor as V1Interface
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
@@ -22,14 +21,11 @@ try:
 except ImportError:  # before vLLM 0.31
     V2Interface = object
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
 
 class CatalogLogitsProcessor(V1Interface, V2Interface):
     """Masks the rows of constrained requests; others are left alone."""
 
-    def __new__(cls, vllm_config: "VllmConfig", *of_runner: Any) -> Any:
+    def __new__(cls, vllm_config: VllmConfig, *of_runner: Any) -> Any:
         runner = V2Processor if vllm_config.use_v2_model_runner else V1Processor
         return runner(vllm_config, *of_runner)
 
@@ -42,14 +38,13 @@ class V1Processor(V1Interface):
     """For the first runner, which moves requests between rows and says so in `update_state`.
 
     It hands over a live list of a request's tokens; a preempted request comes back with its tokens and is walked again.
-    With asynchronous scheduling the list holds -1 for a token that is still on the device, until vLLM repairs it right
-    before `apply` (vLLM issue 52461: it does so where a processor is given by name, as this one, and not for those
-    registered in other ways). So tokens are read in `apply` alone, and a -1 there is an error, not a token.
+    With asynchronous scheduling a token that is still on the device is -1 in it until right before `apply` (vLLM issue
+    52461: where a processor is given by name, as this one). So they are read there, and a -1 is an error, not a token.
     """
 
-    def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool):
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
         self.writer = ListWriter(vllm_config.additional_config, device)
-        self.of_row: dict[int, tuple[OpenList, Sequence[int]]] = {}
+        self.of_row: dict[int, tuple[OpenList, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -57,9 +52,7 @@ class V1Processor(V1Interface):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self.of_row, batch_update, self._begin)
 
-    def _begin(
-        self, params: SamplingParams, _: list[int] | None, tokens: list[int]
-    ) -> tuple[OpenList, Sequence[int]] | None:
+    def _begin(self, params: SamplingParams, _: Any, tokens: list[int]) -> tuple[OpenList, list[int]] | None:
         one = self.writer.begin(params.extra_args)
         return (one, tokens) if one else None
 
@@ -83,7 +76,7 @@ class V2Processor(V2Interface):
     until the next request has it: vLLM does not say when one ends.
     """
 
-    def __init__(self, vllm_config: "VllmConfig", req_states: Any):
+    def __init__(self, vllm_config: VllmConfig, req_states: Any):
         if vllm_config.speculative_config:  # several rows of a request, some of them for tokens that are not written
             raise ValueError("constrained lists: start vLLM without speculative decoding")
         self.writer = ListWriter(vllm_config.additional_config, req_states.device)
@@ -105,8 +98,7 @@ class V2Processor(V2Interface):
             for place in range(self.requests.prompt_len.np[slots[row]] + one.num_taken, lengths[row])
         ]
         if new:
-            slot_W, place_W, of_W = zip(*new, strict=True)
-            tokens_W = self.requests.all_token_ids.gpu[list(slot_W), list(place_W)].tolist()
-            for one, token in zip(of_W, tokens_W, strict=True):
+            tokens = self.requests.all_token_ids.gpu[[slot for slot, _, _ in new], [place for _, place, _ in new]]
+            for (_, _, one), token in zip(new, tokens.tolist(), strict=True):
                 one.take([token])
         return self.writer.mask(logits, lists)

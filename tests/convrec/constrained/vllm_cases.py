@@ -52,6 +52,7 @@ def main(request_file: str, answer_file: str) -> None:
     if request["second_runner"]:
         interpret_kernels()
     from vllm import LLM, SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
     from convrec.constrained.vllm_lists import PROCESSOR, TRIE
 
@@ -81,7 +82,7 @@ def main(request_file: str, answer_file: str) -> None:
     for arguments in request["refused"]:
         try:
             engine.generate(prompts[:1], SamplingParams(extra_args=arguments), use_tqdm=False)
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:  # the second is the first until vLLM 0.24
             refused.append(str(error))
     answers = [
         {
