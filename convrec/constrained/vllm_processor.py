@@ -1,129 +1,104 @@
 """vLLM's batch logits processor: requests that say `constrained_items` write lists of the catalog only.
 
-    LLM(..., logits_processors=[PROCESSOR], additional_config={TRIE: "catalog.parquet.trie-KEY.npz"})
-    SamplingParams(..., extra_args={ITEMS: 20, EXCLUDE: [rows of items]})
-
-A request may name another trie, {VERSION: "NAME.npz"}, a file beside the first: so a catalog changes while lists are
-written, and each is finished with the trie that it began with.
-
-The state of a request is a `Walk` over its tokens so far. vLLM hands over a live list of these tokens; a preempted
-request comes back with its tokens and is walked again. With asynchronous scheduling the list holds -1 for a token that
-is still on the device, until vLLM repairs it right before `apply` (vLLM issue 52461: it does so where a processor is
-given by name, as this one, and not for those registered in other ways). So tokens are read in `apply` alone, and a -1
-there is an error, not a token.
+vLLM has two model runners, and each takes processors of its own interface alone. Which one runs is known when an engine
+starts: before vLLM 0.31 the first where there is a processor, since then the second where there is Triton, on GPUs. So
+the class that vLLM is given by name passes for both and makes the adapter of the one that asks. Both use `vllm_lists`.
 """
 
-import logging
-import re
-from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import BatchUpdate
+from vllm.v1.sample.logits_processor import LogitsProcessor as V1Interface
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from convrec.constrained.catalog_trie import CatalogTrie, load_catalog_trie
-from convrec.constrained.mask import TrieMask
-from convrec.constrained.walk import Walk
-from convrec.errors import UserError
+from convrec.constrained.vllm_lists import ListWriter, OpenList, read_arguments
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
-
-TRIE = "constrained_trie"  # of additional_config
-# of extra_args, which are vllm_xargs of vLLM's server
-ITEMS, EXCLUDE, VERSION = "constrained_items", "constrained_exclude", "constrained_version"
-TRIES_KEPT = 8  # besides those of lists that are being written
-_FILE_NAME = re.compile(r"\w[\w.-]*\.npz")
-_log = logging.getLogger("vllm.constrained")  # below vLLM's, whose handlers it has
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2Interface
+except ImportError:  # before vLLM 0.31
+    V2Interface = object
 
 
-class _List:
-    """A request's walk, the mask of its trie and how many of its tokens it has taken."""
-
-    def __init__(self, walk: Walk, mask: TrieMask, tokens: Sequence[int]):
-        self.walk, self.mask, self.tokens, self.taken = walk, mask, tokens, 0
-
-    def catch_up(self) -> None:
-        for token in self.tokens[self.taken :]:
-            if token < 0:
-                raise RuntimeError(
-                    "vLLM's asynchronous scheduling hid a token from the constraint (vLLM issue 52461): give the "
-                    "processor by its name, or start vLLM with async_scheduling=False"
-                )
-            self.walk.advance(token)
-            self.taken += 1
-
-
-class CatalogLogitsProcessor(LogitsProcessor):
+class CatalogLogitsProcessor(V1Interface, V2Interface):
     """Masks the rows of constrained requests; others are left alone."""
+
+    def __new__(cls, vllm_config: VllmConfig, *of_runner: Any) -> Any:
+        runner = V2Processor if vllm_config.use_v2_model_runner else V1Processor
+        return runner(vllm_config, *of_runner)
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        _arguments(sampling_params)
+        read_arguments(sampling_params.extra_args)
 
-    def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool):
-        file = dict(vllm_config.additional_config).get(TRIE)
-        if not file:
-            raise ValueError(f'constrained lists: start vLLM with additional_config={{"{TRIE}": FILE}}')
-        self.file, self.device = Path(file), device
-        self.lists: dict[int, _List] = {}
-        self._trie = lru_cache(TRIES_KEPT)(self._load_trie)
-        self._trie(self.file.name)
 
-    def _load_trie(self, name: str) -> tuple[CatalogTrie, TrieMask]:
-        catalog = load_catalog_trie(self.file.with_name(name))
-        return catalog, TrieMask(catalog, self.device)
+class V1Processor(V1Interface):
+    """For the first runner, which moves requests between rows and says so in `update_state`.
+
+    It hands over a live list of a request's tokens; a preempted request comes back with its tokens and is walked again.
+    With asynchronous scheduling a token that is still on the device is -1 in it until right before `apply` (vLLM issue
+    52461: where a processor is given by name, as this one). So they are read there, and a -1 is an error, not a token.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
+        self.writer = ListWriter(vllm_config.additional_config, device)
+        self.of_row: dict[int, tuple[OpenList, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        process_dict_updates(self.lists, batch_update, self._new_list)
+        process_dict_updates(self.of_row, batch_update, self._begin)
 
-    def _new_list(self, params: SamplingParams, _: list[int] | None, tokens: list[int]) -> _List | None:
-        arguments = _arguments(params)
-        if arguments is None:
-            return None
-        num_items, exclude, name = arguments
-        try:
-            catalog, mask = self._trie(name or self.file.name)
-        except (FileNotFoundError, UserError) as error:  # of one request: the engine has others
-            _log.error("%s: an empty list, since its trie cannot be read: %s", VERSION, error)
-            (catalog, mask), num_items = self._trie(self.file.name), 0
-        walk = Walk(catalog, num_items, exclude)
-        if walk.num_items < arguments[0]:
-            _log.warning("a list of %d items, not %d: the others are excluded", walk.num_items, arguments[0])
-        return _List(walk, mask, tokens)
+    def _begin(self, params: SamplingParams, _: Any, tokens: list[int]) -> tuple[OpenList, list[int]] | None:
+        one = self.writer.begin(params.extra_args)
+        return (one, tokens) if one else None
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        walks_of: dict[TrieMask, dict[int, Walk]] = {}
-        for row, one in self.lists.items():
-            one.catch_up()
-            walks_of.setdefault(one.mask, {})[row] = one.walk
-        for mask, walks in walks_of.items():
-            mask.apply(logits, walks)
-        return logits
+        for one, tokens in self.of_row.values():
+            new = tokens[one.num_taken :]
+            if -1 in new:
+                raise RuntimeError(
+                    "vLLM's asynchronous scheduling hid a token from the constraint (vLLM issue 52461): give the "
+                    "processor by its name, or start vLLM with async_scheduling=False"
+                )
+            one.take(new)
+        return self.writer.mask(logits, {row: one for row, (one, _) in self.of_row.items()})
 
 
-def _arguments(params: SamplingParams) -> tuple[int, list[int], str] | None:
-    """(num_items, excluded items, name of the trie's file or "") of a constrained request, None for another. Raises
-    ValueError."""
-    given: dict[str, Any] = params.extra_args or {}
-    if ITEMS not in given and EXCLUDE not in given:
-        return None
-    num_items, exclude, name = given.get(ITEMS), given.get(EXCLUDE, []), given.get(VERSION, "")
-    if type(num_items) is not int or num_items < 1:
-        raise ValueError(f"{ITEMS} is {num_items!r}, not a number of items from 1 on")
-    if not isinstance(exclude, list) or any(type(item) is not int for item in exclude):
-        raise ValueError(f"{EXCLUDE} is no list of rows of the catalog")
-    if not isinstance(name, str) or (name and not _FILE_NAME.fullmatch(name)):
-        raise ValueError(f"{VERSION} is {name!r:.100}, not the name of a trie's file")
-    return num_items, exclude, name
+class V2Processor(V2Interface):
+    """For the second runner (vLLM pull 56497), where a request keeps its slot and rows change with every step.
 
+    Tokens are on the device alone; how many each request has is known on the host. What the walks have not taken yet
+    is read at once: a token of each list, or all of a list that was preempted. A slot that is free keeps its list
+    until the next request has it: vLLM does not say when one ends.
+    """
 
-PROCESSOR = f"{__name__}:{CatalogLogitsProcessor.__name__}"
+    def __init__(self, vllm_config: VllmConfig, req_states: Any):
+        if vllm_config.speculative_config:  # several rows of a request, some of them for tokens that are not written
+            raise ValueError("constrained lists: start vLLM without speculative decoding")
+        self.writer = ListWriter(vllm_config.additional_config, req_states.device)
+        self.requests = req_states
+        self.of_slot: dict[int, OpenList] = {}
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        self.of_slot.pop(req_idx, None)
+        if one := self.writer.begin(sampling_params.extra_args):
+            self.of_slot[req_idx] = one
+        return one is not None
+
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+        slots, lengths = ctx.idx_mapping_np.tolist(), ctx.seq_lens_upper_bound_np.tolist()
+        lists = {row: self.of_slot[slot] for row, slot in enumerate(slots) if slot in self.of_slot}
+        new = [
+            (slots[row], place, one)
+            for row, one in lists.items()
+            for place in range(self.requests.prompt_len.np[slots[row]] + one.num_taken, lengths[row])
+        ]
+        if new:
+            tokens = self.requests.all_token_ids.gpu[[slot for slot, _, _ in new], [place for _, place, _ in new]]
+            for (_, _, one), token in zip(new, tokens.tolist(), strict=True):
+                one.take([token])
+        return self.writer.mask(logits, lists)

@@ -10,6 +10,7 @@ import torch
 
 from convrec.constrained.catalog_trie import CatalogTrie, excluded_items, load_catalog_trie
 from convrec.constrained.choices import ChoiceReader
+from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, TRIE
 from convrec.lists.matching import Matcher
 
 CONSTRAINT = "constraint"  # of a batch: of each row the number of items, then the excluded items
@@ -20,8 +21,6 @@ def load_trie(rollout: Mapping[str, Any]) -> CatalogTrie | None:
     engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
     if not (given := engine.get("additional_config")):
         return None
-    from convrec.constrained.vllm_processor import TRIE  # imports vLLM
-
     file = given.get(TRIE)
     return load_catalog_trie(Path(file)) if file else None
 
@@ -30,9 +29,6 @@ class ListConstraint:
     """The constraint of a run's lists, `num_items` items each: a sample's seen titles are excluded."""
 
     def __init__(self, catalog: CatalogTrie, matcher: Matcher, num_items: int):
-        from convrec.constrained.vllm_processor import EXCLUDE, ITEMS
-
-        self._names = ITEMS, EXCLUDE
         self.reader = ChoiceReader(catalog)
         self.matcher, self.num_items = matcher, num_items
         self._excluded = lru_cache(maxsize=4096)(lambda seen: excluded_items(matcher, seen))
@@ -46,8 +42,7 @@ class ListConstraint:
 
     def extra_args(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Of vLLM's sampling parameters."""
-        items, exclude = self._names
-        return {items: self.num_items, exclude: self.excluded(sample)}
+        return {ITEMS: self.num_items, EXCLUDE: self.excluded(sample)}
 
     def fields(self, sample: Mapping[str, Any], response: Sequence[int]) -> dict[str, torch.Tensor]:
         """Of a response in TransferQueue: CONSTRAINT, and the loss's mask, 1 where the list had a choice."""

@@ -319,7 +319,7 @@ def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from convrec.constrained.vllm_processor import EXCLUDE, ITEMS, VERSION
+    from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, VERSION
 
     return SamplingParams(
         temperature=0.0,

@@ -40,7 +40,7 @@ def check(config: DictConfig, catalog: Catalog) -> list[str]:
 
 def use_trie(config: DictConfig) -> None:
     """Keep the catalog's trie beside it, or in the run folder, and have the rollout use it."""
-    from convrec.constrained.vllm_processor import PROCESSOR, TRIE
+    from convrec.constrained.vllm_lists import PROCESSOR, TRIE  # imports torch
 
     matcher = make_matcher(load_catalog(config.convrec.catalog_file), ListSettings.of(config.convrec))
     _, file = _make_trie(config, matcher, keep=True)

@@ -3,6 +3,9 @@
 Small on purpose: few KV blocks, so that requests are preempted; few tokens a step, so that prompts are read in chunks.
 Asynchronous scheduling is on, as on a GPU. vLLM switches it off on a CPU: its code is all there, but for CUDA's streams
 and events, which have nothing to wait for here.
+
+The second model runner is made of Triton's kernels, and Triton's wheels have no compiler for a CPU: its interpreter
+runs them, one program after the other. It keeps tokens on the device in any case: asynchronous scheduling is left off.
 """
 
 import json
@@ -36,13 +39,25 @@ def schedule_asynchronously() -> None:
     cpu_model_runner._torch_cuda_wrapper = nullcontext  # its own placeholders lack what asynchronous scheduling calls
 
 
+def interpret_kernels() -> None:
+    """Before vLLM is imported. It takes the second runner on a CPU where Triton has a backend of that name."""
+    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+    from triton import backends
+
+    backends.backends["cpu"] = SimpleNamespace(driver=None)
+
+
 def main(request_file: str, answer_file: str) -> None:
-    from vllm import LLM, SamplingParams
-
-    from convrec.constrained.vllm_processor import PROCESSOR, TRIE
-
-    schedule_asynchronously()
     request: dict[str, Any] = json.loads(Path(request_file).read_text())
+    if request["second_runner"]:
+        interpret_kernels()
+    from vllm import LLM, SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    from convrec.constrained.vllm_lists import PROCESSOR, TRIE
+
+    if not request["second_runner"]:
+        schedule_asynchronously()
     engine = LLM(
         model=request["model"],
         logits_processors=[PROCESSOR],
@@ -57,7 +72,9 @@ def main(request_file: str, answer_file: str) -> None:
         num_gpu_blocks_override=20,
         disable_log_stats=False,
     )
-    assert engine.llm_engine.vllm_config.scheduler_config.async_scheduling
+    config = engine.llm_engine.vllm_config
+    assert config.use_v2_model_runner == request["second_runner"]
+    assert config.scheduler_config.async_scheduling != request["second_runner"]
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
     sampling = [SamplingParams(logprobs=0, **params) for params in request["sampling"]]
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
@@ -65,7 +82,7 @@ def main(request_file: str, answer_file: str) -> None:
     for arguments in request["refused"]:
         try:
             engine.generate(prompts[:1], SamplingParams(extra_args=arguments), use_tqdm=False)
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:  # the second is the first until vLLM 0.24
             refused.append(str(error))
     answers = [
         {

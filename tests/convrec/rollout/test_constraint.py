@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
-from convrec.constrained.vllm_processor import EXCLUDE, ITEMS, TRIE
+from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, TRIE
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.rollout.constraint import CONSTRAINT, ListConstraint, load_trie
