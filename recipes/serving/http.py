@@ -60,7 +60,7 @@ _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic
 
 
 def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
-    """The application. key: what /v1 and /metrics ask for; None asks for nothing."""
+    """The application. key: what all but the page and /health ask for; None: nothing does."""
     app = FastAPI(
         title="convrec",
         version=version("convrec"),
@@ -77,6 +77,7 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
         key=key,
         loopback=settings.loopback,
         metrics=routes.metrics,
+        takes_body={route.path for route in app.routes if {"POST", "PUT", "DELETE"} & route.methods},  # type: ignore[attr-defined]
     )
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]

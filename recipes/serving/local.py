@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from convrec.errors import UserError
 from convrec.generation.placement import room_here
@@ -51,11 +52,14 @@ def serve_here(
         seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
         models = {name: Model([one for one in processes if one.name == name], seconds) for name in names}
         app = http.build(settings, models, service_key(settings.loopback))
-        options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
-        options |= {"ws": "none", "access_log": False, "log_level": "warning"}
         listener.listen(BACKLOG)
         ready()
-        uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
+        server_of(app).run(sockets=[listener])
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
+    return uvicorn.Server(uvicorn.Config(app, ws="none", access_log=False, log_level="warning", **options))
 
 
 def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
