@@ -8,6 +8,7 @@ A snapshot holds nothing of items that were removed or replaced, so memory does 
 import contextlib
 import copy
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -88,9 +89,18 @@ class ServedCatalog:
     """Safe to use from several threads. problems: what was left out, a sentence each."""
 
     def __init__(
-        self, file: Path, tokenizer: Any, lists: ListSettings, folder: Path, state: Path | None = None
+        self,
+        file: Path,
+        tokenizer: Any,
+        lists: ListSettings,
+        folder: Path,
+        state: Path | None = None,
+        *,
+        max_items: int,
+        max_tokens: int,
     ) -> None:
         """folder: for tries, the process's own. state: the folder that changes are kept in; None: they are lost.
+        max_items: of a list; fewer where the file's longest lines take more than `max_tokens`, those of a list.
 
         Raises UserError for a catalog, tokenizer or state that cannot be used.
         """
@@ -102,6 +112,12 @@ class ServedCatalog:
         self._has_ids = base.item_ids is not None
         matcher = make_matcher(base, lists)
         lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)
+        self.max_tokens, self.max_items = max_tokens, lines.most_items(max_items, max_tokens)
+        if not self.max_items:
+            raise UserError(
+                f"{file}: a line can take {lines.longest_list(1)} tokens, but the model's context leaves {max_tokens} "
+                "for a list: leave such titles out"
+            )
         self._next_number = len(base)
         self._lock = threading.RLock()
         items = _base_items(base, matcher.index.items)
@@ -263,8 +279,12 @@ class ServedCatalog:
             self._next_number = numbers.stop
             new, left_out = self._encode(added, numbers)
             lines = join_lines(lines, new)
-        while taken := self._taken_lines(added, changes.keys() - left_out.keys()):
-            left_out |= taken  # one that stays as it was keeps its line from others
+        of_added = {number: item.item_id for number, item in zip(numbers, added, strict=True)}
+        while refused := (
+            self._taken_lines(added, changes.keys() - left_out.keys())
+            or self._too_long(lines, of_added, changes.keys() - left_out.keys())
+        ):
+            left_out |= refused  # one that stays as it was keeps its line from others, and its length
         gone = changes.keys() - left_out.keys()
         items = {number: item for number, item in before.items.items() if item.item_id not in gone}
         named = _without(before.named, before.items.keys() - items.keys())
@@ -289,6 +309,33 @@ class ServedCatalog:
                     "year, or a `display` that tells them apart"
                 )
         return taken
+
+    def _too_long(self, lines: CatalogTrie, of_added: Mapping[int, str], changing: Set[str]) -> dict[str, str]:
+        """The longest of the added items, where a list might not fit with them: id -> a sentence.
+
+        lines: of all items, also of those that go. of_added: number -> id. changing: the ids that change at all.
+        """
+        staying = [number for number, item in self._snapshot.items.items() if item.item_id not in changing]
+        candidates = [number for number, item_id in of_added.items() if item_id in changing]
+        rows = np.flatnonzero(np.isin(lines.item_W, candidates))
+        tokens = dict(zip(lines.item_W[rows].tolist(), np.diff(lines.ends_S, prepend=0)[rows].tolist(), strict=True))
+
+        def longest(most: int) -> int:
+            """Tokens of the longest list, of the added with those alone whose line takes so many."""
+            kept = [*staying, *(number for number in candidates if tokens[number] <= most)]
+            return select_lines(lines, np.isin(lines.item_W, kept)).longest_list(self.max_items)
+
+        if not candidates or longest(max(tokens.values())) <= self.max_tokens:
+            return {}
+        lengths = sorted({0, *tokens.values()})
+        most = lengths[max(0, bisect_right(lengths, self.max_tokens, key=longest) - 1)]
+        return {
+            of_added[number]: f"item_id {of_added[number]!r}: its line takes {tokens[number]} tokens; lists of "
+            f"{self.max_items} items with it may not fit into the {self.max_tokens} tokens that the model's context "
+            "leaves them; shorten the title"
+            for number in candidates
+            if tokens[number] > most
+        }
 
     def _encode(self, items: Sequence[CatalogItem], numbers: range) -> tuple[CatalogTrie, dict[str, str]]:
         """Their lines under these numbers; of items whose line has a special token, which no list can write and where

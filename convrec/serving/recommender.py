@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from convrec.serving.engine import Engine
 
+LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
 ItemNames: TypeAlias = Collection[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
 
 
@@ -112,7 +113,8 @@ class Recommender:
         model: a run folder (its best checkpoint), RUN/global_step_N, a Hugging Face folder or id. catalog: .parquet or
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
-        where the run or the catalog says so, else "movie" and 20. max_items: the largest k. max_prompt_length: tokens;
+        where the run or the catalog says so, else "movie" and 20. max_items: the largest k; where the
+        model's context has no room for such lists, it is what fits (`recommender.max_items`). max_prompt_length: tokens;
         a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
         gpu_memory_utilization, ...).
 
@@ -124,11 +126,21 @@ class Recommender:
         tokenizer, context = load_tokenizer(found.path)
         with ExitStack() as opened:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
-            served = ServedCatalog(Path(catalog), tokenizer, found.lists, folder, Path(state) if state else None)
-            trie = served.snapshot.trie
-            limits = _Limits(
-                max_items, max_prompt_length, min(context, max_prompt_length + trie.longest_list(max_items))
+            instruction = prompt_text("USER: \n", max(max_items, found.lists.num_items), found.item)
+            (ids,), _ = encode_prompts(tokenizer, [_messages(instruction)], context, found.chat_template_kwargs)
+            least = min(max_prompt_length, len(ids) + LEAST_CONVERSATION)
+            served = ServedCatalog(
+                Path(catalog),
+                tokenizer,
+                found.lists,
+                folder,
+                Path(state) if state else None,
+                max_items=max_items,
+                max_tokens=context - least,
             )
+            trie = served.snapshot.trie
+            limits = _Limits(max_prompt_length, min(context, max_prompt_length + trie.longest_list(served.max_items)))
+            served.max_tokens = limits.context - least  # of what is put from now on
             from convrec.serving.engine import Engine  # imports vLLM
 
             engine = Engine(
@@ -144,6 +156,11 @@ class Recommender:
             return recommender
 
     _end: Any = None
+
+    @property
+    def max_items(self) -> int:
+        """The largest k."""
+        return self.catalog.max_items
 
     @property
     def model_version(self) -> str:
@@ -243,20 +260,17 @@ class Recommender:
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
         limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
-        if limit < 1:
-            raise UserError(
-                f"k: {k} items can fill the model's context of {self._limits.context} tokens; give a smaller k"
-            )
-        messages = [[{"role": "user", "content": prompt}]]
-        (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
+        (ids,), (cut,) = encode_prompts(
+            self._tokenizer, [_messages(prompt)], limit, self.model.chat_template_kwargs
+        )
         return _Prepared(ids, cut, snapshot.items, trie, excluded, length, reason)
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
     ) -> tuple[TrieFile, list[int], int, str | None]:
         """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self._limits.max_items:
-            raise UserError(f"k is {k!r:.20}; give a whole number from 1 to {self._limits.max_items}")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.max_items:
+            raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
         trie = snapshot.trie
         allowed: Collection[int] = snapshot.items.keys()
@@ -310,9 +324,12 @@ class Recommender:
 class _Limits:
     """context: tokens of a prompt and its list."""
 
-    max_items: int
     max_prompt_length: int
     context: int
+
+
+def _messages(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
 
 
 def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":

@@ -3,7 +3,7 @@
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ LAST_SECONDS = 1  # that answers have to end when the service is stopped
 
 
 def serve_here(
-    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[], None]
+    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[Mapping[str, int]], None]
 ) -> None:
-    """Serve until KeyboardInterrupt; `ready` is called once every model answers.
+    """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
 
     Args:
         host: address that HTTP is bound to.
@@ -47,13 +47,12 @@ def serve_here(
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
         processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
-        for process in processes:
-            process.ready.result()
+        max_items = {process.name: process.ready.result() for process in processes}
         seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
         models = {name: Model([one for one in processes if one.name == name], seconds) for name in names}
         app = http.build(settings, models, service_key(settings.loopback))
         listener.listen(BACKLOG)
-        ready()
+        ready(max_items)
         server_of(app).run(sockets=[listener])
 
 

@@ -51,6 +51,7 @@ class ModelServer:
             _, context = load_tokenizer(self.model.path)
             length = min(context, MOST_TOKENS)
             self.engine = Engine(self.model.path, None, max_model_len=length, tensor_parallel=settings.tensor_parallel)
+        self.max_items = self.recommender.max_items if self.recommender else 0
         self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:

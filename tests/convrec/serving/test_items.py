@@ -21,6 +21,7 @@ from convrec.serving.recommender import Recommender
 
 ROOT = Path(__file__).resolve().parents[3]
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
+LIMITS = {"max_items": 20, "max_tokens": 1000}
 NEW = {"item_id": "n", "title": "Ronin", "year": 1998, "genres": ["action"]}
 
 
@@ -41,10 +42,15 @@ def serve(tmp_path: Path, line_tokenizer: Any) -> Any:
     """serve(state) -> ServedCatalog of FILMS, or of another file, with another tokenizer or delimiter."""
 
     def serve(
-        state: Path | None = None, file: Path | None = None, tokenizer: Any = line_tokenizer, delimiter: str = "\n"
+        state: Path | None = None,
+        file: Path | None = None,
+        tokenizer: Any = line_tokenizer,
+        delimiter: str = "\n",
+        **limits: int,
     ) -> ServedCatalog:
         lists = ListSettings(delimiter=delimiter)
-        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state)
+        limits = LIMITS | limits
+        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state, **limits)
 
     return serve
 
@@ -235,6 +241,38 @@ def test_what_no_list_can_write_is_left_out_of_a_state(
     assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
     assert "left out: item_id 'm': the year is None" in capsys.readouterr().err
     assert found(catalog, "Heat (1995)") == {"b"}
+
+
+def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on(
+    serve: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One such title of 482 characters was taken, and no list came any more."""
+    long = {"item_id": "long", "title": "Wor " * 120, "year": 1998}
+    longest = serve().snapshot.trie.longest_list(3)
+    catalog = serve(state, max_items=3, max_tokens=longest + 40)
+    before = catalog.snapshot
+    with pytest.raises(UserError, match=r"item_id 'long': its line takes \d+ tokens; lists of 3 items .* shorten"):
+        catalog.put([NEW, long])
+    assert catalog.snapshot is before
+    several = [{"item_id": str(n), "title": f"{'Wor ' * 10}{n}", "year": 1998} for n in range(9)]
+    with pytest.raises(UserError, match=r"item_id '\d': its line takes"):  # each of them would fit alone
+        catalog.put([NEW, *several])
+    catalog.put([NEW, several[0]])
+    with (state / FILE).open("a") as file:  # kept from before, of a larger model
+        file.write('{"long": {"title": "' + long["title"] + '", "year": 1998}, "b": null}\n')
+    for served in (catalog, serve(state, max_items=3, max_tokens=longest + 40)):
+        assert ids(served) == {"a", "c", "d", "300", "n", "0"}
+        assert served.snapshot.trie.longest_list(served.max_items) <= longest + 40
+    assert "left out: item_id 'long': its line takes" in capsys.readouterr().err
+    assert ids(serve(state)) == {"a", "c", "d", "300", "n", "0", "long"}
+
+
+def test_the_largest_list_is_what_the_context_has_room_for(serve: Any) -> None:
+    assert serve().max_items == LIMITS["max_items"]
+    longest = [serve().snapshot.trie.longest_list(count) for count in (1, 3)]
+    assert [serve(max_tokens=tokens).max_items for tokens in longest] == [1, 3]
+    with pytest.raises(UserError, match=rf"catalog.parquet: a line can take {longest[0]} tokens, but"):
+        serve(max_tokens=longest[0] - 1)
 
 
 @pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])

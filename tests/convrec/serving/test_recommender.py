@@ -154,9 +154,9 @@ def test_text_that_looks_like_control_tokens_stays_text(recommender: Recommender
     ("arguments", "problem"),
     [
         ({"conversation": ""}, "conversation: it is empty"),
-        ({"k": 0}, "k is 0; give a whole number from 1 to 20"),
-        ({"k": 21}, "k is 21; give a whole number from 1 to 20"),
-        ({"k": True}, "k is True"),
+        ({"k": 0}, "k: 0; give a whole number from 1 to 20"),
+        ({"k": 21}, "k: 21; give a whole number from 1 to 20"),
+        ({"k": True}, "k: True"),
         ({"seen": "f1"}, "seen: write a list"),
         ({"allow": [None]}, "allow[0] is None; write an item id"),
         ({"exclude": [{"title": "Up"}]}, "exclude[0] is {'title': 'Up'}"),

@@ -18,7 +18,7 @@ from recipes.serving.model import ModelServer
 def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_tokenizer, caplog):
     file, state = tmp_path / "catalog.parquet", tmp_path / "state"
     pq.write_table(pa.table({"item_id": ["a", "b"], "title": ["Heat", "Ran"], "year": [1995, 1985]}), file)
-    catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state)
+    catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state, max_items=2, max_tokens=99)
     server = ModelServer.__new__(ModelServer)
     server.model = SimpleNamespace(version="films-1")
     server.recommender = Recommender(server.model, catalog, line_tokenizer, None, None)
