@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Catalog:
     item_ids: what tells items apart, where the file says so (else None): rows of one id are one item, rows of two ids
     are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
     genres: an item's categories of any kind, where the file says so (else None); no matching reads them.
+    displays: the column `display` that `titles` have already, where the file has it (else None).
     """
 
     titles: Sequence[str]
@@ -57,6 +58,7 @@ class Catalog:
     dated: bool = True
     item_ids: Sequence[object] | None = None
     genres: Sequence[frozenset[str]] | None = None
+    displays: Sequence[object] | None = None
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -73,7 +75,8 @@ class Catalog:
         for row, count in enumerate(() if mentions is None else mentions):
             if not isinstance(count, Real | None):
                 raise UserError(f"row {row}: mentions is {count!r}; write a number")
-        return cls.from_items(zip(titles, columns["year"], strict=True), *further)
+        catalog = cls.from_items(zip(titles, columns["year"], strict=True), *further)
+        return replace(catalog, displays=columns.get("display"))
 
     @classmethod
     def from_items(
@@ -106,6 +109,10 @@ class Catalog:
         ids = None if item_ids is None else [_id(value) for value in item_ids]
         return cls(titles, years, mentions, tuple(problems), dated, ids, sets)
 
+    def clean_title(self, row: int) -> str:
+        """The row's title without its `display`."""
+        return self.titles[row].removesuffix(shown_title("", self.displays[row])) if self.displays else self.titles[row]
+
     def year_of(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
         return parse_year(value) if self.dated else NO_YEAR
@@ -121,8 +128,17 @@ class Catalog:
         ]
 
     def spellings(self) -> list[str]:
-        """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling."""
-        if self.item_ids or not self.dated:
+        """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling, or that
+        has an earlier row's id and another title."""
+        if self.item_ids:
+            first_rows = self.first_rows([normalise(title) for title in self.titles])
+            return [
+                f"row {row}: {self.titles[row]!r} has the item_id of row {first}, {self.titles[first]!r}: one item of "
+                "two titles; where they are two items, give each an id of its own"
+                for row, first in enumerate(first_rows)
+                if self.item_ids[row] is not None and normalise(self.titles[row]) != normalise(self.titles[first])
+            ]
+        if not self.dated:
             return []
         first_rows = self.first_rows([fold(title) or normalise(title) for title in self.titles])
         return [

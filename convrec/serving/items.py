@@ -9,8 +9,7 @@ import contextlib
 import copy
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,57 +30,14 @@ from convrec.lists.catalog import (
     tell_problems,
 )
 from convrec.lists.matching import make_matcher
-from convrec.lists.ranks import NO_YEAR, format_item, parse_item
+from convrec.lists.ranks import format_item, parse_item
 from convrec.lists.settings import ListSettings
-from convrec.lists.titles import fold, normalise
+from convrec.lists.titles import normalise
 from convrec.serving.journal import Journal
+from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, add_names, titled, without
 from convrec.serving.tries import TrieFile
 
 ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
-FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
-
-
-class Title(str):
-    """A title alone, of any year, also where it is the id of an item or the number of a row."""
-
-
-@dataclass(frozen=True)
-class CatalogItem:
-    """item_id: the catalog's, as text; the number of its row where it has none. title: as lists write it."""
-
-    item_id: str
-    title: str
-    year: int | None
-
-    @property
-    def line(self) -> str:
-        return format_item(self.title, NO_YEAR if self.year is None else self.year)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """As the journal has it under its id."""
-        return {"title": self.title, "year": self.year}
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The catalog between two changes. items: those that can be recommended, by their number in the trie.
-
-    named: the numbers of the items that have a title, or FOLDED and a folded title, or LINE and a line of a list.
-    trie_with: the trie of these items alone.
-    """
-
-    items: Mapping[int, CatalogItem]
-    number_of: Mapping[str, int]  # item_id -> number
-    named: Mapping[str, tuple[int, ...]]
-    trie: TrieFile
-    trie_with: Callable[[frozenset[int]], TrieFile]
-
-    def get(self, item_id: str) -> CatalogItem | None:
-        number = self.number_of.get(item_id)
-        return None if number is None else self.items[number]
-
-
 Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None: it is removed
 
 
@@ -133,7 +89,8 @@ class ServedCatalog:
             if number in items:
                 title, year = base.titles[row], base.years[row]
                 assert year is not None
-                _add_names(named, number, title, format_item(title, year) if row in rows else None)
+                line = format_item(title, year) if row in rows else None
+                add_names(named, number, (title, base.clean_title(row)), line)
         self._snapshot = self._make_snapshot(items, named, lines)
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:
@@ -165,7 +122,7 @@ class ServedCatalog:
         """
         if isinstance(name, Title):
             item = parse_item(name, self.dated)
-            return _titled(name, snapshot) or (_titled(item.title, snapshot) if item else [])
+            return titled(name, snapshot) or (titled(item.title, snapshot) if item else [])
         number = snapshot.number_of.get(str(name))
         by_id = [] if number is None else [number]
         if not isinstance(name, str) or (self._has_ids and by_id):
@@ -175,11 +132,11 @@ class ServedCatalog:
     def _find_titled(self, text: str, snapshot: Snapshot) -> list[int]:
         item = parse_item(text, self.dated)
         if item is None or not self.dated:
-            return _titled(item.title if item else text, snapshot)
-        apart = {n: abs(snapshot.items[n].year - item.year) for n in _titled(item.title, snapshot)}  # type: ignore[operator]
+            return titled(item.title if item else text, snapshot)
+        apart = {n: abs(snapshot.items[n].year - item.year) for n in titled(item.title, snapshot)}  # type: ignore[operator]
         nearest = min(apart.values(), default=self._tolerance + 1)
         found = [n for n, years in apart.items() if years == nearest <= self._tolerance]
-        return found or _titled(text, snapshot)  # `Best of [1999]` is a title that looks like one with its year
+        return found or titled(text, snapshot)  # `Best of [1999]` is a title that looks like one with its year
 
     # ---- changing
 
@@ -196,25 +153,30 @@ class ServedCatalog:
             changes[item.item_id] = item
         self._change(changes)
 
-    def delete(self, item_ids: Sequence[str | int]) -> None:
-        """Remove items. Raises UserError, and removes none, when the catalog lacks one."""
-        self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
+    def delete(self, item_ids: Sequence[str | int]) -> list[str]:
+        """Remove items. Returns the ids that the catalog lacks. Raises UserError, and removes none, where no item would
+        be left."""
+        return self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
 
-    def _change(self, changes: Changes) -> None:
+    def _change(self, changes: Changes) -> list[str]:
+        """Returns the ids that were to be removed and are not there."""
         with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
             if self._journal:  # no other process writes until ours is there
                 self._take_news(self._journal)
             there = self._snapshot
-            changes = {item_id: item for item_id, item in changes.items() if item is None or item != there.get(item_id)}
-            self._check_removals(changes)
+            absent = [item_id for item_id, item in changes.items() if item is None and not there.get(item_id)]
+            changes = {item_id: item for item_id, item in changes.items() if item != there.get(item_id)}
             if not changes:
-                return
+                return absent
+            if all(item is None for item in changes.values()) and not there.number_of.keys() - changes.keys():
+                raise UserError("the last item of the catalog cannot be removed")
             changed, left_out = self._changed(changes)
             if left_out:
                 raise UserError(next(iter(left_out.values())))
             if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
                 self._journal.append({item_id: item and item.record for item_id, item in changes.items()})
             self._snapshot = changed
+            return absent
 
     def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
         if not isinstance(record, Mapping):
@@ -227,28 +189,19 @@ class ServedCatalog:
         display = record.get("display")
         if isinstance(display, bool) or not isinstance(display, str | int | None):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
-        shown = shown_title(title.strip(), display)
-        if "\n" in shown or self._delimiter in shown:
+        display = None if display is None else str(display).strip() or None
+        if display and ("\n" in display or self._delimiter in shown_title(title.strip(), display)):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         number = parse_year(year)
         if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
             raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
         if not self.dated and year not in (None, ""):
             raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        item = CatalogItem(str(item_id).strip(), shown, number if self.dated else None)
+        item = CatalogItem(str(item_id).strip(), title.strip(), number if self.dated else None, display)
         again = parse_item(item.line, self.dated)
         if again is None or normalise(again.title) != normalise(item.title):
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
         return item
-
-    def _check_removals(self, changes: Changes) -> None:
-        """Raises UserError for a removal of what is not there, and of all that is."""
-        removed, there = {item_id for item_id, item in changes.items() if item is None}, self._snapshot.number_of
-        for item_id in removed:
-            if item_id not in there:
-                raise UserError(f"item_id {item_id!r}: the catalog has no such item")
-        if removed and not there.keys() - removed:
-            raise UserError("the last item of the catalog cannot be removed")
 
     def _take_news(self, journal: Journal) -> None:
         """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
@@ -287,11 +240,11 @@ class ServedCatalog:
             left_out |= refused  # one that stays as it was keeps its line from others, and its length
         gone = changes.keys() - left_out.keys()
         items = {number: item for number, item in before.items.items() if item.item_id not in gone}
-        named = _without(before.named, before.items.keys() - items.keys())
+        named = without(before.named, before.items.keys() - items.keys())
         for number, item in zip(numbers, added, strict=True):
             if item.item_id not in left_out:
                 items[number] = item
-                _add_names(named, number, item.title, item.line)
+                add_names(named, number, (item.title, item.clean_title), item.line)
         return self._make_snapshot(items, named, lines), left_out
 
     def _taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
@@ -364,35 +317,18 @@ def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> Tri
     return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
 
-def _titled(title: str, snapshot: Snapshot) -> list[int]:
-    return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
-
-
-def _add_names(named: dict[str, tuple[int, ...]], number: int, title: str, line: str | None) -> None:
-    """line: None where no list has it."""
-    for key in (normalise(title), FOLDED + fold(title), *([] if line is None else [LINE + normalise(line)])):
-        if number not in (numbers := named.get(key, ())):
-            named[key] = (*numbers, number)
-
-
-def _without(named: Mapping[str, tuple[int, ...]], gone: Set[int]) -> dict[str, tuple[int, ...]]:
-    left = {
-        key: numbers if gone.isdisjoint(numbers) else tuple(n for n in numbers if n not in gone)
-        for key, numbers in named.items()
-    }
-    return {key: numbers for key, numbers in left.items() if numbers}
-
-
 def _base_items(catalog: Catalog, first_rows: Sequence[int]) -> dict[int, CatalogItem]:
     """Of each item its first row. Raises UserError when the number of a row without an id is another row's id."""
     ids = catalog.item_ids or [None] * len(catalog)
     items = {}
     row_of: dict[str, int] = {}
-    for row, (title, year, given) in enumerate(zip(catalog.titles, catalog.years, ids, strict=True)):
+    for row, (year, given) in enumerate(zip(catalog.years, ids, strict=True)):
         if year is None or first_rows[row] != row:
             continue
         item_id = str(row if given is None else given)
         if (other := row_of.setdefault(item_id, row)) != row:
             raise UserError(f"catalog rows {other} and {row}: both have the item_id {item_id!r}; give every row an id")
-        items[row] = CatalogItem(item_id, title, year if catalog.dated else None)
+        display = catalog.displays[row] if catalog.displays else None
+        shown = None if display is None else str(display).strip() or None
+        items[row] = CatalogItem(item_id, catalog.clean_title(row), year if catalog.dated else None, shown)
     return items

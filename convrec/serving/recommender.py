@@ -24,8 +24,9 @@ from convrec.data.schema import prompt_text
 from convrec.errors import UserError
 from convrec.generation.prompts import encode_prompts, load_tokenizer
 from convrec.serving.conversation import Conversation, conversation_text
-from convrec.serving.items import CatalogItem, ServedCatalog, Snapshot
+from convrec.serving.items import ServedCatalog
 from convrec.serving.served_model import ServedModel, find_model
+from convrec.serving.snapshot import CatalogItem, Snapshot
 from convrec.serving.tries import TrieFile
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RecommendedItem:
-    """rank counts from 1. score: the mean log-prob of the item's tokens under the constrained model, over those at
-    which it had a choice; 0 where it had none. Scores of one list compare; they need not fall with the rank."""
+    """title: as the list has it. clean_title: without what tells it from others of that title. rank counts from 1.
+    score: the mean log-prob of the item's tokens under the constrained model, over those at which it had a choice; 0
+    where it had none. Scores of one list compare; they need not fall with the rank."""
 
     item_id: str
     title: str
+    clean_title: str
     year: int | None
     rank: int
     score: float
@@ -113,9 +116,9 @@ class Recommender:
         model: a run folder (its best checkpoint), RUN/global_step_N, a Hugging Face folder or id. catalog: .parquet or
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
-        where the run or the catalog says so, else "movie" and 20. max_items: the largest k; where the
-        model's context has no room for such lists, it is what fits (`recommender.max_items`). max_prompt_length: tokens;
-        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
+        where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
+        the model's context has no room for such lists (`recommender.max_items`). max_prompt_length: tokens; a longer
+        conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
         gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
@@ -226,9 +229,9 @@ class Recommender:
         """
         self.catalog.put(items)
 
-    def remove_items(self, ids: Sequence[str | int]) -> None:
-        """Remove items by their ids. Raises UserError for one that is not there, and removes none."""
-        self.catalog.delete(ids)
+    def remove_items(self, ids: Sequence[str | int]) -> list[str]:
+        """Remove items by their ids. Returns those that are not there."""
+        return self.catalog.delete(ids)
 
     # ---- the end
 
@@ -260,9 +263,7 @@ class Recommender:
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
         limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
-        (ids,), (cut,) = encode_prompts(
-            self._tokenizer, [_messages(prompt)], limit, self.model.chat_template_kwargs
-        )
+        (ids,), (cut,) = encode_prompts(self._tokenizer, [_messages(prompt)], limit, self.model.chat_template_kwargs)
         return _Prepared(ids, cut, snapshot.items, trie, excluded, length, reason)
 
     def _choose(
@@ -317,7 +318,7 @@ class Recommender:
                     item = prepared.items[walk.items[-1]]
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
-                    yield RecommendedItem(item.item_id, item.title, item.year, written + 1, score)
+                    yield RecommendedItem(item.item_id, item.title, item.clean_title, item.year, written + 1, score)
 
 
 @dataclass(frozen=True)

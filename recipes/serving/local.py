@@ -28,7 +28,12 @@ LAST_SECONDS = 1  # that answers have to end when the service is stopped
 
 
 def serve_here(
-    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[Mapping[str, int]], None]
+    settings: ServiceSettings,
+    host: str,
+    port: int,
+    replicas: int,
+    logs: Path,
+    ready: Callable[[Mapping[str, int]], None],
 ) -> None:
     """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
 

@@ -85,6 +85,11 @@ def test_openais_client_completes_and_streams(service):
         for messages in (injected, plain)
     ]
     assert counts[0] > counts[1] + 10  # the control tokens of the text are text
+    ignored = {"metadata": {"a": "b"}, "store": True, "response_format": {"type": "text"}}
+    assert client.chat.completions.create(**asked, **ignored).choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="top_logprobs") as refused:
+        client.chat.completions.create(**asked, top_logprobs=3)
+    assert len(refused.value.body["message"].splitlines()) == 1
     with pytest.raises(openai.NotFoundError, match="there is demo"):
         client.chat.completions.create(**{**asked, "model": "other"})
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
@@ -102,6 +107,7 @@ def test_metrics_have_the_requests_and_the_engines_tokens(service):
     assert 'convrec_requests_total{method="POST",path="/v1/recommendations",status="200"}' in text
     (tokens,) = [line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")]
     assert float(tokens.split()[-1]) > 20
+    assert 'model_name="demo"' in tokens  # a path would tell where the service has its files
     assert "vllm:num_requests_waiting" in text
 
 
@@ -112,7 +118,7 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
     begin = time.monotonic()
     assert client.post("/v1/recommendations", json=only).json()["items"][0]["title"] == NEW["title"]
     gone = client.post("/v1/recommendations", json=ASK).json()["items"][0]["item_id"]
-    assert client.delete("/v1/catalog/items", params={"item_id": gone}).status_code == 200
+    assert client.request("DELETE", "/v1/catalog/items", json={"item_ids": [gone, "x"]}).json()["absent"] == ["x"]
     after = [item["item_id"] for item in client.post("/v1/recommendations", json=ASK).json()["items"]]
     assert gone not in after
     assert time.monotonic() - begin < 30  # three lists on busy cores, and no wait

@@ -15,9 +15,10 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
-from convrec.serving.items import ServedCatalog, Snapshot, Title
+from convrec.serving.items import ServedCatalog
 from convrec.serving.journal import FILE, StateUnreadable
 from convrec.serving.recommender import Recommender
+from convrec.serving.snapshot import Snapshot, Title
 
 ROOT = Path(__file__).resolve().parents[3]
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
@@ -308,13 +309,41 @@ def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> 
     assert list(json.loads((state / FILE).read_text().splitlines()[-1])) == ["b"]
 
 
-def test_removing_what_is_not_there_removes_nothing(serve: Any) -> None:
-    catalog = serve()
-    with pytest.raises(UserError, match="item_id 'x': the catalog has no such item"):
-        catalog.delete(["a", "x"])
+def test_a_removal_says_what_is_not_there_and_can_come_again(serve: Any, state: Path) -> None:
+    catalog = serve(state)
+    assert catalog.delete(["a", "x", 7]) == ["x", "7"]
+    journal = (state / FILE).read_bytes()
+    assert catalog.delete(["a", "x"]) == ["a", "x"]
+    assert ((state / FILE).read_bytes(), ids(catalog)) == (journal, {"b", "c", "d", "300"})
     with pytest.raises(UserError, match="the last item"):
-        catalog.delete(["a", "b", "c", "d", "300"])
-    assert len(catalog) == 5
+        catalog.delete(["b", "c", "d", "300", "x"])
+    assert len(catalog) == 4
+
+
+def test_pages_have_every_item_once_also_where_some_go_meanwhile(serve: Any) -> None:
+    catalog = serve()
+    first = catalog.snapshot.page("", 2)
+    catalog.delete([first[-1].item_id, "c"])
+    rest = catalog.snapshot.page(first[-1].item_id, 9)
+    assert [item.item_id for item in (*first, *rest)] == ["300", "a", "b", "d"]
+
+
+def test_a_title_alone_means_all_its_editions(serve: Any, tmp_path: Path, state: Path) -> None:
+    file = write_catalog(tmp_path, [*FILMS, ("m", "Heat", 1995)])
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("display", pa.array([None, "7", *[None] * 3, "BK-1"])), file)
+    catalog = serve(state, file)
+    titles = {item.item_id: (item.title, item.clean_title) for item in catalog}
+    assert (titles["m"], titles["b"], titles["c"]) == (("Heat [BK-1]", "Heat"), ("Heat [7]", "Heat"), ("Heat", "Heat"))
+    catalog.put([{"item_id": "n", "title": "Heat", "year": 1995, "display": 8}])
+    before = (state / FILE).read_bytes()
+    catalog.put([{"item_id": "m", "title": "Heat", "year": 1995, "display": "BK-1"}])  # as it is
+    assert (state / FILE).read_bytes() == before
+    for one in (catalog, serve(state, file)):
+        assert one.snapshot.get("n").title == "Heat [8]"
+        assert found(one, "Heat") == found(one, Title("heat")) == {"b", "c", "m", "n"}
+        assert found(one, "Heat (1995)") == {"b", "m", "n"}
+        assert found(one, "Heat [BK-1]") == found(one, "Heat [BK-1] (1995)") == {"m"}
 
 
 def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: Path) -> None:
@@ -324,8 +353,7 @@ def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: 
     second.put([{**NEW, "title": "Ronin II"}])
     assert ids(first) == ids(second) == ids(serve(state)) == {"b", "c", "d", "300", "n"}
     assert found(first, "Ronin II (1998)") == {"n"}
-    with pytest.raises(UserError, match="no such item"):
-        first.delete(["a"])
+    assert first.delete(["a"]) == ["a"]
 
 
 def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> None:
