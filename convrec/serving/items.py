@@ -8,7 +8,6 @@ A snapshot holds nothing of items that were removed or replaced, so memory does 
 import contextlib
 import copy
 import threading
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
@@ -264,30 +263,22 @@ class ServedCatalog:
         return taken
 
     def _too_long(self, lines: CatalogTrie, of_added: Mapping[int, str], changing: Set[str]) -> dict[str, str]:
-        """The longest of the added items, where a list might not fit with them: id -> a sentence.
+        """The added items of the longest line, where a list might not fit with them: id -> a sentence.
 
         lines: of all items, also of those that go. of_added: number -> id. changing: the ids that change at all.
         """
-        staying = [number for number, item in self._snapshot.items.items() if item.item_id not in changing]
-        candidates = [number for number, item_id in of_added.items() if item_id in changing]
-        rows = np.flatnonzero(np.isin(lines.item_W, candidates))
-        tokens = dict(zip(lines.item_W[rows].tolist(), np.diff(lines.ends_S, prepend=0)[rows].tolist(), strict=True))
-
-        def longest(most: int) -> int:
-            """Tokens of the longest list, of the added with those alone whose line takes so many."""
-            kept = [*staying, *(number for number in candidates if tokens[number] <= most)]
-            return select_lines(lines, np.isin(lines.item_W, kept)).longest_list(self.max_items)
-
-        if not candidates or longest(max(tokens.values())) <= self.max_tokens:
+        going = [number for number, item in self._snapshot.items.items() if item.item_id in changing]
+        going += [number for number, item_id in of_added.items() if item_id not in changing]
+        kept = select_lines(lines, ~np.isin(lines.item_W, going))
+        added_W = np.isin(kept.item_W, list(of_added))
+        if not added_W.any() or kept.longest_list(self.max_items) <= self.max_tokens:
             return {}
-        lengths = sorted({0, *tokens.values()})
-        most = lengths[max(0, bisect_right(lengths, self.max_tokens, key=longest) - 1)]
+        tokens_W = np.diff(kept.ends_S, prepend=0)[: len(kept.item_W)]
+        longest = tokens_W[added_W].max()
         return {
-            of_added[number]: f"item_id {of_added[number]!r}: its line takes {tokens[number]} tokens; lists of "
-            f"{self.max_items} items with it may not fit into the {self.max_tokens} tokens that the model's context "
-            "leaves them; shorten the title"
-            for number in candidates
-            if tokens[number] > most
+            item_id: f"item_id {item_id!r}: its line takes {longest} tokens; lists of {self.max_items} items with it "
+            f"may not fit into the {self.max_tokens} tokens that the model's context leaves them; shorten the title"
+            for item_id in map(of_added.__getitem__, kept.item_W[added_W & (tokens_W == longest)].tolist())
         }
 
     def _encode(self, items: Sequence[CatalogItem], numbers: range) -> tuple[CatalogTrie, dict[str, str]]:

@@ -117,8 +117,8 @@ class Recommender:
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
-        the model's context has no room for such lists (`recommender.max_items`). max_prompt_length: tokens; a longer
-        conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
+        the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
+        longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
         gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
@@ -129,8 +129,9 @@ class Recommender:
         tokenizer, context = load_tokenizer(found.path)
         with ExitStack() as opened:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
-            instruction = prompt_text("USER: \n", max(max_items, found.lists.num_items), found.item)
-            (ids,), _ = encode_prompts(tokenizer, [_messages(instruction)], context, found.chat_template_kwargs)
+            text = prompt_text("USER: \n", max(max_items, found.lists.num_items), found.item)
+            instruction = [{"role": "user", "content": text}]
+            (ids,), _ = encode_prompts(tokenizer, [instruction], context, found.chat_template_kwargs)
             least = min(max_prompt_length, len(ids) + LEAST_CONVERSATION)
             served = ServedCatalog(
                 Path(catalog),
@@ -159,11 +160,6 @@ class Recommender:
             return recommender
 
     _end: Any = None
-
-    @property
-    def max_items(self) -> int:
-        """The largest k."""
-        return self.catalog.max_items
 
     @property
     def model_version(self) -> str:
@@ -263,15 +259,16 @@ class Recommender:
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
         limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
-        (ids,), (cut,) = encode_prompts(self._tokenizer, [_messages(prompt)], limit, self.model.chat_template_kwargs)
+        messages = [[{"role": "user", "content": prompt}]]
+        (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
         return _Prepared(ids, cut, snapshot.items, trie, excluded, length, reason)
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
     ) -> tuple[TrieFile, list[int], int, str | None]:
         """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.max_items:
-            raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.max_items}")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
+            raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.catalog.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
         trie = snapshot.trie
         allowed: Collection[int] = snapshot.items.keys()
@@ -327,10 +324,6 @@ class _Limits:
 
     max_prompt_length: int
     context: int
-
-
-def _messages(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
 
 
 def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,16 +24,12 @@ from recipes.serving.schema import ServiceSettings, service_key
 GONE = "the service was killed; its processes were ended"
 BACKLOG = 2048  # connections that wait to be accepted
 IDLE_SECONDS = 60  # of a connection; clients give theirs up sooner, so that none asks on one that is just closed
+MaxItems: TypeAlias = Mapping[str, int]  # model -> the largest k of its lists, 0 without a catalog
 LAST_SECONDS = 1  # that answers have to end when the service is stopped
 
 
 def serve_here(
-    settings: ServiceSettings,
-    host: str,
-    port: int,
-    replicas: int,
-    logs: Path,
-    ready: Callable[[Mapping[str, int]], None],
+    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[MaxItems], None]
 ) -> None:
     """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
 

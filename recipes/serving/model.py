@@ -58,14 +58,14 @@ class ModelServer:
                 tensor_parallel=settings.tensor_parallel,
                 served_model_name=settings.name,  # metrics would have its path
             )
-        self.max_items = self.recommender.max_items if self.recommender else 0
+        self.max_items = self.recommender.catalog.max_items if self.recommender else 0
         self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:
         """{"version", "catalog_items", "max_items"}."""
         with self._refusals():
-            items = None if self.recommender is None else len(self.recommender.catalog)
-            most = None if self.recommender is None else self.recommender.max_items
+            catalog = self.recommender and self.recommender.catalog
+            items, most = (None, None) if catalog is None else (len(catalog), catalog.max_items)
         return {"version": self.model.version, "catalog_items": items, "max_items": most}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def service(trained, tmp_path_factory):
     recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert "--model demo=outputs/demo/rank_grpo" in recipe[1]
     command = [sys.executable, *recipe[1].replace("outputs/demo", str(trained.out)).split()]
-    command += ["--port", str(port), "--state", str(folder / "state")]
+    command += ["--port", str(port), "--state", str(folder / "state"), "--max-items", "2000"]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     too_late = threading.Timer(START_SECONDS, process.kill)
@@ -45,7 +45,9 @@ def service(trained, tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     assert address in said
     with httpx.Client(base_url=address, timeout=120) as client:
-        yield SimpleNamespace(address=address, process=process, client=client, catalog=trained.files["CATALOG_FILE"])
+        yield SimpleNamespace(
+            address=address, process=process, client=client, log=folder / "log", catalog=trained.files["CATALOG_FILE"]
+        )
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -68,6 +70,15 @@ def test_a_list_of_the_catalog_without_what_was_seen(service):
     assert "<title>" in service.client.get("/").text
     refused = service.client.post("/v1/recommendations", json={"conversation": " "})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
+
+
+def test_the_largest_list_is_said_at_the_start_and_is_one_that_can_be_had(service):
+    most = int(re.search(r"demo: --max-items is (\d+): its context has no room", service.log.read_text())[1])
+    assert service.client.get("/v1/models/demo").json()["max_items"] == most
+    long = {"conversation": "film after film " * 3000, "k": most}
+    assert len(service.client.post("/v1/recommendations", json=long).json()["items"]) == most
+    refused = service.client.post("/v1/recommendations", json=long | {"k": most + 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "k")
 
 
 def test_openais_client_completes_and_streams(service):

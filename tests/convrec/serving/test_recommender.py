@@ -174,7 +174,7 @@ def test_a_long_title_leaves_every_list_of_max_items_its_room(recommender: Recom
     with pytest.raises(UserError, match="item_id 'long': its line takes"):
         recommender.add_items([{"item_id": "long", "title": "word after " * 44, "year": 2020}])
     recommender.add_items([{"item_id": "fits", "title": "word after " * 8, "year": 2020}])
-    for k in (1, 5, recommender.max_items):
+    for k in (1, 5, recommender.catalog.max_items):
         assert len(recommender.recommend(LONG, k=k)) == min(k, 13)
     recommender.remove_items(["fits"])
 
