@@ -64,7 +64,7 @@ class ModelServer:
     async def describe(self) -> dict[str, Any]:
         """{"version", "catalog_items", "max_items"}."""
         with self._refusals():
-            catalog = self.recommender and self.recommender.catalog
+            catalog = None if self.recommender is None else self.recommender.catalog
             items, most = (None, None) if catalog is None else (len(catalog), catalog.max_items)
         return {"version": self.model.version, "catalog_items": items, "max_items": most}
 
