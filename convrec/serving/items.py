@@ -276,8 +276,8 @@ class ServedCatalog:
         tokens_W = np.diff(kept.ends_S, prepend=0)[: len(kept.item_W)]
         longest = tokens_W[added_W].max()
         return {
-            item_id: f"item_id {item_id!r}: its line takes {longest} tokens; lists of {self.max_items} items with it "
-            f"may not fit into the {self.max_tokens} tokens that the model's context leaves them; shorten the title"
+            item_id: f"item_id {item_id!r}: its line takes {longest} tokens; a list of {self.max_items} with it "
+            f"may not fit into the {self.max_tokens} tokens that prompts leave; shorten the title, or lower max_items"
             for item_id in map(of_added.__getitem__, kept.item_W[added_W & (tokens_W == longest)].tolist())
         }
 

@@ -208,9 +208,7 @@ RL: dict[str, Setting] = {
     "trainer.max_actor_ckpt_to_keep": KEPT,
     "data.train_batch_size": BATCH,
     "data.max_prompt_length": Setting(PositiveInteger, "tokens of a prompt", "MAX_PROMPT_LENGTH"),
-    "data.max_response_length": Setting(
-        PositiveInteger, "tokens of a response; checks warn where a usual list has more", "MAX_RESPONSE_LENGTH"
-    ),
+    "data.max_response_length": Setting(PositiveInteger, "tokens of a response", "MAX_RESPONSE_LENGTH"),
     f"{ACTOR}.ppo_max_token_len_per_gpu": MICRO_BATCH,
     f"{ACTOR}.optim.lr": LEARNING_RATE,
     f"{ACTOR}.kl_loss_coef": Setting(NonNegativeNumber, "KL to the start", "KL_LOSS_COEF"),

@@ -252,7 +252,7 @@ def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on
     longest = serve().snapshot.trie.longest_list(3)
     catalog = serve(state, max_items=3, max_tokens=longest + 40)
     before = catalog.snapshot
-    with pytest.raises(UserError, match=r"item_id 'long': its line takes \d+ tokens; lists of 3 items .* shorten"):
+    with pytest.raises(UserError, match=r"item_id 'long': its line takes \d+ tokens; a list of 3 .* shorten"):
         catalog.put([NEW, long])
     assert catalog.snapshot is before
     several = [{"item_id": str(n), "title": f"{'Wor ' * 10}{n}", "year": 1998} for n in range(9)]
