@@ -11,6 +11,7 @@ SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -123,7 +124,10 @@ def main(arguments: list[str]) -> int:
         names = ", ".join(model.name for model in settings.models)
         print(f"starting {names}", file=sys.stderr, flush=True)
 
-        def ready() -> None:
+        def ready(max_items: Mapping[str, int]) -> None:
+            for name, most in max_items.items():
+                if 0 < most < options.max_items:
+                    print(f"{name}: --max-items is {most}: its context has no room for longer lists", file=sys.stderr)
             page = f"; the chat page: {address}/" if settings.models[0].catalog else f"; {address}/v1/chat/completions"
             print(f"serving {names}{page} (Ctrl-C stops)", flush=True)
 

@@ -73,11 +73,21 @@ class CatalogTrie:
         return len(np.unique(self.item_W))
 
     def longest_list(self, num_items: int) -> int:
-        """Tokens of the longest list of so many lines, the end of the sequence included."""
-        lengths_S = np.diff(self.ends_S, prepend=0)
-        lines = len(self.row_W)
-        inner = np.sort(lengths_S[:lines])[::-1]
-        return int(inner[: num_items - 1].sum() + lengths_S[lines:].max(initial=0))
+        """Tokens of the longest list of so many different items, the end of the sequence included."""
+        lengths_S, lines = np.diff(self.ends_S, prepend=0), len(self.row_W)
+        items, item_of_W = np.unique(self.item_W, return_inverse=True)
+        inner_M, last_M = np.zeros((2, len(items)), np.int64)
+        np.maximum.at(inner_M, item_of_W, lengths_S[:lines])
+        np.maximum.at(last_M, item_of_W, lengths_S[lines:])
+        order = np.argsort(-inner_M, kind="stable")
+        top, others = order[:num_items], order[num_items:]
+        tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
+        # or another item is the last, behind all of them but the shortest
+        return max(0, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
+
+    def most_items(self, most: int, max_tokens: int) -> int:
+        """How many items, `most` at most, every list can have within so many tokens."""
+        return bisect_right(range(1, most + 1), max_tokens, key=self.longest_list)
 
 
 def trie_of_lines(

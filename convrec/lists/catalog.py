@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Catalog:
     are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
     genres: an item's categories of any kind, where the file says so (else None); no matching reads them.
     aliases: other titles of an item, foreign ones for instance, where the file says so (else None).
+    displays: the column `display` that `titles` have already, where the file has it (else None).
     """
 
     titles: Sequence[str]
@@ -59,6 +60,7 @@ class Catalog:
     item_ids: Sequence[object] | None = None
     genres: Sequence[frozenset[str]] | None = None
     aliases: Sequence[Sequence[str]] | None = None
+    displays: Sequence[object] | None = None
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -75,7 +77,8 @@ class Catalog:
         for row, count in enumerate(() if mentions is None else mentions):
             if not isinstance(count, Real | None):
                 raise UserError(f"row {row}: mentions is {count!r}; write a number")
-        return cls.from_items(zip(titles, columns["year"], strict=True), *further)
+        catalog = cls.from_items(zip(titles, columns["year"], strict=True), *further)
+        return replace(catalog, displays=columns.get("display"))
 
     @classmethod
     def from_items(
@@ -110,6 +113,10 @@ class Catalog:
         others = None if aliases is None else [_aliases(value, row) for row, value in enumerate(aliases)]
         return cls(titles, years, mentions, tuple(problems), dated, ids, sets, others)
 
+    def clean_title(self, row: int) -> str:
+        """The row's title without its `display`."""
+        return self.titles[row].removesuffix(shown_title("", self.displays[row])) if self.displays else self.titles[row]
+
     def year_of(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
         return parse_year(value) if self.dated else NO_YEAR
@@ -129,8 +136,17 @@ class Catalog:
         return [forms(title).spelling or normalise(title) for title in self.titles]
 
     def spellings(self) -> list[str]:
-        """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling."""
-        if self.item_ids or not self.dated:
+        """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling, or that
+        has an earlier row's id and another title."""
+        if self.item_ids:
+            first_rows = self.first_rows([normalise(title) for title in self.titles])
+            return [
+                f"row {row}: {self.titles[row]!r} has the item_id of row {first}, {self.titles[first]!r}: one item of "
+                "two titles; where they are two items, give each an id of its own"
+                for row, first in enumerate(first_rows)
+                if self.item_ids[row] is not None and normalise(self.titles[row]) != normalise(self.titles[first])
+            ]
+        if not self.dated:
             return []
         first_rows = self.first_rows(self.spelling_forms())
         return [

@@ -8,8 +8,7 @@ A snapshot holds nothing of items that were removed or replaced, so memory does 
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,57 +29,14 @@ from convrec.lists.catalog import (
     tell_problems,
 )
 from convrec.lists.matching import make_matcher
-from convrec.lists.ranks import NO_YEAR, format_item, parse_item
+from convrec.lists.ranks import format_item, parse_item
 from convrec.lists.settings import ListSettings
-from convrec.lists.titles import fold, normalise
+from convrec.lists.titles import normalise
 from convrec.serving.journal import Journal
+from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, add_names, titled, without
 from convrec.serving.tries import TrieFile
 
 ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
-FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
-
-
-class Title(str):
-    """A title alone, of any year, also where it is the id of an item or the number of a row."""
-
-
-@dataclass(frozen=True)
-class CatalogItem:
-    """item_id: the catalog's, as text; the number of its row where it has none. title: as lists write it."""
-
-    item_id: str
-    title: str
-    year: int | None
-
-    @property
-    def line(self) -> str:
-        return format_item(self.title, NO_YEAR if self.year is None else self.year)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """As the journal has it under its id."""
-        return {"title": self.title, "year": self.year}
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The catalog between two changes. items: those that can be recommended, by their number in the trie.
-
-    named: the numbers of the items that have a title, or FOLDED and a folded title, or LINE and a line of a list.
-    trie_with: the trie of these items alone.
-    """
-
-    items: Mapping[int, CatalogItem]
-    number_of: Mapping[str, int]  # item_id -> number
-    named: Mapping[str, tuple[int, ...]]
-    trie: TrieFile
-    trie_with: Callable[[frozenset[int]], TrieFile]
-
-    def get(self, item_id: str) -> CatalogItem | None:
-        number = self.number_of.get(item_id)
-        return None if number is None else self.items[number]
-
-
 Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None: it is removed
 
 
@@ -88,9 +44,18 @@ class ServedCatalog:
     """Safe to use from several threads. problems: what was left out, a sentence each."""
 
     def __init__(
-        self, file: Path, tokenizer: Any, lists: ListSettings, folder: Path, state: Path | None = None
+        self,
+        file: Path,
+        tokenizer: Any,
+        lists: ListSettings,
+        folder: Path,
+        state: Path | None = None,
+        *,
+        max_items: int,
+        max_tokens: int,
     ) -> None:
         """folder: for tries, the process's own. state: the folder that changes are kept in; None: they are lost.
+        max_items: of a list; fewer where the file's longest lines take more than `max_tokens`, those of a list.
 
         Raises UserError for a catalog, tokenizer or state that cannot be used.
         """
@@ -102,6 +67,12 @@ class ServedCatalog:
         self._has_ids = base.item_ids is not None
         matcher = make_matcher(base, lists)
         lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)
+        self.max_tokens, self.max_items = max_tokens, lines.most_items(max_items, max_tokens)
+        if not self.max_items:
+            raise UserError(
+                f"{file}: a line can take {lines.longest_list(1)} tokens, but the model's context leaves {max_tokens} "
+                "for a list: leave such titles out"
+            )
         self._next_number = len(base)
         self._lock = threading.RLock()
         items = _base_items(base, matcher.index.items)
@@ -117,9 +88,11 @@ class ServedCatalog:
             if number in items:
                 title, year = base.titles[row], base.years[row]
                 assert year is not None
-                _add_names(named, number, title, format_item(title, year) if row in rows else None)
-                for alias in base.aliases[row] if base.aliases else ():
-                    _add_names(named, number, alias, None)
+                line, aliases = (
+                    format_item(title, year) if row in rows else None,
+                    base.aliases[row] if base.aliases else (),
+                )
+                add_names(named, number, (title, base.clean_title(row), *aliases), line)
         self._snapshot = self._make_snapshot(items, named, lines)
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:
@@ -151,7 +124,7 @@ class ServedCatalog:
         """
         if isinstance(name, Title):
             item = parse_item(name, self.dated)
-            return _titled(name, snapshot) or (_titled(item.title, snapshot) if item else [])
+            return titled(name, snapshot) or (titled(item.title, snapshot) if item else [])
         number = snapshot.number_of.get(str(name))
         by_id = [] if number is None else [number]
         if not isinstance(name, str) or (self._has_ids and by_id):
@@ -161,11 +134,11 @@ class ServedCatalog:
     def _find_titled(self, text: str, snapshot: Snapshot) -> list[int]:
         item = parse_item(text, self.dated)
         if item is None or not self.dated:
-            return _titled(item.title if item else text, snapshot)
-        apart = {n: abs(snapshot.items[n].year - item.year) for n in _titled(item.title, snapshot)}  # type: ignore[operator]
+            return titled(item.title if item else text, snapshot)
+        apart = {n: abs(snapshot.items[n].year - item.year) for n in titled(item.title, snapshot)}  # type: ignore[operator]
         nearest = min(apart.values(), default=self._tolerance + 1)
         found = [n for n, years in apart.items() if years == nearest <= self._tolerance]
-        return found or _titled(text, snapshot)  # `Best of [1999]` is a title that looks like one with its year
+        return found or titled(text, snapshot)  # `Best of [1999]` is a title that looks like one with its year
 
     # ---- changing
 
@@ -182,25 +155,30 @@ class ServedCatalog:
             changes[item.item_id] = item
         self._change(changes)
 
-    def delete(self, item_ids: Sequence[str | int]) -> None:
-        """Remove items. Raises UserError, and removes none, when the catalog lacks one."""
-        self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
+    def delete(self, item_ids: Sequence[str | int]) -> list[str]:
+        """Remove items. Returns the ids that the catalog lacks. Raises UserError, and removes none, where no item would
+        be left."""
+        return self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
 
-    def _change(self, changes: Changes) -> None:
+    def _change(self, changes: Changes) -> list[str]:
+        """Returns the ids that were to be removed and are not there."""
         with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
             if self._journal:  # no other process writes until ours is there
                 self._take_news(self._journal)
             there = self._snapshot
-            changes = {item_id: item for item_id, item in changes.items() if item is None or item != there.get(item_id)}
-            self._check_removals(changes)
+            absent = [item_id for item_id, item in changes.items() if item is None and not there.get(item_id)]
+            changes = {item_id: item for item_id, item in changes.items() if item != there.get(item_id)}
             if not changes:
-                return
+                return absent
+            if all(item is None for item in changes.values()) and not there.number_of.keys() - changes.keys():
+                raise UserError("the last item of the catalog cannot be removed")
             changed, left_out = self._changed(changes)
             if left_out:
                 raise UserError(next(iter(left_out.values())))
             if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
                 self._journal.append({item_id: item and item.record for item_id, item in changes.items()})
             self._snapshot = changed
+            return absent
 
     def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
         if not isinstance(record, Mapping):
@@ -213,28 +191,19 @@ class ServedCatalog:
         display = record.get("display")
         if isinstance(display, bool) or not isinstance(display, str | int | None):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
-        shown = shown_title(title.strip(), display)
-        if "\n" in shown or self._delimiter in shown:
+        display = None if display is None else str(display).strip() or None
+        if display and ("\n" in display or self._delimiter in shown_title(title.strip(), display)):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         number = parse_year(year)
         if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
             raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
         if not self.dated and year not in (None, ""):
             raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        item = CatalogItem(str(item_id).strip(), shown, number if self.dated else None)
+        item = CatalogItem(str(item_id).strip(), title.strip(), number if self.dated else None, display)
         again = parse_item(item.line, self.dated)
         if again is None or normalise(again.title) != normalise(item.title):
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
         return item
-
-    def _check_removals(self, changes: Changes) -> None:
-        """Raises UserError for a removal of what is not there, and of all that is."""
-        removed, there = {item_id for item_id, item in changes.items() if item is None}, self._snapshot.number_of
-        for item_id in removed:
-            if item_id not in there:
-                raise UserError(f"item_id {item_id!r}: the catalog has no such item")
-        if removed and not there.keys() - removed:
-            raise UserError("the last item of the catalog cannot be removed")
 
     def _take_news(self, journal: Journal) -> None:
         """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
@@ -265,15 +234,19 @@ class ServedCatalog:
             self._next_number = numbers.stop
             new, left_out = self._encode(added, numbers)
             lines = join_lines(lines, new)
-        while taken := self._taken_lines(added, changes.keys() - left_out.keys()):
-            left_out |= taken  # one that stays as it was keeps its line from others
+        of_added = {number: item.item_id for number, item in zip(numbers, added, strict=True)}
+        while refused := (
+            self._taken_lines(added, changes.keys() - left_out.keys())
+            or self._too_long(lines, of_added, changes.keys() - left_out.keys())
+        ):
+            left_out |= refused  # one that stays as it was keeps its line from others, and its length
         gone = changes.keys() - left_out.keys()
         items = {number: item for number, item in before.items.items() if item.item_id not in gone}
-        named = _without(before.named, before.items.keys() - items.keys())
+        named = without(before.named, before.items.keys() - items.keys())
         for number, item in zip(numbers, added, strict=True):
             if item.item_id not in left_out:
                 items[number] = item
-                _add_names(named, number, item.title, item.line)
+                add_names(named, number, (item.title, item.clean_title), item.line)
         return self._make_snapshot(items, named, lines), left_out
 
     def _taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
@@ -291,6 +264,25 @@ class ServedCatalog:
                     "year, or a `display` that tells them apart"
                 )
         return taken
+
+    def _too_long(self, lines: CatalogTrie, of_added: Mapping[int, str], changing: Set[str]) -> dict[str, str]:
+        """The added items of the longest line, where a list might not fit with them: id -> a sentence.
+
+        lines: of all items, also of those that go. of_added: number -> id. changing: the ids that change at all.
+        """
+        going = [number for number, item in self._snapshot.items.items() if item.item_id in changing]
+        going += [number for number, item_id in of_added.items() if item_id not in changing]
+        kept = select_lines(lines, ~np.isin(lines.item_W, going))
+        added_W = np.isin(kept.item_W, list(of_added))
+        if not added_W.any() or kept.longest_list(self.max_items) <= self.max_tokens:
+            return {}
+        tokens_W = np.diff(kept.ends_S, prepend=0)[: len(kept.item_W)]
+        longest = tokens_W[added_W].max()
+        return {
+            item_id: f"item_id {item_id!r}: its line takes {longest} tokens; a list of {self.max_items} with it "
+            f"may not fit into the {self.max_tokens} tokens that prompts leave; shorten the title, or lower max_items"
+            for item_id in map(of_added.__getitem__, kept.item_W[added_W & (tokens_W == longest)].tolist())
+        }
 
     def _encode(self, items: Sequence[CatalogItem], numbers: range) -> tuple[CatalogTrie, dict[str, str]]:
         """Their lines under these numbers; of items whose line has a special token, which no list can write and where
@@ -319,35 +311,18 @@ def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> Tri
     return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
 
-def _titled(title: str, snapshot: Snapshot) -> list[int]:
-    return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
-
-
-def _add_names(named: dict[str, tuple[int, ...]], number: int, title: str, line: str | None) -> None:
-    """line: None where no list has it."""
-    for key in (normalise(title), FOLDED + fold(title), *([] if line is None else [LINE + normalise(line)])):
-        if number not in (numbers := named.get(key, ())):
-            named[key] = (*numbers, number)
-
-
-def _without(named: Mapping[str, tuple[int, ...]], gone: Set[int]) -> dict[str, tuple[int, ...]]:
-    left = {
-        key: numbers if gone.isdisjoint(numbers) else tuple(n for n in numbers if n not in gone)
-        for key, numbers in named.items()
-    }
-    return {key: numbers for key, numbers in left.items() if numbers}
-
-
 def _base_items(catalog: Catalog, first_rows: Sequence[int]) -> dict[int, CatalogItem]:
     """Of each item its first row. Raises UserError when the number of a row without an id is another row's id."""
     ids = catalog.item_ids or [None] * len(catalog)
     items = {}
     row_of: dict[str, int] = {}
-    for row, (title, year, given) in enumerate(zip(catalog.titles, catalog.years, ids, strict=True)):
+    for row, (year, given) in enumerate(zip(catalog.years, ids, strict=True)):
         if year is None or first_rows[row] != row:
             continue
         item_id = str(row if given is None else given)
         if (other := row_of.setdefault(item_id, row)) != row:
             raise UserError(f"catalog rows {other} and {row}: both have the item_id {item_id!r}; give every row an id")
-        items[row] = CatalogItem(item_id, title, year if catalog.dated else None)
+        display = catalog.displays[row] if catalog.displays else None
+        shown = None if display is None else str(display).strip() or None
+        items[row] = CatalogItem(item_id, catalog.clean_title(row), year if catalog.dated else None, shown)
     return items

@@ -24,8 +24,9 @@ from convrec.data.schema import prompt_text
 from convrec.errors import UserError
 from convrec.generation.prompts import encode_prompts, load_tokenizer
 from convrec.serving.conversation import Conversation, conversation_text
-from convrec.serving.items import CatalogItem, ServedCatalog, Snapshot
+from convrec.serving.items import ServedCatalog
 from convrec.serving.served_model import ServedModel, find_model
+from convrec.serving.snapshot import CatalogItem, Snapshot
 from convrec.serving.tries import TrieFile
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from convrec.serving.engine import Engine
 
+LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
 ItemNames: TypeAlias = Collection[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
 
 
@@ -46,11 +48,13 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RecommendedItem:
-    """rank counts from 1. score: the mean log-prob of the item's tokens under the constrained model, over those at
-    which it had a choice; 0 where it had none. Scores of one list compare; they need not fall with the rank."""
+    """title: as the list has it. clean_title: without what tells it from others of that title. rank counts from 1.
+    score: the mean log-prob of the item's tokens under the constrained model, over those at which it had a choice; 0
+    where it had none. Scores of one list compare; they need not fall with the rank."""
 
     item_id: str
     title: str
+    clean_title: str
     year: int | None
     rank: int
     score: float
@@ -112,8 +116,9 @@ class Recommender:
         model: a run folder (its best checkpoint), RUN/global_step_N, a Hugging Face folder or id. catalog: .parquet or
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
-        where the run or the catalog says so, else "movie" and 20. max_items: the largest k. max_prompt_length: tokens;
-        a longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
+        where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
+        the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
+        longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
         gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
@@ -124,11 +129,22 @@ class Recommender:
         tokenizer, context = load_tokenizer(found.path)
         with ExitStack() as opened:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
-            served = ServedCatalog(Path(catalog), tokenizer, found.lists, folder, Path(state) if state else None)
-            trie = served.snapshot.trie
-            limits = _Limits(
-                max_items, max_prompt_length, min(context, max_prompt_length + trie.longest_list(max_items))
+            text = prompt_text("USER: \n", max(max_items, found.lists.num_items), found.item)
+            instruction = [{"role": "user", "content": text}]
+            (ids,), _ = encode_prompts(tokenizer, [instruction], context, found.chat_template_kwargs)
+            least = min(max_prompt_length, len(ids) + LEAST_CONVERSATION)
+            served = ServedCatalog(
+                Path(catalog),
+                tokenizer,
+                found.lists,
+                folder,
+                Path(state) if state else None,
+                max_items=max_items,
+                max_tokens=context - least,
             )
+            trie = served.snapshot.trie
+            limits = _Limits(max_prompt_length, min(context, max_prompt_length + trie.longest_list(served.max_items)))
+            served.max_tokens = limits.context - least  # of what is put from now on
             from convrec.serving.engine import Engine  # imports vLLM
 
             engine = Engine(
@@ -209,9 +225,9 @@ class Recommender:
         """
         self.catalog.put(items)
 
-    def remove_items(self, ids: Sequence[str | int]) -> None:
-        """Remove items by their ids. Raises UserError for one that is not there, and removes none."""
-        self.catalog.delete(ids)
+    def remove_items(self, ids: Sequence[str | int]) -> list[str]:
+        """Remove items by their ids. Returns those that are not there."""
+        return self.catalog.delete(ids)
 
     # ---- the end
 
@@ -243,10 +259,6 @@ class Recommender:
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
         limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
-        if limit < 1:
-            raise UserError(
-                f"k: {k} items can fill the model's context of {self._limits.context} tokens; give a smaller k"
-            )
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
         return _Prepared(ids, cut, snapshot.items, trie, excluded, length, reason)
@@ -255,8 +267,8 @@ class Recommender:
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
     ) -> tuple[TrieFile, list[int], int, str | None]:
         """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self._limits.max_items:
-            raise UserError(f"k is {k!r:.20}; give a whole number from 1 to {self._limits.max_items}")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
+            raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.catalog.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
         trie = snapshot.trie
         allowed: Collection[int] = snapshot.items.keys()
@@ -303,14 +315,13 @@ class Recommender:
                     item = prepared.items[walk.items[-1]]
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
-                    yield RecommendedItem(item.item_id, item.title, item.year, written + 1, score)
+                    yield RecommendedItem(item.item_id, item.title, item.clean_title, item.year, written + 1, score)
 
 
 @dataclass(frozen=True)
 class _Limits:
     """context: tokens of a prompt and its list."""
 
-    max_items: int
     max_prompt_length: int
     context: int
 

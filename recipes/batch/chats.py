@@ -10,7 +10,7 @@ from convrec.data.schema import CONVERSATION_MARKER, split_prompt
 from convrec.errors import UserError
 from convrec.lists.ranks import split_lines
 from convrec.serving.conversation import conversation_text
-from convrec.serving.items import Title
+from convrec.serving.snapshot import Title
 
 # Of one meaning each; the second ones are the names in the parquet of training and evaluation.
 CONVERSATION, NAME, SEEN = ("conversation", "messages", "prompt"), ("id", "sample_id"), ("seen", "seen_titles")

@@ -21,6 +21,7 @@ ITEM = pa.struct(
     [
         ("item_id", pa.string()),
         ("title", pa.string()),
+        ("clean_title", pa.string()),
         ("year", pa.int32()),
         ("rank", pa.int32()),
         ("score", pa.float32()),
@@ -46,7 +47,7 @@ class Parts:
 
     def __init__(self, out: Path, what: Mapping[str, Any], size: int):
         self.out, self.folder, self.size = out, out.with_name(f"{out.name}.parts"), size
-        self.key = digest({**what, "rows_a_part": size})
+        self.key = digest({**what, "rows_a_part": size, "columns": str(SCHEMA)})
 
     def is_done(self) -> bool:
         """Whether the output has the lists of this very request. Raises UserError for a file that is another's."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
+from tokenizers import Tokenizer
 
 from convrec import gpus, kinds
 from convrec.checkpoints.models import check_model_path
@@ -20,6 +21,7 @@ from convrec.lists import user_rewards
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import FUZZY, MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
+from convrec.lists.ranks import format_item
 from convrec.lists.reward_parts import RewardParts
 from convrec.training import registration
 from recipes.planning.work import listed
@@ -45,6 +47,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         )
     _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
+    warnings += _check_list_length(config, catalog)
     if ours.constrained:
         warnings += constrained.check(config, catalog)
     for sentences in (catalog.problems, catalog.spellings() if ours.matching in FUZZY else []):
@@ -52,6 +55,29 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         if len(sentences) > 5:
             warnings.append(f"{catalog_file}: {len(sentences) - 5} more such entries")
     return warnings
+
+
+def _check_list_length(config: DictConfig, catalog: Catalog) -> list[str]:
+    """A warning where a usual list of the catalog is longer than a response. A model that is still to be downloaded is
+    not looked into."""
+    model, most, num_items = config.actor_rollout_ref.model, config.data.max_response_length, config.convrec.num_items
+    file = Path(model.get("tokenizer_path") or model.path) / "tokenizer.json"
+    if not file.is_file():
+        return []
+    items = zip(catalog.titles, catalog.years, strict=True)
+    lines = [format_item(title, year) + config.convrec.delimiter for title, year in items if year is not None]
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokens = [len(line.ids) for line in tokenizer.encode_batch_fast(lines, add_special_tokens=False)]
+    usual = round(num_items * sum(tokens) / len(tokens))
+    if usual <= most:
+        return []
+    longest = sum(sorted(tokens)[-num_items:])
+    return [
+        f"MAX_RESPONSE_LENGTH={most}: a list of {num_items} items takes {usual} tokens in the mean, so that most are "
+        f"broken off; {longest} hold every list of {config.convrec.catalog_file}"
+    ]
 
 
 def _check_rank_reward(ours: DictConfig) -> None:

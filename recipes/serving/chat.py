@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.engine.protocol import ErrorResponse
@@ -50,9 +51,13 @@ class ChatCompletions:
         messages = [{"role": message["role"], "content": _text(message["content"])} for message in request["messages"]]
         messages = without_control_tokens(messages, self.tokenizer)
         try:
-            answer = await self.serving.create_chat_completion(
-                ChatCompletionRequest(**request | {"messages": messages})
-            )
+            asked = ChatCompletionRequest(**request | {"messages": messages})
+        except ValidationError as error:  # its text is a dump
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = str(first["loc"][0]) if first["loc"] else None
+            raise Refused(400, first["msg"].removeprefix("Value error, "), field) from None
+        try:
+            answer = await self.serving.create_chat_completion(asked)
         except Exception as error:
             answer = create_error_response(error)  # as vLLM's own server does: what is the request's fault is a 4xx
             if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from starlette._utils import get_route_path  # the router's own: the two must mean one path
@@ -22,7 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
-WITH_KEY = ("/v1/", "/metrics")
+OPEN = ("/", "/page.css", "/page.js", "/health")  # without the key: the page asks for it
 CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
 
 
@@ -35,27 +35,47 @@ class Gate:
 
     On a loopback service a name in `Host` other than localhost or an address of the loopback is refused: a page of a
     stranger whose name points at 127.0.0.1 would pass the browser's check of origins. A body is read here, whole and
-    bounded, before the request takes one of the places, so that slow senders hold none.
+    bounded, before the request takes one of the places, so that slow senders hold none. What is answered before its
+    body was there ends its connection: a missing key, a path that takes no body.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, key: str | None, loopback: bool, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        key: str | None,
+        loopback: bool,
+        metrics: Metrics,
+        takes_body: Collection[str],
+    ) -> None:
+        """takes_body: the paths of routes that read a body."""
         self.app, self.limits, self.key, self.loopback, self.metrics = app, limits, key, loopback, metrics
+        self.takes_body = takes_body
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # of websockets there is none: the router refuses them
             await self.app(scope, receive, send)
             return
-        start, status = time.monotonic(), CLIENT_CLOSED
+        start, status, headers = time.monotonic(), CLIENT_CLOSED, Headers(scope=scope)
+        is_read = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+
+        async def watched_receive() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = not message.get("more_body")
+            return message
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if not is_read:  # or the rest of the body would keep the connection
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
         try:
-            await self._pass(scope, receive, watched)
+            await self._pass(scope, watched_receive, watched)
         except Refused as refused:
             await JSONResponse(refused.body, refused.status, refused.headers)(scope, receive, watched)
         except ClientGone:
@@ -71,9 +91,10 @@ class Gate:
         headers = Headers(scope=scope)
         if self.loopback and not _is_own(headers.get("host", "localhost")):
             raise Refused(403, "this service is for this machine alone: call it localhost, or by its address")
-        if self.key and get_route_path(scope).startswith(WITH_KEY) and not self._has_key(headers):
+        path = get_route_path(scope)
+        if self.key and path not in OPEN and not self._has_key(headers):
             raise Refused(401, f"give the service's key ({KEY_VARIABLE}) as `Authorization: Bearer KEY`")
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["method"] in ("GET", "HEAD", "OPTIONS") or path not in self.takes_body:
             await self.app(scope, receive, send)
             return
         body = await self._body(headers, receive)

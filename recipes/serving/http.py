@@ -21,8 +21,11 @@ from recipes.serving.metrics import CONTENT_TYPE, Metrics
 from recipes.serving.replicas import Model
 from recipes.serving.schema import (
     MOST_NAMES,
+    NO_EFFECT,
     CatalogChange,
+    CatalogIds,
     CatalogItems,
+    CatalogPage,
     ChatRequest,
     ItemName,
     ModelCard,
@@ -53,14 +56,14 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 SENTENCES = {
     "json_invalid": "it is no JSON",
-    "extra_forbidden": "there is no such field",
+    "extra_forbidden": "there is no such field here; leave it out",
     "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
 }
 _ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
 
 
 def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
-    """The application. key: what /v1 and /metrics ask for; None asks for nothing."""
+    """The application. key: what all but the page and /health ask for; None: nothing does."""
     app = FastAPI(
         title="convrec",
         version=version("convrec"),
@@ -77,6 +80,7 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
         key=key,
         loopback=settings.loopback,
         metrics=routes.metrics,
+        takes_body={route.path for route in app.routes if {"POST", "PUT", "DELETE"} & route.methods},  # type: ignore[attr-defined]
     )
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
@@ -96,6 +100,7 @@ class Routes:
         post("/v1/chat/completions", **errors)(self.chat)
         get("/v1/models", response_model=ModelList)(self.list_models)
         get("/v1/models/{name}", response_model=ModelCard)(self.get_model)
+        get("/v1/catalog/items", response_model=CatalogPage, **errors)(self.list_items)
         app.put("/v1/catalog/items", response_model=CatalogChange, **errors)(self.put_items)
         app.delete("/v1/catalog/items", response_model=CatalogChange, **errors)(self.delete_items)
         get("/health")(self.health)
@@ -121,7 +126,7 @@ class Routes:
         """OpenAI's chat completions, of the model as it is: free text, no catalog."""
         name, model = self._model(request.model)
         self._check_turns(len(request.messages), "messages")
-        asked = request.model_dump(exclude_none=True, exclude={"user"}) | {"model": name}
+        asked = request.model_dump(exclude_none=True, exclude=NO_EFFECT) | {"model": name}
         if not request.stream:
             return JSONResponse(await model.ask("chat", asked))
         chunks = model.stream("chat_stream", asked)
@@ -139,16 +144,32 @@ class Routes:
         """Add items to the catalog, or write them anew. The next request can be recommended them."""
         name, chosen = self._model(model)
         items = [item.model_dump() for item in body.items]
-        return CatalogChange(model=name, catalog_items=await chosen.ask("put_items", items))
+        return CatalogChange(model=name, **await chosen.ask("put_items", items))
 
     async def delete_items(
         self,
-        item_id: Annotated[list[ItemName], Query(min_length=1, max_length=MOST_NAMES)],
+        body: CatalogIds | None = None,
+        item_id: Annotated[list[ItemName], Query(max_length=MOST_NAMES)] = [],  # noqa: B006  # FastAPI copies it
         model: Annotated[str | None, Query()] = None,
     ) -> CatalogChange:
         """Remove items from the catalog. No request that comes later is recommended them."""
+        ids = [*item_id, *(body.item_ids if body else ())]
+        if not ids:
+            raise Refused(400, 'item_ids: none; give {"item_ids": [...]}, or ?item_id=...', "item_ids")
         name, chosen = self._model(model)
-        return CatalogChange(model=name, catalog_items=await chosen.ask("delete_items", list(item_id)))
+        return CatalogChange(model=name, **await chosen.ask("delete_items", ids))
+
+    async def list_items(
+        self,
+        after: Annotated[str, Query(max_length=1000)] = "",
+        limit: Annotated[int, Query(ge=1, le=MOST_NAMES)] = 1000,
+        model: Annotated[str | None, Query()] = None,
+    ) -> CatalogPage:
+        """The catalog's items, a page at a time."""
+        name, chosen = self._model(model)
+        items = await chosen.ask("list_items", after, limit + 1)
+        following = items[limit - 1]["item_id"] if len(items) > limit else None
+        return CatalogPage(model=name, items=items[:limit], next=following)
 
     async def health(self) -> JSONResponse:
         """200 when every model answers, else 503; what is wrong with each."""

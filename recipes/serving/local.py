@@ -3,12 +3,13 @@
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
+from fastapi import FastAPI
 
 from convrec.errors import UserError
 from convrec.generation.placement import room_here
@@ -23,13 +24,14 @@ from recipes.serving.schema import ServiceSettings, service_key
 GONE = "the service was killed; its processes were ended"
 BACKLOG = 2048  # connections that wait to be accepted
 IDLE_SECONDS = 60  # of a connection; clients give theirs up sooner, so that none asks on one that is just closed
+MaxItems: TypeAlias = Mapping[str, int]  # model -> the largest k of its lists, 0 without a catalog
 LAST_SECONDS = 1  # that answers have to end when the service is stopped
 
 
 def serve_here(
-    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[], None]
+    settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[MaxItems], None]
 ) -> None:
-    """Serve until KeyboardInterrupt; `ready` is called once every model answers.
+    """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
 
     Args:
         host: address that HTTP is bound to.
@@ -46,16 +48,18 @@ def serve_here(
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
         processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
-        for process in processes:
-            process.ready.result()
+        max_items = {process.name: process.ready.result() for process in processes}
         seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
         models = {name: Model([one for one in processes if one.name == name], seconds) for name in names}
         app = http.build(settings, models, service_key(settings.loopback))
-        options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
-        options |= {"ws": "none", "access_log": False, "log_level": "warning"}
         listener.listen(BACKLOG)
-        ready()
-        uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
+        ready(max_items)
+        server_of(app).run(sockets=[listener])
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
+    return uvicorn.Server(uvicorn.Config(app, ws="none", access_log=False, log_level="warning", **options))
 
 
 def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:

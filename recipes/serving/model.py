@@ -44,20 +44,29 @@ class ModelServer:
                 state=settings.state,
                 max_items=max_items,
                 tensor_parallel=settings.tensor_parallel,
+                served_model_name=settings.name,
             )
             self.engine, self.model = self.recommender.engine, self.recommender.model
         else:
             self.model = find_model(settings.path, Path(), None, None)
             _, context = load_tokenizer(self.model.path)
             length = min(context, MOST_TOKENS)
-            self.engine = Engine(self.model.path, None, max_model_len=length, tensor_parallel=settings.tensor_parallel)
+            self.engine = Engine(
+                self.model.path,
+                None,
+                max_model_len=length,
+                tensor_parallel=settings.tensor_parallel,
+                served_model_name=settings.name,  # metrics would have its path
+            )
+        self.max_items = self.recommender.catalog.max_items if self.recommender else 0
         self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:
-        """{"version", "catalog_items"}."""
+        """{"version", "catalog_items", "max_items"}."""
         with self._refusals():
-            items = None if self.recommender is None else len(self.recommender.catalog)
-        return {"version": self.model.version, "catalog_items": items}
+            catalog = None if self.recommender is None else self.recommender.catalog
+            items, most = (None, None) if catalog is None else (len(catalog), catalog.max_items)
+        return {"version": self.model.version, "catalog_items": items, "max_items": most}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         """A RecommendationRequest's fields -> those of RecommendedList, but `model`."""
@@ -84,12 +93,18 @@ class ModelServer:
             async for chunk in self.engine.iterate(self.completions.stream(request)):
                 yield chunk
 
-    async def put_items(self, items: list[dict[str, Any]]) -> int:
-        """How many items the catalog has then; so does `delete_items`."""
+    async def put_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        """CatalogChange's fields, but `model`; so does `delete_items`."""
         return await self._change("add_items", items)
 
-    async def delete_items(self, ids: list[str | int]) -> int:
+    async def delete_items(self, ids: list[str | int]) -> dict[str, Any]:
         return await self._change("remove_items", ids)
+
+    async def list_items(self, after: str, size: int) -> list[dict[str, Any]]:
+        """The fields of CatalogEntry of the items behind this id."""
+        with self._refusals():
+            items = self._with_catalog().catalog.snapshot.page(after, size)
+        return [{name: getattr(item, name) for name in ("item_id", "title", "clean_title", "year")} for item in items]
 
     async def metrics(self) -> dict[str, str]:
         """Name of this process -> its figures in Prometheus' form."""
@@ -97,11 +112,11 @@ class ModelServer:
 
         return {self.process: generate_latest().decode()}
 
-    async def _change(self, method: str, what: list[Any]) -> int:
+    async def _change(self, method: str, what: list[Any]) -> dict[str, Any]:
         with self._refusals():
             recommender = self._with_catalog()
-            await asyncio.to_thread(getattr(recommender, method), what)
-            return len(recommender.catalog)
+            absent = await asyncio.to_thread(getattr(recommender, method), what)
+            return {"catalog_items": len(recommender.catalog), "absent": absent or []}
 
     def _with_catalog(self) -> Any:
         if self.recommender is None:

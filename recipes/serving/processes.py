@@ -41,7 +41,7 @@ PAUSE_SECONDS = 1.0  # before a process is started again
 def load(settings: tuple[ModelSettings, int]) -> Callable[[str, Callable[[int], None]], None]:
     """Start the engine. Returns what answers at a socket without end, and says when it listens."""
     model = ModelServer(*settings)
-    return lambda socket, tell: model.engine.run(answer_at(socket, model, lambda: tell(1)))
+    return lambda socket, tell: model.engine.run(answer_at(socket, model, lambda: tell(model.max_items)))
 
 
 async def answer_at(socket: str, model: ModelServer, listening: Callable[[], None]) -> None:
@@ -79,13 +79,13 @@ def _as_bytes(value: Any) -> bytes:
 
 
 class ModelProcess:
-    """One of them, a recipes.serving.replicas.Backend. ready: set when it listens for the first time; raises UserError
-    where that does not come."""
+    """One of them, a recipes.serving.replicas.Backend. ready: set when it listens for the first time, with the
+    largest k of its lists (0: it has no catalog); raises UserError where that does not come."""
 
     def __init__(self, start: Start, settings: ModelSettings, max_items: int, log: Path, socket: Path) -> None:
         self.name, self.settings = settings.name, (settings, max_items)
         self.start, self.log, self.socket = start, log, socket
-        self.ready: Future[None] = Future()
+        self.ready: Future[int] = Future()
         self.is_up, self.running = False, 0
         self._lock = threading.Lock()
         self._replica: Process | None = None
@@ -122,10 +122,10 @@ class ModelProcess:
             self._replica = self.start(load, self.settings, self.log)
             return self._replica
 
-    def _listens(self, _: int) -> None:
+    def _listens(self, max_items: int) -> None:
         self.is_up = True
         if not self.ready.done():
-            self.ready.set_result(None)
+            self.ready.set_result(max_items)
 
     async def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         call = self._ask([method, arguments], wait_for_ready=True)

@@ -38,10 +38,14 @@ class RecommendationRequest(Strict):
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
 
-class ListedItem(Strict):
+class CatalogEntry(Strict):
     item_id: str
-    title: str
+    title: str = Field(description="as lists write it")
+    clean_title: str = Field(description="without what tells it from others of that title")
     year: int | None
+
+
+class ListedItem(CatalogEntry):
     rank: int
     score: float = Field(description="mean log-probability of the item's tokens")
 
@@ -74,9 +78,14 @@ class TemplateSettings(Strict):
     enable_thinking: bool
 
 
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
 class ChatRequest(Strict):
-    """OpenAI's fields that mean something here. Others are refused by name, vLLM's own among them: a template, tools,
-    images, processor arguments and regular expressions are not a stranger's to choose."""
+    """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT). Others are refused by
+    name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
+    stranger's to choose."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
@@ -98,6 +107,12 @@ class ChatRequest(Strict):
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     chat_template_kwargs: TemplateSettings | None = None
     user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    response_format: TextFormat | None = None
+
+
+NO_EFFECT = {"user", "metadata", "store", "response_format"}
 
 
 class ItemRecord(BaseModel):
@@ -112,9 +127,20 @@ class CatalogItems(Strict):
     items: list[ItemRecord] = Field(min_length=1, max_length=MOST_NAMES)
 
 
+class CatalogIds(Strict):
+    item_ids: list[ItemName] = Field(min_length=1, max_length=MOST_NAMES)
+
+
 class CatalogChange(Strict):
     model: str
     catalog_items: int = Field(description="items of the catalog now")
+    absent: list[str] = Field(description="ids that were to be removed and were not there")
+
+
+class CatalogPage(Strict):
+    model: str
+    items: list[CatalogEntry] = Field(description="in the order of their ids")
+    next: str | None = Field(description="`after` of the next page; null: this is the last")
 
 
 class ModelCard(Strict):
@@ -126,6 +152,7 @@ class ModelCard(Strict):
     owned_by: str = "convrec"
     version: str
     catalog_items: int | None = Field(description="null for a judge, which has no catalog")
+    max_items: int | None = Field(description="of a list, the largest k; null for a judge")
     max_turns: int = Field(description="of a conversation; more are refused")
 
 
@@ -137,7 +164,7 @@ class ModelList(Strict):
 class Limits(Strict):
     """What a request may be. More is refused with a 4xx that names the limit."""
 
-    max_body_bytes: int = Field(default=1 << 20, ge=1)
+    max_body_bytes: int = Field(default=4 << 20, ge=1)  # 10,000 items
     max_turns: int = Field(default=100, ge=1)
     max_items: int = Field(default=100, ge=1)
     max_concurrent: int = Field(default=256, ge=1)

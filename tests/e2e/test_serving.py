@@ -34,7 +34,7 @@ def service(trained, tmp_path_factory):
     recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert "--model demo=outputs/demo/rank_grpo" in recipe[1]
     command = [sys.executable, *recipe[1].replace("outputs/demo", str(trained.out)).split()]
-    command += ["--port", str(port), "--state", str(folder / "state")]
+    command += ["--port", str(port), "--state", str(folder / "state"), "--max-items", "2000"]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     too_late = threading.Timer(START_SECONDS, process.kill)
@@ -45,7 +45,9 @@ def service(trained, tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     assert address in said
     with httpx.Client(base_url=address, timeout=120) as client:
-        yield SimpleNamespace(address=address, process=process, client=client, catalog=trained.files["CATALOG_FILE"])
+        yield SimpleNamespace(
+            address=address, process=process, client=client, log=folder / "log", catalog=trained.files["CATALOG_FILE"]
+        )
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -70,6 +72,16 @@ def test_a_list_of_the_catalog_without_what_was_seen(service):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
 
 
+def test_the_largest_list_is_said_at_the_start_and_is_one_that_can_be_had(service):
+    most = int(re.search(r"demo: --max-items is (\d+): its context has no room", service.log.read_text())[1])
+    assert service.client.get("/v1/models/demo").json()["max_items"] == most
+    long = {"conversation": "film after film " * 3000, "k": most, "stream": True}
+    with service.client.stream("POST", "/v1/recommendations", json=long) as response:
+        assert next(response.iter_lines()) == "event: item"  # the engine has room; the whole list would take long
+    refused = service.client.post("/v1/recommendations", json=long | {"k": most + 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "k")
+
+
 def test_openais_client_completes_and_streams(service):
     client = openai.OpenAI(base_url=f"{service.address}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["demo"]
@@ -85,6 +97,11 @@ def test_openais_client_completes_and_streams(service):
         for messages in (injected, plain)
     ]
     assert counts[0] > counts[1] + 10  # the control tokens of the text are text
+    ignored = {"metadata": {"a": "b"}, "store": True, "response_format": {"type": "text"}}
+    assert client.chat.completions.create(**asked, **ignored).choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="top_logprobs") as refused:
+        client.chat.completions.create(**asked, top_logprobs=3)
+    assert len(refused.value.body["message"].splitlines()) == 1
     with pytest.raises(openai.NotFoundError, match="there is demo"):
         client.chat.completions.create(**{**asked, "model": "other"})
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
@@ -102,6 +119,7 @@ def test_metrics_have_the_requests_and_the_engines_tokens(service):
     assert 'convrec_requests_total{method="POST",path="/v1/recommendations",status="200"}' in text
     (tokens,) = [line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")]
     assert float(tokens.split()[-1]) > 20
+    assert 'model_name="demo"' in tokens  # a path would tell where the service has its files
     assert "vllm:num_requests_waiting" in text
 
 
@@ -112,7 +130,7 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
     begin = time.monotonic()
     assert client.post("/v1/recommendations", json=only).json()["items"][0]["title"] == NEW["title"]
     gone = client.post("/v1/recommendations", json=ASK).json()["items"][0]["item_id"]
-    assert client.delete("/v1/catalog/items", params={"item_id": gone}).status_code == 200
+    assert client.request("DELETE", "/v1/catalog/items", json={"item_ids": [gone, "x"]}).json()["absent"] == ["x"]
     after = [item["item_id"] for item in client.post("/v1/recommendations", json=ASK).json()["items"]]
     assert gone not in after
     assert time.monotonic() - begin < 30  # three lists on busy cores, and no wait

@@ -26,7 +26,9 @@ function button(text, className, onClick) {
   return made;
 }
 
-const named = (item) => (item.year === null ? item.title : `${item.title} (${item.year})`);
+const withYear = (title, item) => (item.year === null ? title : `${title} (${item.year})`);
+const named = (item) => withYear(item.clean_title, item);
+const listed = (item) => withYear(item.title, item); // as the model writes it
 
 async function ask(path, options = {}) {
   const key = sessionStorage.getItem("key");
@@ -94,7 +96,7 @@ function markButton(item, kind, text) {
 function itemLine(item) {
   const line = element("li");
   const title = element("span", undefined, "title");
-  title.append(element("span", item.title));
+  title.append(element("span", item.clean_title));
   if (item.year !== null) title.append(" ", element("span", `(${item.year})`, "year"));
   const both = element("span", undefined, "marks");
   both.append(markButton(item, "seen", "Seen"), markButton(item, "liked", "Like"));
@@ -120,14 +122,14 @@ async function* events(response) {
 }
 
 // Of the conversation what the service takes beside a further message: the newest, from a user's turn on.
-function newest() {
-  const most = models.find((one) => one.id === byId("model").value)?.max_turns ?? 1;
-  const fit = Math.floor((most - 1) / 2) * 2;
+function newest(chosen) {
+  const fit = Math.floor((chosen.max_turns - 1) / 2) * 2;
   return turns.slice(Math.max(0, turns.length - fit));
 }
 
 async function recommend(text) {
   const mine = conversation;
+  const chosen = models.find((one) => one.id === byId("model").value) ?? { max_turns: 1, max_items: 1 };
   const liked = [...marks.values()].filter((one) => one.kind === "liked" && !one.told);
   const likes = liked.length ? `I liked ${liked.map((one) => named(one.item)).join(", ")}.` : "";
   const said = { role: "user", content: [text, likes].filter(Boolean).join("\n") };
@@ -145,7 +147,7 @@ async function recommend(text) {
   let wrong = "";
   try {
     const body = JSON.stringify({
-      conversation: [...newest(), said], k: Number(byId("k").value), seen: [...marks.keys()].map(asGiven), stream: true,
+      conversation: [...newest(chosen), said], k: Math.min(Number(byId("k").value), chosen.max_items), seen: [...marks.keys()].map(asGiven), stream: true,
       model: byId("model").value,
     });
     const response = await ask("v1/recommendations", { method: "POST", body, signal: running.signal });
@@ -179,7 +181,7 @@ async function recommend(text) {
     if (!byId("text").value) byId("text").value = text; // to send again
   }
   if (items.length) { // else the turn was not answered, and is not part of the conversation
-    const told = items.slice(0, TOLD_ITEMS).map(named).join("\n");
+    const told = items.slice(0, TOLD_ITEMS).map(listed).join("\n");
     turns.push(said, { role: "assistant", content: told });
     for (const one of liked) one.told = true;
     showMarks();

@@ -1,5 +1,6 @@
 import os
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,17 @@ def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
     assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
 
 
-def test_the_longest_list_is_of_the_longest_lines(catalog: CatalogTrie, matcher: Matcher) -> None:
+def test_the_longest_list_is_of_the_longest_different_lines(catalog: CatalogTrie, matcher: Matcher) -> None:
     lengths = np.diff(catalog.ends_S, prepend=0)
     lines = len(catalog.row_W)
-    inner = sorted(lengths[:lines].tolist())
-    assert catalog.longest_list(3) == sum(inner[-2:]) + max(lengths[lines:])
+    for count in (1, 2, 3):  # against every list of some items
+        every = permutations(range(lines), count)
+        lists = [one for one in every if len(set(catalog.item_W[list(one)].tolist())) == count]
+        longest = max(lengths[[*one[:-1], lines + one[-1]]].sum() for one in lists)
+        assert catalog.longest_list(count) == longest
+        assert (catalog.most_items(9, longest), catalog.most_items(9, longest - 1)) == (count, count - 1)
+    assert catalog.longest_list(99) == catalog.longest_list(catalog.num_items)
+    assert catalog.most_items(2, 10_000) == 2
     row = catalog.row_W[lengths[:lines].argmax()]
     check_length(catalog, matcher.catalog, "c.parquet", 3, catalog.longest_list(3), "LENGTH=")
     with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of c"):

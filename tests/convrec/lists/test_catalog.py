@@ -39,6 +39,21 @@ def test_two_spellings_of_one_title_and_year_are_reported(tmp_path):
     assert (list(catalog.item_ids), catalog.spellings()) == (["tt1", "tt2"], [])
 
 
+def test_one_id_with_two_titles_is_reported_and_a_title_without_its_display_is_kept(tmp_path):
+    columns = {
+        "title": ["Emma", "Persuasion", "EMMA", "Emma", "Emma"],
+        "year": pa.array([None] * 5, pa.int32()),
+        "item_id": ["1", "1", "1", "4", None],
+        "display": [None, None, None, "4", " "],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+    catalog = load_catalog(tmp_path / "c.parquet")
+    (sentence,) = catalog.spellings()
+    assert sentence.startswith("row 1: 'Persuasion' has the item_id of row 0, 'Emma': one item of two titles; ")
+    assert [catalog.titles[row] for row in (0, 3, 4)] == ["Emma", "Emma [4]", "Emma"]
+    assert [catalog.clean_title(row) for row in range(5)] == columns["title"]
+
+
 def test_broken_entries_are_reported_and_keep_their_row():
     catalog = Catalog.from_items([("The Wall", 201), ("Heat", None), ("", 1999), ("Up", "2009"), ("Jaws", "n/a")])
     assert catalog.years == [None, None, None, 2009, None]

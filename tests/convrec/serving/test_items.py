@@ -15,12 +15,14 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
-from convrec.serving.items import ServedCatalog, Snapshot, Title
+from convrec.serving.items import ServedCatalog
 from convrec.serving.journal import FILE, StateUnreadable
 from convrec.serving.recommender import Recommender
+from convrec.serving.snapshot import Snapshot, Title
 
 ROOT = Path(__file__).resolve().parents[3]
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
+LIMITS = {"max_items": 20, "max_tokens": 1000}
 NEW = {"item_id": "n", "title": "Ronin", "year": 1998, "genres": ["action"]}
 
 
@@ -41,10 +43,15 @@ def serve(tmp_path: Path, line_tokenizer: Any) -> Any:
     """serve(state) -> ServedCatalog of FILMS, or of another file, with another tokenizer or delimiter."""
 
     def serve(
-        state: Path | None = None, file: Path | None = None, tokenizer: Any = line_tokenizer, delimiter: str = "\n"
+        state: Path | None = None,
+        file: Path | None = None,
+        tokenizer: Any = line_tokenizer,
+        delimiter: str = "\n",
+        **limits: int,
     ) -> ServedCatalog:
         lists = ListSettings(delimiter=delimiter)
-        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state)
+        limits = LIMITS | limits
+        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state, **limits)
 
     return serve
 
@@ -247,6 +254,38 @@ def test_what_no_list_can_write_is_left_out_of_a_state(
     assert found(catalog, "Heat (1995)") == {"b"}
 
 
+def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on(
+    serve: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One such title of 482 characters was taken, and no list came any more."""
+    long = {"item_id": "long", "title": "Wor " * 120, "year": 1998}
+    longest = serve().snapshot.trie.longest_list(3)
+    catalog = serve(state, max_items=3, max_tokens=longest + 40)
+    before = catalog.snapshot
+    with pytest.raises(UserError, match=r"item_id 'long': its line takes \d+ tokens; a list of 3 .* shorten"):
+        catalog.put([NEW, long])
+    assert catalog.snapshot is before
+    several = [{"item_id": str(n), "title": f"{'Wor ' * 10}{n}", "year": 1998} for n in range(9)]
+    with pytest.raises(UserError, match=r"item_id '\d': its line takes"):  # each of them would fit alone
+        catalog.put([NEW, *several])
+    catalog.put([NEW, several[0]])
+    with (state / FILE).open("a") as file:  # kept from before, of a larger model
+        file.write('{"long": {"title": "' + long["title"] + '", "year": 1998}, "b": null}\n')
+    for served in (catalog, serve(state, max_items=3, max_tokens=longest + 40)):
+        assert ids(served) == {"a", "c", "d", "300", "n", "0"}
+        assert served.snapshot.trie.longest_list(served.max_items) <= longest + 40
+    assert "left out: item_id 'long': its line takes" in capsys.readouterr().err
+    assert ids(serve(state)) == {"a", "c", "d", "300", "n", "0", "long"}
+
+
+def test_the_largest_list_is_what_the_context_has_room_for(serve: Any) -> None:
+    assert serve().max_items == LIMITS["max_items"]
+    longest = [serve().snapshot.trie.longest_list(count) for count in (1, 3)]
+    assert [serve(max_tokens=tokens).max_items for tokens in longest] == [1, 3]
+    with pytest.raises(UserError, match=rf"catalog.parquet: a line can take {longest[0]} tokens, but"):
+        serve(max_tokens=longest[0] - 1)
+
+
 @pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])
 def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> None:
     catalog = serve(delimiter="|")
@@ -280,13 +319,41 @@ def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> 
     assert list(json.loads((state / FILE).read_text().splitlines()[-1])) == ["b"]
 
 
-def test_removing_what_is_not_there_removes_nothing(serve: Any) -> None:
-    catalog = serve()
-    with pytest.raises(UserError, match="item_id 'x': the catalog has no such item"):
-        catalog.delete(["a", "x"])
+def test_a_removal_says_what_is_not_there_and_can_come_again(serve: Any, state: Path) -> None:
+    catalog = serve(state)
+    assert catalog.delete(["a", "x", 7]) == ["x", "7"]
+    journal = (state / FILE).read_bytes()
+    assert catalog.delete(["a", "x"]) == ["a", "x"]
+    assert ((state / FILE).read_bytes(), ids(catalog)) == (journal, {"b", "c", "d", "300"})
     with pytest.raises(UserError, match="the last item"):
-        catalog.delete(["a", "b", "c", "d", "300"])
-    assert len(catalog) == 5
+        catalog.delete(["b", "c", "d", "300", "x"])
+    assert len(catalog) == 4
+
+
+def test_pages_have_every_item_once_also_where_some_go_meanwhile(serve: Any) -> None:
+    catalog = serve()
+    first = catalog.snapshot.page("", 2)
+    catalog.delete([first[-1].item_id, "c"])
+    rest = catalog.snapshot.page(first[-1].item_id, 9)
+    assert [item.item_id for item in (*first, *rest)] == ["300", "a", "b", "d"]
+
+
+def test_a_title_alone_means_all_its_editions(serve: Any, tmp_path: Path, state: Path) -> None:
+    file = write_catalog(tmp_path, [*FILMS, ("m", "Heat", 1995)])
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("display", pa.array([None, "7", *[None] * 3, "BK-1"])), file)
+    catalog = serve(state, file)
+    titles = {item.item_id: (item.title, item.clean_title) for item in catalog}
+    assert (titles["m"], titles["b"], titles["c"]) == (("Heat [BK-1]", "Heat"), ("Heat [7]", "Heat"), ("Heat", "Heat"))
+    catalog.put([{"item_id": "n", "title": "Heat", "year": 1995, "display": 8}])
+    before = (state / FILE).read_bytes()
+    catalog.put([{"item_id": "m", "title": "Heat", "year": 1995, "display": "BK-1"}])  # as it is
+    assert (state / FILE).read_bytes() == before
+    for one in (catalog, serve(state, file)):
+        assert one.snapshot.get("n").title == "Heat [8]"
+        assert found(one, "Heat") == found(one, Title("heat")) == {"b", "c", "m", "n"}
+        assert found(one, "Heat (1995)") == {"b", "m", "n"}
+        assert found(one, "Heat [BK-1]") == found(one, "Heat [BK-1] (1995)") == {"m"}
 
 
 def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: Path) -> None:
@@ -296,8 +363,7 @@ def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: 
     second.put([{**NEW, "title": "Ronin II"}])
     assert ids(first) == ids(second) == ids(serve(state)) == {"b", "c", "d", "300", "n"}
     assert found(first, "Ronin II (1998)") == {"n"}
-    with pytest.raises(UserError, match="no such item"):
-        first.delete(["a"])
+    assert first.delete(["a"]) == ["a"]
 
 
 def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
-from convrec.serving.items import Title
+from convrec.serving.snapshot import Title
 from recipes.batch.chats import Chat, read_chats
 
 TURNS = [{"role": "user", "content": "Something funny."}]

@@ -1,5 +1,6 @@
 """Help, config and dry run of a training: nothing is started, nothing is written."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def test_help_has_every_variable_of_the_recipe_with_its_own_default(name: str, c
     assert {v.name for v in VARIABLES if v.keys_of(recipe)} == {word for word in lines if word.isupper()}
     assert " / " not in lines["SAVE_FREQ"]
     assert {"sft": " 100 ", "rank_grpo": " 200 "}.get(name, " 20 ") in lines["SAVE_FREQ"]
+
+
+def test_a_dry_run_finds_a_response_that_cannot_hold_the_lists(variables, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("MAX_RESPONSE_LENGTH", "30")
+    assert runner.run(RECIPES["rank_grpo"], ["--dry-run"]) == 0
+    said = "".join(capsys.readouterr())
+    found = re.search(r"MAX_RESPONSE_LENGTH=30: a list of 20 items takes (\d+) tokens.*; (\d+) hold every", said)
+    assert found
+    assert 30 < int(found[1]) < int(found[2])
+    monkeypatch.setenv("MAX_RESPONSE_LENGTH", found[2])
+    runner.run(RECIPES["rank_grpo"], ["--dry-run"])
+    assert "hold every list" not in "".join(capsys.readouterr())
 
 
 def test_a_dry_run_says_how_much_would_be_done_and_writes_nothing(variables, tmp_path: Path, capsys) -> None:

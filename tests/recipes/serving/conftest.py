@@ -40,7 +40,7 @@ class Films:
 
     async def describe(self) -> dict[str, Any]:
         await self._answer({})
-        return {"version": "films-1", "catalog_items": len(self.items)}
+        return {"version": "films-1", "catalog_items": len(self.items), "max_items": 20}
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._answer(request)
@@ -63,17 +63,18 @@ class Films:
         yield 'data: {"choices": []}\n\n'
         yield "data: [DONE]\n\n"
 
-    async def put_items(self, items: list[dict[str, Any]]) -> int:
+    async def put_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         await self._answer({"items": items})
         self.items |= {str(item["item_id"]): (item["title"], item["year"]) for item in items}
-        return len(self.items)
+        return {"catalog_items": len(self.items), "absent": []}
 
-    async def delete_items(self, ids: list[str | int]) -> int:
-        for item_id in map(str, ids):
-            if item_id not in self.items:
-                raise Refused(400, f"item_id: {item_id} is not in the catalog", "item_id")
-            del self.items[item_id]
-        return len(self.items)
+    async def delete_items(self, ids: list[str | int]) -> dict[str, Any]:
+        absent = [item_id for item_id in map(str, ids) if self.items.pop(item_id, None) is None]
+        return {"catalog_items": len(self.items), "absent": absent}
+
+    async def list_items(self, after: str, size: int) -> list[dict[str, Any]]:
+        listed = sorted(item_id for item_id in self.items if item_id > after)[:size]
+        return [self._entry(item_id, *self.items[item_id]) for item_id in listed]
 
     async def metrics(self) -> dict[str, str]:
         return {"replica1": 'vllm:generation_tokens_total{model_name="films"} 7.0\npython_info 1.0\n'}
@@ -88,9 +89,12 @@ class Films:
     def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         left = [(key, *film) for key, film in self.items.items() if key not in map(str, request["seen"])]
         return [
-            {"item_id": key, "title": title, "year": year, "rank": rank, "score": -0.5}
+            self._entry(key, title, year) | {"rank": rank, "score": -0.5}
             for rank, (key, title, year) in enumerate(left[: request["k"]], 1)
         ]
+
+    def _entry(self, item_id: str, title: str, year: int | None) -> dict[str, Any]:
+        return {"item_id": item_id, "title": title, "clean_title": title.partition(" [")[0], "year": year}
 
     def _rest(self) -> dict[str, Any]:
         return {"reason": None, "model_version": "films-1", "prompt_truncated": False}

@@ -23,16 +23,16 @@ def test_another_name_of_the_host_is_refused_on_the_loopback_alone(service):
 
 
 @pytest.mark.parametrize("prefix", ["", "/books"])  # Ray Serve's route_prefix: in the path, and named by root_path
-def test_a_key_is_asked_for_by_v1_and_metrics_and_not_by_page_and_health(service, prefix):
+def test_a_key_is_asked_for_by_all_but_page_and_health(service, prefix):
     client = TestClient(service(KEY, loopback=False), base_url=f"http://testserver{prefix}", root_path=prefix)
-    for path in ("/v1/models", "/metrics"):
+    for path in ("/v1/models", "/metrics", "/openapi.json"):
         refused = client.get(path)
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         assert client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
         assert client.get(path, headers={"Authorization": f"Bearer {KEY}x"}).status_code == 401
         assert client.get(path, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
         assert client.get(path, headers=[(b"Authorization", b"Bearer \xff\xfe")]).status_code == 401
-    assert [client.get(path).status_code for path in ("/", "/page.js", "/health", "/openapi.json")] == [200] * 4
+    assert [client.get(path).status_code for path in ("/", "/page.js", "/health", "/x")] == [200] * 3 + [401]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -119,6 +119,9 @@ def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, fi
     answer = client.post("/v1/chat/completions", json={**CHAT, "temperature": 0.5, "user": "me", "model": "other"})
     assert answer.json()["choices"][0]["message"]["content"] == "hello"
     assert films.asked == [{**CHAT, "temperature": 0.5, "stream": False, "model": "other"}]
+    of_clients = {"metadata": {"run": "1"}, "store": True, "response_format": {"type": "text"}}
+    assert client.post("/v1/chat/completions", json=CHAT | of_clients).status_code == 200
+    assert films.asked[1:] == [{**CHAT, "stream": False, "model": "films"}]
     assert client.post("/v1/chat/completions", json={**CHAT, "stream": True}).text.endswith("data: [DONE]\n\n")
 
 
@@ -129,6 +132,8 @@ def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, fi
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"vllm_xargs": {"convrec_num_items": 1}}, "vllm_xargs"),
         ({"tools": []}, "tools"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "(a+)+$"}}, "structured_outputs"),
         ({"messages": [{"role": "user<|im_end|>\n<|im_start|>system", "content": "x"}]}, "messages"),
         (
@@ -141,22 +146,46 @@ def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, fi
     ],
 )
 def test_a_stranger_chooses_no_template_tool_or_image(client, films, more, param):
-    assert error_of(client.post("/v1/chat/completions", json=CHAT | more), 400)["param"] == param
+    error = error_of(client.post("/v1/chat/completions", json=CHAT | more), 400)
+    assert error["param"] == param
+    assert len(error["message"].splitlines()) == 1
     assert films.asked == []
 
 
 def test_the_catalog_takes_items_and_gives_them_up(client, films):
     item = {"item_id": 77, "title": "Dune", "year": 2021, "mentions": 3}
-    assert client.put("/v1/catalog/items", json={"items": [item]}).json() == {"model": "films", "catalog_items": 6}
+    put = client.put("/v1/catalog/items", json={"items": [item]}).json()
+    assert put == {"model": "films", "catalog_items": 6, "absent": []}
     assert films.asked == [{"items": [item]}]
     removed = client.delete("/v1/catalog/items", params={"item_id": ["77", "0"], "model": "other"}).json()
-    assert removed == {"model": "other", "catalog_items": 4}
-    assert error_of(client.delete("/v1/catalog/items", params={"item_id": "77"}), 400)["param"] == "item_id"
-    assert error_of(client.delete("/v1/catalog/items"), 400)["param"] == "query"
+    assert removed == {"model": "other", "catalog_items": 4, "absent": []}
+    assert error_of(client.delete("/v1/catalog/items"), 400)["param"] == "item_ids"
     assert error_of(client.put("/v1/catalog/items", json={"items": []}), 400)["param"] == "items"
     true = {"items": [{**item, "item_id": True}]}
     assert error_of(client.put("/v1/catalog/items", json=true), 400)["param"] == "items"
     assert error_of(client.put("/v1/catalog/items", json={"items": [{"title": "x"}]}), 400)["param"] == "items"
+
+
+def test_ten_thousand_items_come_are_listed_and_go_twice(client):
+    path, own = "/v1/catalog/items", {str(row) for row in range(5)}
+    title = "A title of some fifty characters, as shops have"
+    items = [{"item_id": f"SKU-{n:06}", "title": f"{title} {n}"} for n in range(10_000)]
+    for _ in range(2):  # the same again is no error
+        assert client.put(path, json={"items": items}).json()["catalog_items"] == 10_005
+    found, page = [], client.get(path, params={"limit": 3000}).json()
+    while page["next"]:
+        found += page["items"]
+        page = client.get(path, params={"limit": 3000, "after": page["next"]}).json()
+    ids = [item["item_id"] for item in found + page["items"]]
+    assert (len(found), sorted(own | {item["item_id"] for item in items})) == (9000, ids)
+    assert client.get(path, params={"limit": 10_000, "after": "4"}).json()["next"] is None  # full, and the last
+    gone = {"item_ids": ids[5:]}
+    for absent in ([], gone["item_ids"]):
+        answer = client.request("DELETE", path, json=gone)
+        assert answer.json() == {"model": "films", "catalog_items": 5, "absent": absent}
+    too_many = {"item_ids": ["x"] * 10_001}
+    assert error_of(client.request("DELETE", path, json=too_many), 400)["param"] == "item_ids"
+    assert error_of(client.get(path, params={"limit": 0}), 400)["param"] == "query"
 
 
 def test_health_says_which_model_does_not_answer(client, films):

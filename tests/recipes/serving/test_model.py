@@ -19,14 +19,18 @@ from recipes.serving.model import ModelServer
 def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_tokenizer, caplog):
     file, state = tmp_path / "catalog.parquet", tmp_path / "state"
     pq.write_table(pa.table({"item_id": ["a", "b"], "title": ["Heat", "Ran"], "year": [1995, 1985]}), file)
-    catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state)
+    catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state, max_items=2, max_tokens=99)
     server = ModelServer.__new__(ModelServer)
     server.model = SimpleNamespace(version="films-1")
     server.recommender = Recommender(server.model, catalog, line_tokenizer, None, None)
-    assert asyncio.run(server.describe()) == {"version": "films-1", "catalog_items": 2}
+    assert asyncio.run(server.describe()) == {"version": "films-1", "catalog_items": 2, "max_items": 2}
+    ran = {"item_id": "b", "title": "Ran", "clean_title": "Ran", "year": 1985}
+    assert asyncio.run(server.list_items("a", 9)) == [ran]
+    assert asyncio.run(server.delete_items(["x"])) == {"catalog_items": 2, "absent": ["x"]}
     with (state / FILE).open("a") as journal:
         journal.write("no JSON\n")
-    for asked in (server.describe(), server.recommend({"conversation": "hi"}), server.delete_items(["a"])):
+    changed = (server.delete_items(["a"]), server.list_items("", 9))
+    for asked in (server.describe(), server.recommend({"conversation": "hi"}), *changed):
         with pytest.raises(Refused, match="damaged or gone") as refused:
             asyncio.run(asked)
         assert refused.value.status == 503

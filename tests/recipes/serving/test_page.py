@@ -90,6 +90,22 @@ def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films
     assert page.locator(".answer, #marks li").count() == 0
 
 
+def test_the_customer_reads_clean_titles_and_the_model_what_it_writes(page, films):
+    films.items["0"] = ("Alien [BK-100334-B]", 1980)
+    page.keyboard.type("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    assert titles(page)[0] == "Alien"
+    page.get_by_role("button", name="Like: Alien (1980)").click()
+    page.locator("#text").focus()
+    page.keyboard.press("Enter")
+    page.locator(".answer").nth(1).locator("li").nth(3).wait_for()
+    assert "BK-100334-B" not in page.locator("body").inner_text()
+    _, told, said = films.asked[-1]["conversation"]
+    assert told["content"].startswith("Alien [BK-100334-B] (1980)\n")
+    assert said["content"] == "I liked Alien (1980)."
+
+
 def test_of_a_long_conversation_the_newest_turns_are_sent(page, films):
     page.evaluate("models[0].max_turns = 4")
     for number, text in enumerate(("first", "second", "third")):

@@ -57,7 +57,7 @@ class Films:
 def load(settings):
     if settings[0].path == "missing":
         raise UserError("model missing: no such folder")
-    return lambda socket, tell: asyncio.run(answer_at(socket, Films(), lambda: tell(1)))
+    return lambda socket, tell: asyncio.run(answer_at(socket, Films(), lambda: tell(17)))
 """
 
 
@@ -76,7 +76,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             log, socket = tmp_path / f"{number}.log", tmp_path / f"{number}.socket"
             processes.append(ModelProcess(process, ModelSettings(name="films", path=path), 100, log, socket))
         for one in processes:
-            one.ready.result(60)
+            assert one.ready.result(60) == 17  # the largest k
         return Model(processes, 600)
 
     yield start

@@ -1,0 +1,91 @@
+"""A state of the served catalog: its items by id and by title, which never changes."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from convrec.lists.catalog import shown_title
+from convrec.lists.ranks import NO_YEAR, format_item
+from convrec.lists.titles import fold, normalise
+from convrec.serving.tries import TrieFile
+
+FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
+
+
+class Title(str):
+    """A title alone, of any year, also where it is the id of an item or the number of a row."""
+
+
+@dataclass(frozen=True)
+class CatalogItem:
+    """item_id: the catalog's, as text; the number of its row where it has none. clean_title: what people call it.
+    display: what lists show beside it, for it to differ from others of that title; None for nothing."""
+
+    item_id: str
+    clean_title: str
+    year: int | None
+    display: str | None = None
+
+    @property
+    def title(self) -> str:
+        """As lists write it."""
+        return shown_title(self.clean_title, self.display)
+
+    @property
+    def line(self) -> str:
+        return format_item(self.title, NO_YEAR if self.year is None else self.year)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As the journal has it under its id."""
+        return {"title": self.clean_title, "year": self.year} | ({"display": self.display} if self.display else {})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The catalog between two changes. items: those that can be recommended, by their number in the trie.
+
+    named: the numbers of the items that have a title, or FOLDED and a folded title, or LINE and a line of a list.
+    trie_with: the trie of these items alone.
+    """
+
+    items: Mapping[int, CatalogItem]
+    number_of: Mapping[str, int]  # item_id -> number
+    named: Mapping[str, tuple[int, ...]]
+    trie: TrieFile
+    trie_with: Callable[[frozenset[int]], TrieFile]
+
+    def get(self, item_id: str) -> CatalogItem | None:
+        number = self.number_of.get(item_id)
+        return None if number is None else self.items[number]
+
+    def page(self, after: str, size: int) -> list[CatalogItem]:
+        """Items in the order of their ids, those behind `after`, which need not be there any more."""
+        start = bisect_right(self._ids, after)
+        return [self.items[self.number_of[item_id]] for item_id in self._ids[start : start + size]]
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        return sorted(self.number_of)
+
+
+def titled(title: str, snapshot: Snapshot) -> list[int]:
+    return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
+
+
+def add_names(named: dict[str, tuple[int, ...]], number: int, titles: Sequence[str], line: str | None) -> None:
+    """line: None where no list has it."""
+    keys = {key for title in titles for key in (normalise(title), FOLDED + fold(title))}
+    for key in sorted(keys | (set() if line is None else {LINE + normalise(line)})):
+        if number not in (numbers := named.get(key, ())):
+            named[key] = (*numbers, number)
+
+
+def without(named: Mapping[str, tuple[int, ...]], gone: Set[int]) -> dict[str, tuple[int, ...]]:
+    left = {
+        key: numbers if gone.isdisjoint(numbers) else tuple(n for n in numbers if n not in gone)
+        for key, numbers in named.items()
+    }
+    return {key: numbers for key, numbers in left.items() if numbers}
