@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from convrec.checkpoints import manifest
+from convrec.runs.folder import LATEST
+
 # on a machine that is busy an example may take any time
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -157,6 +160,15 @@ def sound_model() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+def mark_complete(run: Path, *steps: int) -> None:
+    """Make these steps of a run complete checkpoints, whatever is in their folders, the last one the newest."""
+    for step in steps:
+        folder = run / f"global_step_{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest.write(folder)
+    (run / LATEST).write_text(str(steps[-1]))
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from convrec.checkpoints.files import (
 )
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
-from convrec.runs.folder import LATEST, latest_step, start_model, step_of
+from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
 
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
@@ -94,6 +94,11 @@ def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
         return str(_merge_adapter(folder, folder / "merged"))
     step_folder = _step_folder(folder)
     assert step_folder is not None  # check_model_path
+    if not (step_folder / MANIFEST).exists():
+        raise UserError(
+            f"{given_as}{step_folder}: no {MANIFEST}: it was cut off while it was written, or found damaged by a "
+            "resume; name another step of the run"
+        )
     shards = shards_folder(step_folder)
     saved, merged = shards / "huggingface", step_folder / "merged"
     # verl's Hugging Face form of a LoRA run has the adapter's names in it, which nothing loads

@@ -22,6 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from convrec.checkpoints.plain_load import use_plain_load
+from tests.conftest import mark_complete
+from tests.conftest import mark_complete
 
 class Planted:
     def __reduce__(self):
@@ -64,6 +66,7 @@ def test_what_verl_saves_is_loaded_and_planted_code_is_refused_and_not_run(tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-3:] == ["loaded", "refused", "refused"]
+    mark_complete(tmp_path, 1)
     with pytest.raises(UserError, match="could run code here: refused"):
         resolve_model(folder)
     assert not ran.exists()

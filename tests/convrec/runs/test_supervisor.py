@@ -28,6 +28,10 @@ from convrec.runs.folder import hold
 run = Path({run!r})
 def ready():
     print(os.getpid(), flush=True)
+def checkpoint(step):
+    (run / f"global_step_{{step}}").mkdir(exist_ok=True)
+    (run / f"global_step_{{step}}" / "complete.json").touch()
+    (run / "latest_checkpointed_iteration.txt").write_text(str(step))
 """
 # an `except` of a library, or a call into C that does not come back
 DEAF = "signal.signal(signal.SIGINT, lambda number, frame: None); ready(); time.sleep(600)"
@@ -62,7 +66,7 @@ run.mkdir()
 ready()
 while not (run / "stop").exists():
     time.sleep(0.02)
-(run / "latest_checkpointed_iteration.txt").write_text("7")
+checkpoint(7)
 sys.exit(130)
 """
 
@@ -239,7 +243,7 @@ run.mkdir(exist_ok=True)
 with (run / "starts").open("a") as starts:
     starts.write("x")
 step = (4, 6, 6)[(run / "starts").stat().st_size - 1]
-(run / "latest_checkpointed_iteration.txt").write_text(str(step))
+checkpoint(step)
 ready()
 supervisor.note(lost="yes")
 sys.exit(supervisor.NO_PROGRESS)

@@ -31,6 +31,8 @@ os.environ.update(tracking.tracker_environment(run, "group-of-the-run", os.envir
 alive = []
 for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     if done:
+        (run / f"global_step_{done}").mkdir()
+        (run / f"global_step_{done}" / "complete.json").touch()
         (run / "latest_checkpointed_iteration.txt").write_text(str(done))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
     os.environ["TENSORBOARD_DIR"] = str(run / "tensorboard")  # as in a process of its own
