@@ -1,7 +1,7 @@
 """Whether a checkpoint's files are whole and belong together, and a fingerprint of their contents. Reads headers only.
 
-A copy that ran out of disk, a run killed while saving, a tokenizer of another model: all load late or, worse, load and
-answer nonsense. Everything here is found before vLLM starts.
+A copy that ran out of disk, a run killed while saving: they load late or, worse, load and answer nonsense. Everything
+here is found before vLLM starts.
 """
 
 import hashlib
@@ -20,7 +20,6 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ANSWERING = (*WEIGHTS, "*.json", "*.model", "*.jinja", "*.txt")
 SHARDS = ("model_world_size_*.pt", "*.json", "huggingface/*.json")  # what verl's merger reads
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
-SMALLEST_TOKENIZER = 0.5  # of the model's vocabulary; padding to a multiple of 64 or 128 leaves far more
 
 
 def has_weights(folder: Path) -> bool:
@@ -37,8 +36,8 @@ def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
 
 
 def check_hugging_face(folder: Path) -> None:
-    """Raise UserError, naming the file, for weights that are missing or cut off or a tokenizer of another model."""
-    config = _read_json(folder / "config.json")
+    """Raise UserError, naming the file, for a config or weights that are missing or cut off."""
+    _read_json(folder / "config.json")
     weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     for index in folder.glob("*.index.json"):
         parts = set(_read_json(index).get("weight_map", {}).values())
@@ -57,7 +56,6 @@ def check_hugging_face(folder: Path) -> None:
             _check_safetensors(path)
         else:
             _check_zip(path)
-    _check_tokenizer(folder, config)
 
 
 def check_shards(folder: Path) -> None:
@@ -133,39 +131,3 @@ def _check_zip(path: Path) -> None:
 
 def _cut_off(path: Path, what: str) -> str:
     return f"{path}: {what}: the file is cut off, the checkpoint half written; copy it again or name another step"
-
-
-def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
-    """The tokenizer is another model's: ids the embedding does not have, far too few of them, or a word of the language
-    where the model ends its answers."""
-    file = folder / "tokenizer.json"
-    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise UserError(f"{folder}: no tokenizer beside the weights; copy the model's tokenizer files there")
-    if not file.exists() or not rows:
-        return
-    content = _read_json(file)
-    vocabulary = (content.get("model") or {}).get("vocab") or {}
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
-    ids += [token["id"] for token in content.get("added_tokens") or []]
-    size = max(ids, default=-1) + 1
-    if size > rows:
-        raise UserError(
-            f"{file}: ids up to {size - 1}, but the model's embedding has {rows} rows (config.json, vocab_size): "
-            "another model's tokenizer; put the model's own there"
-        )
-    if size < SMALLEST_TOKENIZER * rows:
-        raise UserError(
-            f"{file}: {size} ids for an embedding of {rows} rows (config.json, vocab_size): another model's "
-            "tokenizer; put the model's own there"
-        )
-    ends = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
-    ends = ends if isinstance(ends, list) else [ends]
-    # Not the tokenizer's own eos: chat models have end of text here and end of turn there, on purpose. But both are
-    # special tokens, which tokenizer.json lists beside its words.
-    special = {token["id"] for token in content.get("added_tokens") or []}
-    if special and ends != [None] and not special & {*ends}:
-        raise UserError(
-            f"{file}: token {ends[0]}, with which the model ends its answers (config.json, eos_token_id), is no "
-            "special token here: another model's tokenizer; put the model's own there"
-        )

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import gpus, kinds
 from convrec.checkpoints.models import check_model_path
+from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.judges.orders import SEPARATE, pairs_of
@@ -45,6 +46,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         )
     _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
+    _check_tokenizer(config.actor_rollout_ref.model, catalog.titles)
     if ours.constrained:
         warnings += constrained.check(config, catalog)
     for sentences in (catalog.problems, catalog.spellings() if ours.matching == "fuzzy" else []):
@@ -131,6 +133,7 @@ def check_judge(config: DictConfig, mode: str) -> list[str]:
     require_files(config, "data judge-sample")
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
+    _check_tokenizer(config.actor_rollout_ref.model)
     return warnings
 
 
@@ -209,6 +212,7 @@ def check_sft(config: DictConfig) -> list[str]:
             f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
             "add rows, or use fewer devices"
         )
+    _check_tokenizer(config.model)
     return warnings
 
 
@@ -240,6 +244,12 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
+
+
+def _check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
+    if Path(model.path).is_dir():
+        given = {"tokenizer_path": model.get("tokenizer_path"), "chat_template": model.get("custom_chat_template")}
+        load_tokenizer(model.path, "MODEL_PATH=", titles=titles, **given)
 
 
 def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:

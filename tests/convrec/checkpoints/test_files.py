@@ -47,32 +47,6 @@ def cut_the_config(model: Path) -> None:
     (model / "config.json").write_text('{"vocab_')
 
 
-def remove_the_tokenizer(model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-
-
-def add_a_token_without_embedding(model: Path) -> None:
-    tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<|new|>"}]}
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
-def take_a_much_larger_models_config(model: Path) -> None:
-    (model / "config.json").write_text(json.dumps({"vocab_size": 5}))
-
-
-def end_with_a_word(model: Path) -> None:
-    tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1, "content": "<|end|>", "special": True}]}
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (model / "config.json").write_text(json.dumps({"vocab_size": 2, "eos_token_id": [0]}))
-
-
-def test_a_chat_model_may_end_with_another_special_token_than_its_tokenizer(model: Path) -> None:
-    end_with_a_word(model)
-    for eos in (1, [0, 1], None):
-        (model / "config.json").write_text(json.dumps({"vocab_size": 2, "eos_token_id": eos}))
-        check_hugging_face(model)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -82,10 +56,6 @@ def test_a_chat_model_may_end_with_another_special_token_than_its_tokenizer(mode
         (list_a_second_file, r"1 of the 2 weight files .*model-00002-of-00002\.safetensors"),
         (cut_a_bin, r"pytorch_model\.bin: .* without an end"),
         (cut_the_config, r"config\.json: not readable as JSON"),
-        (remove_the_tokenizer, "no tokenizer beside the weights"),
-        (add_a_token_without_embedding, r"ids up to 2, but the model's embedding has 2 rows"),
-        (end_with_a_word, r"token 0, with which .* \(config\.json, eos_token_id\), is no special token here"),
-        (take_a_much_larger_models_config, "2 ids for an embedding of 5 rows .* another model's tokenizer"),
     ],
 )
 def test_damage_is_named(model: Path, damage: Callable[[Path], None], message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
+from tests.conftest import mark_complete
 
 ROOT = Path(__file__).resolve().parents[3]
 # A model wrapped by FSDP2, saved and loaded by verl's checkpoint manager in a group of one process; then the random
@@ -22,8 +23,6 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from convrec.checkpoints.plain_load import use_plain_load
-from tests.conftest import mark_complete
-from tests.conftest import mark_complete
 
 class Planted:
     def __reduce__(self):
