@@ -26,7 +26,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that the checks find sound."""
-    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "num_kv_heads": 4, "intermediate_size": 32}
+    sizes = {"hidden_size": 128, "num_layers": 1, "num_heads": 4, "num_kv_heads": 4, "intermediate_size": 32}
     folder = tmp_path_factory.mktemp("model") / "model"
     return make_tiny_model(folder, ["a b c\n" * 40], vocab_size=300, max_positions=1024, **sizes)
 

@@ -25,7 +25,8 @@ class Engine:
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
         self.optimizer_config = SimpleNamespace(lr=1e-3)
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
-        self.checkpoint_manager = SimpleNamespace(load_checkpoint=lambda *_: None)
+        model = SimpleNamespace(config=SimpleNamespace())
+        self.checkpoint_manager = SimpleNamespace(model=model, load_checkpoint=lambda *_: None, trust_remote_code=False)
 
     def is_mp_src_rank_with_outputs(self) -> bool:
         return True
