@@ -68,6 +68,7 @@ def _run(
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
+    OmegaConf.update(config, "run.contents", same_run.contents(config, recipe.requirements), force_add=True)
     if done:
         warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
     is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
