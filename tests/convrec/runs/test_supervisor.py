@@ -235,6 +235,19 @@ def test_the_fork_ends_with_a_killed_supervisor(start: Start) -> None:
     fork.wait(60)
 
 
+def test_a_run_that_is_killed_with_its_guard_is_cleaned_up_all_the_same(start: Start, tmp_path: Path) -> None:
+    command, fork = start(WORK["holding a run folder, with children"])
+    temporary = Path((tmp_path / "run" / "temporary").read_text())
+    children = fork.children(recursive=True)
+    guards = psutil.Process(int((temporary / "guard.pid").read_text().split()[0]))
+    for process in (fork, guards):
+        process.kill()
+    assert command.wait(60) == 137
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left
+    assert not temporary.exists()
+
+
 def test_a_lost_run_is_started_again_as_long_as_it_gets_further(start: Start, tmp_path: Path) -> None:
     command, _ = start(
         """
