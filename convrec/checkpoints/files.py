@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 
@@ -55,7 +56,7 @@ def check_hugging_face(folder: Path) -> None:
         if path.suffix == ".safetensors":
             _check_safetensors(path)
         else:
-            _check_zip(path)
+            _check_torch(path)
 
 
 def check_shards(folder: Path) -> None:
@@ -76,7 +77,7 @@ def check_shards(folder: Path) -> None:
             "shards are): the checkpoint is half written; name another step of the run"
         )
     for path in shards.values():
-        _check_zip(path)
+        _check_torch(path)
 
 
 def shards_folder(step_folder: Path) -> Path:
@@ -124,9 +125,10 @@ def _check_safetensors(path: Path) -> None:
         raise UserError(_cut_off(path, f"{size:,} bytes, its header promises {8 + header_size + end:,}"))
 
 
-def _check_zip(path: Path) -> None:
+def _check_torch(path: Path) -> None:
     if not zipfile.is_zipfile(path):  # torch.save writes a zip, whose directory comes last
         raise UserError(_cut_off(path, f"{path.stat().st_size:,} bytes without an end"))
+    check_plain(path)
 
 
 def _cut_off(path: Path, what: str) -> str:

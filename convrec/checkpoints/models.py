@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from convrec.checkpoints import plain_load
 from convrec.checkpoints.files import (
     SHARDS,
     check_hugging_face,
@@ -202,9 +201,4 @@ def _run(command: list[str], target: Path, what: Path) -> None:
     )
     if done.returncode or not has_weights(target):
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-        if "Weights only load failed" in done.stderr:
-            raise UserError(
-                f"{what}: a shard holds more than tensors and plain values, which could run code here: refused. If it "
-                f"is your own, set {plain_load.VARIABLE}=0"
-            )
         raise UserError(f"{what}: this checkpoint cannot be merged ({last[0]}); name another step of the run")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
+from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError, one_line
 from convrec.files import read_json, write_json, write_text
 from convrec.runs.folder import LATEST, MANIFEST, SUBMISSION_VARIABLE, latest_step, step_of, tracked_step
@@ -213,12 +214,15 @@ def _has_been_complete(folder: Path) -> bool:
     return any((folder / name).exists() for name in (MANIFEST, DAMAGED))
 
 
-def check_world_size(run_folder: Path, processes: int) -> list[str]:
+def check_shards_to_load(run_folder: Path, processes: int) -> list[str]:
     """What is said of a run that is resumed by another number of processes (convrec.checkpoints.reshard).
 
-    Raises UserError for FSDP1's shards, which only as many processes as saved them can load.
+    Raises UserError for FSDP1's shards, which only as many processes as saved them can load, and for a file that holds
+    more than tensors and plain values.
     """
     done = latest_step(run_folder)
+    for file in sorted(step_folder(run_folder, done).rglob("*.pt") if done else ()):
+        check_plain(file)
     folder = shards_folder(step_folder(run_folder, done))
     saved = world_size(folder) if done else None
     if saved in (None, processes):

@@ -32,6 +32,7 @@ MANIFEST = "complete.json"  # of a checkpoint: written last (convrec.checkpoints
 RL_MODEL = "actor_rollout_ref.model.path"
 SFT_MODEL = "model.path"
 _MODEL_FILES = ("model_world_size_*.pt", "*.safetensors", "pytorch_model*.bin")
+_PUT_BACK = "put it back from a copy, or remove it: the run then goes on with the settings that it is given"
 _STEP = re.compile(r"global_step_(\d+)")
 
 
@@ -201,11 +202,18 @@ def saved_steps(run_folder: Path) -> list[int]:
 
 
 def read_config(run_folder: Path) -> dict[str, Any]:
-    """RUN/config.yaml as plain data, references unresolved; {} when the run has none."""
+    """RUN/config.yaml as plain data, references unresolved; {} when the run has none. Raises UserError for another
+    file than a run writes."""
     import yaml
 
     path = run_folder / "config.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}): {_PUT_BACK}") from None
+    if not isinstance(config or {}, dict):
+        raise UserError(f"{path}: not the settings of a run: {_PUT_BACK}")
+    return config or {}
 
 
 def setting(config: dict[str, Any], key: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from convrec.checkpoints.files import check_hugging_face, check_shards, fingerprint
 from convrec.errors import UserError
@@ -43,6 +44,15 @@ def cut_a_bin(model: Path) -> None:
     (model / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and no directory")
 
 
+def write_another_zip_as_a_bin(model: Path) -> None:
+    with zipfile.ZipFile(model / "pytorch_model.bin", "w") as file:
+        file.writestr("data.pkl", b"no pickle")
+
+
+def plant_code_in_a_bin(model: Path) -> None:
+    torch.save({"w": Path("/")}, model / "pytorch_model.bin")  # pickled as a call of a function
+
+
 def cut_the_config(model: Path) -> None:
     (model / "config.json").write_text('{"vocab_')
 
@@ -55,6 +65,8 @@ def cut_the_config(model: Path) -> None:
         (remove_the_weights, "no weights"),
         (list_a_second_file, r"1 of the 2 weight files .*model-00002-of-00002\.safetensors"),
         (cut_a_bin, r"pytorch_model\.bin: .* without an end"),
+        (write_another_zip_as_a_bin, r"pytorch_model\.bin: not a file of torch\.save"),
+        (plant_code_in_a_bin, r"pytorch_model\.bin: it holds pathlib\.\w+, more than tensors .* refused"),
         (cut_the_config, r"config\.json: not readable as JSON"),
     ],
 )
@@ -68,8 +80,7 @@ def test_shards_must_all_be_there_and_whole(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model shards"):
         check_shards(tmp_path)
     for rank in range(2):
-        with zipfile.ZipFile(tmp_path / f"model_world_size_2_rank_{rank}.pt", "w") as shard:
-            shard.writestr("data.pkl", "x")
+        torch.save({}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
     with pytest.raises(UserError, match=r"no fsdp_config\.json"):
         check_shards(tmp_path)
     (tmp_path / "fsdp_config.json").write_text('{"world_size": 2}')

@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from convrec.checkpoints import manifest, saving
 from convrec.checkpoints.manifest import MANIFEST
@@ -171,8 +171,7 @@ def sft_checkpoint(run: Path, step: int, processes: int = 2) -> Path:
     folder.mkdir(parents=True)
     for kind in ("model", "optim", "extra_state"):
         for rank in range(processes):
-            with zipfile.ZipFile(folder / f"{kind}_world_size_{processes}_rank_{rank}.pt", "w") as shard:
-                shard.writestr("data", "x")
+            torch.save({"a": rank}, folder / f"{kind}_world_size_{processes}_rank_{rank}.pt")
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": processes}))
     saving.write_tracker(run, step)
     return folder
@@ -196,16 +195,24 @@ def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) 
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_another_number_of_processes_is_said_and_refused_with_fsdp1(tmp_path: Path, processes: int) -> None:
-    assert saving.check_world_size(tmp_path, processes) == []  # nothing to resume
+    assert saving.check_shards_to_load(tmp_path, processes) == []  # nothing to resume
     manifest.write(sft_checkpoint(tmp_path, 7))
-    assert saving.check_world_size(tmp_path, 2) == []
-    (warning,) = saving.check_world_size(tmp_path, processes)
+    assert saving.check_shards_to_load(tmp_path, 2) == []
+    (warning,) = saving.check_shards_to_load(tmp_path, processes)
     assert warning.endswith(
         f"global_step_7 was saved by 2 processes and is resumed by {processes}: its shards are cut anew"
     )
     (tmp_path / "global_step_7" / "fsdp_config.json").write_text('{"FSDP_version": 1, "world_size": 2}')
     with pytest.raises(UserError, match=rf"saved by 2 processes with FSDP1, .* are {processes} now: resume with 2"):
-        saving.check_world_size(tmp_path, processes)
+        saving.check_shards_to_load(tmp_path, processes)
+
+
+def test_code_in_a_checkpoint_is_refused_before_anything_starts_by_its_file(tmp_path: Path) -> None:
+    folder = sft_checkpoint(tmp_path, 7)
+    torch.save({"rng": Path("/")}, folder / "data_0.pt")  # pickled as a call of a function
+    manifest.write(folder)
+    with pytest.raises(UserError, match=r"global_step_7/data_0\.pt: it holds pathlib\.\w+, more than tensors"):
+        saving.check_shards_to_load(tmp_path, 2)
 
 
 def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,16 @@ def test_the_start_model_is_the_configs_of_either_recipe(tmp_path: Path) -> None
     assert start_model(tmp_path) == "c/d"
 
 
+@pytest.mark.parametrize(
+    "content", [b"run: {recipe: [", b"\xff\xfe\x00", b"- a list\n", b"run: !!python/name:os.kill\n"]
+)
+def test_a_config_that_no_run_has_written_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.yaml: not .*put it back from a copy") as error:
+        start_model(tmp_path)
+    assert "\n" not in str(error.value)
+
+
 def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Path) -> None:
     for step, file in (
         (9, "huggingface/model.safetensors"),
