@@ -42,7 +42,9 @@ def test_slurm_options_are_sbatchs_own() -> None:
 
 
 @contextmanager
-def slurm_job(tmp_path: Path, addresses: str, alive: int = 2, others: str = "exec sleep 20", **more: str) -> Iterator[subprocess.Popen]:
+def slurm_job(
+    tmp_path: Path, addresses: str, alive: int = 2, others: str = "exec sleep 20", **more: str
+) -> Iterator[subprocess.Popen]:
     """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)

@@ -1,7 +1,11 @@
-"""Signals to parts of Ray, a training worker and the guard of whole runs: what is said, and that nothing is left."""
+"""Signals to parts of Ray, a training worker and the guard of whole runs, each alone in its namespaces: what is said,
+and that nothing is left, neither a process nor a file in /tmp or /dev/shm."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,10 +14,13 @@ import pytest
 
 from convrec.runs.folder import latest_step
 
-from .conftest import descendants, killed_on_error, processes_named, wait_for
-from .test_deaths import begin, shared_memory_of
+from .alone import alone
+from .conftest import ROOT, descendants, killed_on_error, processes_named
 
-pytestmark = pytest.mark.faults
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of its own: root alone may make them"),
+]
 KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 
 
@@ -22,35 +29,55 @@ KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
     [
         ("gcs_server", KILL, 1, 70, "Ray's gcs_server at 127.0.0.1:"),
         ("raylet", KILL, 1, 40, " gone"),  # without a word where Ray's core ends the driver before it can say one
+        ("VLLM::EngineCore", KILL, 1, 40, " gone"),
         ("ray::WorkerDict", STOP, 75, 200, "(ray::WorkerDict) is stopped"),
         ("guard", KILL, 130, 20, "stopped after step"),  # and then SIGTERM to the run, at once
     ],
 )
-def test_the_end_is_named_and_nothing_is_left(trained, own_data, tmp_path, victim, number, status, seconds, said):
-    run_folder = tmp_path / "run"
-    run = begin(trained, own_data, run_folder, "convrec.watchdog_seconds=20")
-    with killed_on_error(run):
-        wait_for(run, lambda: latest_step(run_folder) >= 2)
-        processes = [psutil.Process(run.pid), *descendants(run)]
-        folder = Path(next(p for p in processes if p.name() == "gcs_server").environ()["CONVREC_RUN_TMP"])
-        guard = psutil.Process(int((folder / "guard.pid").read_text().split()[0]))
-        time.sleep(1)  # the guard has seen what vLLM has mapped
-        segments = set().union(*(shared_memory_of(process) for process in processes))
-        semaphores = {name for name in os.listdir("/dev/shm") if any(f"-{p.pid}-" in name for p in processes)}
-        begun = time.monotonic()
-        (guard if victim == "guard" else processes_named(run, victim)[0]).send_signal(number)
-        if victim == "guard":
-            run.send_signal(TERM)
-        _, stderr = run.communicate(timeout=300)
-        took = time.monotonic() - begun
-    print(
-        f"{victim} {number.name}: status {run.returncode} after {took:.1f} s; {len(semaphores)} semaphores;",
-        stderr[-400:],
-    )
-    assert run.returncode == status, stderr[-3000:]
-    assert said in stderr
+def test_the_end_is_named_and_nothing_is_left(trained, tmp_path, victim, number, status, seconds, said):
+    run_folder, report = tmp_path / "run", tmp_path / "left.json"
+    environment = os.environ | trained.files | {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder)}
+    environment |= {"MODEL_PATH": str(trained.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
+    environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
+    command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", "convrec.watchdog_seconds=20"]
+    with (tmp_path / "said").open("w+") as terminal:
+        run = subprocess.Popen(
+            alone(command, tmp_path.parent, report), env=environment, stderr=terminal, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        with killed_on_error(run):
+            wait_for_steps(run, run_folder, 2, Path(terminal.name))
+            begun = time.monotonic()
+            if victim == "guard":
+                guard = next(p for p in descendants(run) if is_guard(p))
+                supervisor = next(p for p in descendants(run) if "train" in words_of(p))
+                guard.kill()
+                supervisor.send_signal(TERM)
+            else:
+                processes_named(run, victim)[0].send_signal(number)
+            assert run.wait(400) == status, Path(terminal.name).read_text()[-3000:]
+    took, left = time.monotonic() - begun, json.loads(report.read_text())
+    lines = Path(terminal.name).read_text()
+    print(f"{victim}: status {run.returncode}, {took:.1f} s until nothing was left; {lines[-500:]}")
+    assert left == {"processes": [], "tmp": [], "shm": []}
+    assert said in lines
     assert took < seconds
-    _, left = psutil.wait_procs([*processes, guard], timeout=60)
-    assert not left
-    assert not folder.exists()
-    assert not (segments | semaphores) & set(os.listdir("/dev/shm"))
+
+
+def wait_for_steps(run: subprocess.Popen, run_folder: Path, steps: int, terminal: Path) -> None:
+    deadline = time.monotonic() + 600
+    while latest_step(run_folder) < steps:
+        assert run.poll() is None, terminal.read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def is_guard(process: psutil.Process) -> bool:
+    return any(word.endswith("guard_process.py") for word in words_of(process))
