@@ -180,10 +180,10 @@ def tracked_step(run_folder: Path) -> int:
 
 def latest_step(run_folder: Path) -> int:
     """The newest complete checkpoint's step, 0 when there is none."""
-    return max(_complete_steps(run_folder), default=0)
+    return max(_steps_with_manifest(run_folder), default=0)
 
 
-def _complete_steps(run_folder: Path) -> list[int]:
+def _steps_with_manifest(run_folder: Path) -> list[int]:
     """Steps with a manifest, up to the tracker's: those after it are of a run that has gone back to an earlier one."""
     named = tracked_step(run_folder)
     folders = run_folder.glob(f"global_step_*/{MANIFEST}") if named else ()
@@ -198,7 +198,7 @@ def saved_steps(run_folder: Path) -> list[int]:
         folder = run_folder / f"global_step_{step}"
         return any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
 
-    return [step for step in _complete_steps(run_folder) if holds_model(step)]
+    return [step for step in _steps_with_manifest(run_folder) if holds_model(step)]
 
 
 def read_config(run_folder: Path) -> dict[str, Any]:

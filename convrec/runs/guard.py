@@ -163,10 +163,10 @@ def end(folder: Path) -> bool:
 
 def wait_until_gone(folder: Path, seconds: float) -> bool:
     """Until the guard has removed the folder, so many seconds at most. Returns whether it has."""
-    deadline = time.monotonic() + seconds
-    while folder.exists() and time.monotonic() < deadline:
+    deadline, names = time.monotonic() + seconds, (folder, guard_process.ended(folder))
+    while (is_there := any(name.exists() for name in names)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not folder.exists()
+    return not is_there
 
 
 def begin_end(folder: Path) -> None:

@@ -29,6 +29,11 @@ SHM = Path("/dev/shm")
 Key = tuple[int, int]  # (pid, start time in clock ticks): a pid alone may be another process by now
 
 
+def ended(folder: Path) -> Path:
+    """What a run's folder is called while it is removed."""
+    return folder.with_name(f"{folder.name}.ended")
+
+
 def stat_of(pid: int) -> tuple[int, int] | None:
     """(parent, start time) of a process that is not a zombie; None when there is none."""
     try:
@@ -188,10 +193,9 @@ class Guard:
         for name in self.shm:
             with contextlib.suppress(OSError):
                 (SHM / name).unlink()
-        ended = self.folder.with_name(f"{self.folder.name}.ended")
         with contextlib.suppress(OSError):
-            self.folder.rename(ended)  # at once: members start another guard while it is there
-        shutil.rmtree(ended, ignore_errors=True)
+            self.folder.rename(ended(self.folder))  # at once: members start another guard while it is there
+        shutil.rmtree(ended(self.folder), ignore_errors=True)
         if self.message and not ended_by_run:
             with contextlib.suppress(OSError):  # the terminal may be gone as well
                 os.write(2, f"\n{self.message}\n".encode())
