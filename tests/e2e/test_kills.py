@@ -28,10 +28,10 @@ KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
     ("victim", "number", "status", "seconds", "said"),
     [
         ("gcs_server", KILL, 1, 70, "Ray's gcs_server at 127.0.0.1:"),
-        ("raylet", KILL, 1, 40, " gone"),  # without a word where Ray's core ends the driver before it can say one
-        ("VLLM::EngineCore", KILL, 1, 40, " gone"),
-        ("ray::WorkerDict", STOP, 75, 200, "(ray::WorkerDict) is stopped"),
         ("guard", KILL, 130, 20, "stopped after step"),  # and then SIGTERM to the run, at once
+        ("ray::WorkerDict", STOP, 75, 200, "(ray::WorkerDict) is stopped"),
+        ("VLLM::EngineCore", KILL, 1, 40, " gone"),
+        ("raylet", KILL, 1, 40, " gone"),  # without a word where Ray's core ends the driver before it can say one
     ],
 )
 def test_the_end_is_named_and_nothing_is_left(trained, tmp_path, victim, number, status, seconds, said):
