@@ -39,6 +39,9 @@ def test_the_end_is_named_and_nothing_is_left(trained, tmp_path, victim, number,
     environment = os.environ | trained.files | {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder)}
     environment |= {"MODEL_PATH": str(trained.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(
+        tmp_path / "compiled"
+    )  # else torch makes one in /tmp when it is imported
     command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", "convrec.watchdog_seconds=20"]
     with (tmp_path / "said").open("w+") as terminal:
         run = subprocess.Popen(
