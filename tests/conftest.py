@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from convrec.checkpoints import manifest
+from convrec.runs.folder import LATEST
+
 # on a machine that is busy an example may take any time
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -159,6 +162,15 @@ def sound_model() -> Callable[..., Path]:
     return write
 
 
+def mark_complete(run: Path, *steps: int) -> None:
+    """Make these steps of a run complete checkpoints, whatever is in their folders, the last one the newest."""
+    for step in steps:
+        folder = run / f"global_step_{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest.write(folder)
+    (run / LATEST).write_text(str(steps[-1]))
+
+
 @pytest.fixture(scope="session")
 def line_tokenizer() -> Any:
     """A byte-level tokenizer that splits at line breaks, as those of Qwen and Llama-3 do, with few words."""
@@ -168,7 +180,8 @@ def line_tokenizer() -> Any:
     trained = ByteLevelBPETokenizer()
     texts = ["Toy Story (1995)\nToy Story 2 (1999)\nAmélie (2001)\nHeat (1995)\n"] * 4
     trained.train_from_iterator(texts, vocab_size=330, min_frequency=1, special_tokens=["<end>"])
-    return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>")
+    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>", chat_template=template)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,9 @@ def test_slurm_options_are_sbatchs_own() -> None:
 
 
 @contextmanager
-def slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str) -> Iterator[subprocess.Popen]:
+def slurm_job(
+    tmp_path: Path, addresses: str, alive: int = 2, others: str = "exec sleep 20", **more: str
+) -> Iterator[subprocess.Popen]:
     """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
@@ -50,7 +52,7 @@ def slurm_job(tmp_path: Path, addresses: str, alive: int = 2, **more: str) -> It
         "scontrol": "printf 'node1\\nnode2\\n'",
         "srun": 'echo "srun $@ cpus $SRUN_CPUS_PER_TASK" >> calls; case "$*" in *hostname*) '
         + f"printf '{addresses}'"
-        + ";; *--block) exec sleep 20;; esac",
+        + f";; *--address*--block) {others};; *--block) exec sleep 20;; esac",
         "ray": "exit 0",
         "python": f'case "$*" in *secrets*) echo token;; *) echo {alive};; esac',
     }
@@ -94,10 +96,17 @@ def test_slurm_does_not_wait_for_ever_for_a_node_and_leaves_no_token(tmp_path: P
         assert job.wait(60) == 1
     assert job.stderr
     error = job.stderr.read()
-    assert "error: 1 of 2 nodes joined Ray after 1 s" in error
+    assert "error: 1 of 2 nodes joined Ray after 1 s: see the words of srun and ray above" in error
     assert not list(tmp_path.glob(".ray-token*"))
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert ".ray-token-*" in ignored
+
+
+def test_slurm_ends_at_once_where_ray_does_not_start_on_a_node(tmp_path: Path) -> None:
+    with slurm_job(tmp_path, "10.0.0.1\n", alive=1, others="exit 3") as job:
+        assert job.wait(60) == 1
+    assert job.stderr
+    assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()
 
 
 def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Path) -> None:
@@ -114,7 +123,8 @@ def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Pat
     calls = (tmp_path / "calls").read_text()
     assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1" in calls
     assert all(line.endswith(" cpus 64") for line in calls.splitlines()[1:])
-    assert "--nodes=1 --ntasks-per-node=1 --exclude=node1 ray start --address=10.0.0.1:6379" in calls
+    one_each = "--nodes=1 --ntasks=1 --ntasks-per-node=1 --exclude=node1 --kill-on-bad-exit=1"
+    assert f"{one_each} ray start --address=10.0.0.1:6379" in calls
 
 
 def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:

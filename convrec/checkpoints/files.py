@@ -1,7 +1,7 @@
 """Whether a checkpoint's files are whole and belong together, and a fingerprint of their contents. Reads headers only.
 
-A copy that ran out of disk, a run killed while saving, a tokenizer of another model: all load late or, worse, load and
-answer nonsense. Everything here is found before vLLM starts.
+A copy that ran out of disk, a run killed while saving: they load late or, worse, load and answer nonsense. Everything
+here is found before vLLM starts.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 
@@ -20,7 +21,6 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ANSWERING = (*WEIGHTS, "*.json", "*.model", "*.jinja", "*.txt")
 SHARDS = ("model_world_size_*.pt", "*.json", "huggingface/*.json")  # what verl's merger reads
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
-SMALLEST_TOKENIZER = 0.5  # of the model's vocabulary; padding to a multiple of 64 or 128 leaves far more
 
 
 def has_weights(folder: Path) -> bool:
@@ -37,8 +37,8 @@ def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
 
 
 def check_hugging_face(folder: Path) -> None:
-    """Raise UserError, naming the file, for weights that are missing or cut off or a tokenizer of another model."""
-    config = _read_json(folder / "config.json")
+    """Raise UserError, naming the file, for a config or weights that are missing or cut off."""
+    _read_json(folder / "config.json")
     weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     for index in folder.glob("*.index.json"):
         parts = set(_read_json(index).get("weight_map", {}).values())
@@ -56,8 +56,7 @@ def check_hugging_face(folder: Path) -> None:
         if path.suffix == ".safetensors":
             _check_safetensors(path)
         else:
-            _check_zip(path)
-    _check_tokenizer(folder, config)
+            _check_torch(path)
 
 
 def check_shards(folder: Path) -> None:
@@ -78,7 +77,7 @@ def check_shards(folder: Path) -> None:
             "shards are): the checkpoint is half written; name another step of the run"
         )
     for path in shards.values():
-        _check_zip(path)
+        _check_torch(path)
 
 
 def shards_folder(step_folder: Path) -> Path:
@@ -126,46 +125,11 @@ def _check_safetensors(path: Path) -> None:
         raise UserError(_cut_off(path, f"{size:,} bytes, its header promises {8 + header_size + end:,}"))
 
 
-def _check_zip(path: Path) -> None:
+def _check_torch(path: Path) -> None:
     if not zipfile.is_zipfile(path):  # torch.save writes a zip, whose directory comes last
         raise UserError(_cut_off(path, f"{path.stat().st_size:,} bytes without an end"))
+    check_plain(path)
 
 
 def _cut_off(path: Path, what: str) -> str:
     return f"{path}: {what}: the file is cut off, the checkpoint half written; copy it again or name another step"
-
-
-def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
-    """The tokenizer is another model's: ids the embedding does not have, far too few of them, or a word of the language
-    where the model ends its answers."""
-    file = folder / "tokenizer.json"
-    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise UserError(f"{folder}: no tokenizer beside the weights; copy the model's tokenizer files there")
-    if not file.exists() or not rows:
-        return
-    content = _read_json(file)
-    vocabulary = (content.get("model") or {}).get("vocab") or {}
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
-    ids += [token["id"] for token in content.get("added_tokens") or []]
-    size = max(ids, default=-1) + 1
-    if size > rows:
-        raise UserError(
-            f"{file}: ids up to {size - 1}, but the model's embedding has {rows} rows (config.json, vocab_size): "
-            "another model's tokenizer; put the model's own there"
-        )
-    if size < SMALLEST_TOKENIZER * rows:
-        raise UserError(
-            f"{file}: {size} ids for an embedding of {rows} rows (config.json, vocab_size): another model's "
-            "tokenizer; put the model's own there"
-        )
-    ends = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
-    ends = ends if isinstance(ends, list) else [ends]
-    # Not the tokenizer's own eos: chat models have end of text here and end of turn there, on purpose. But both are
-    # special tokens, which tokenizer.json lists beside its words.
-    special = {token["id"] for token in content.get("added_tokens") or []}
-    if special and ends != [None] and not special & {*ends}:
-        raise UserError(
-            f"{file}: token {ends[0]}, with which the model ends its answers (config.json, eos_token_id), is no "
-            "special token here: another model's tokenizer; put the model's own there"
-        )

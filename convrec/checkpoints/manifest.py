@@ -13,8 +13,8 @@ import xxhash
 from convrec.checkpoints.files import read_if_whole
 from convrec.files import write_json
 from convrec.runs.card import CARD
+from convrec.runs.folder import MANIFEST
 
-MANIFEST = "complete.json"
 CHECKSUM = "xxh3_128"  # against faults of disks and copies, not against somebody who changes the manifest as well
 BLOCK_BYTES = 2**22
 THREADS = 4

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from convrec.checkpoints import plain_load
 from convrec.checkpoints.files import (
     SHARDS,
     check_hugging_face,
@@ -26,7 +25,7 @@ from convrec.checkpoints.files import (
 )
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
-from convrec.runs.folder import LATEST, latest_step, start_model, step_of
+from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
 
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
@@ -94,6 +93,11 @@ def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
         return str(_merge_adapter(folder, folder / "merged"))
     step_folder = _step_folder(folder)
     assert step_folder is not None  # check_model_path
+    if not (step_folder / MANIFEST).exists():
+        raise UserError(
+            f"{given_as}{step_folder}: no {MANIFEST}: it was cut off while it was written, or found damaged by a "
+            "resume; name another step of the run"
+        )
     shards = shards_folder(step_folder)
     saved, merged = shards / "huggingface", step_folder / "merged"
     # verl's Hugging Face form of a LoRA run has the adapter's names in it, which nothing loads
@@ -197,9 +201,4 @@ def _run(command: list[str], target: Path, what: Path) -> None:
     )
     if done.returncode or not has_weights(target):
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-        if "Weights only load failed" in done.stderr:
-            raise UserError(
-                f"{what}: a shard holds more than tensors and plain values, which could run code here: refused. If it "
-                f"is your own, set {plain_load.VARIABLE}=0"
-            )
         raise UserError(f"{what}: this checkpoint cannot be merged ({last[0]}); name another step of the run")

@@ -9,6 +9,9 @@ more is refused, unless the user has set TORCH_FORCE_WEIGHTS_ONLY_LOAD=0, torch'
 
 import os
 import runpy
+from pathlib import Path
+
+from convrec.errors import UserError, one_line
 
 VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
@@ -22,6 +25,24 @@ def use_plain_load() -> None:
     of_random_state = [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     torch.serialization.add_safe_globals(of_random_state)
     os.environ.setdefault(VARIABLE, "1")
+
+
+def check_plain(file: Path) -> None:
+    """Raise UserError, naming what it holds, for a file of torch.save that `use_plain_load` refuses. Builds nothing."""
+    if os.environ.get(VARIABLE) == "0":
+        return
+    use_plain_load()
+    import torch
+
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception as error:  # whatever else is named so
+        raise UserError(f"{file}: not a file of torch.save ({one_line(error)}): copy it again") from None
+    if names:
+        raise UserError(
+            f"{file}: it holds {', '.join(names)}, more than tensors and plain values, which could run code here: "
+            f"refused. If it is your own, set {VARIABLE}=0"
+        )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
+from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError, one_line
 from convrec.files import read_json, write_json, write_text
-from convrec.runs.folder import LATEST, SUBMISSION_VARIABLE, latest_step, step_of
+from convrec.runs.folder import LATEST, MANIFEST, SUBMISSION_VARIABLE, latest_step, step_of, tracked_step
 
 BEST = "best.json"
 DAMAGED = "damaged.json"
@@ -139,7 +140,7 @@ def prune(run_folder: Path, keep: int | None) -> None:
         if step != best:
             folder = step_folder(run_folder, step)
             if not folder.is_symlink():
-                (folder / manifest.MANIFEST).unlink()  # half removed is not complete
+                (folder / MANIFEST).unlink()  # half removed is not complete
             _remove(folder)
 
 
@@ -167,35 +168,41 @@ def complete_steps(run_folder: Path) -> list[int]:
 
 
 def choose_resume_step(run_folder: Path) -> list[str]:
-    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot."""
-    named = latest_step(run_folder)
-    folders = _step_folders(run_folder)
-    complete = complete_steps(run_folder)
+    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
+
+    Raises UserError where checkpoints have been written and none of them is whole: the run would begin again from
+    step 0 beside them. One that was cut off while it was written has never been a checkpoint.
+    """
+    tracker, named = run_folder / LATEST, tracked_step(run_folder)
+    folders, complete = _step_folders(run_folder), complete_steps(run_folder)
+    unwritten = {step for step, folder in folders.items() if not _has_been_complete(folder)}
     warnings = [
-        f"{folder} was cut off while it was written: ignored, and overwritten when the run gets there"
-        for step, folder in folders.items()
-        if step > named and step not in complete and not (folder / DAMAGED).exists()
+        f"{folders[step]} was cut off while it was written: ignored, and overwritten when the run gets there"
+        for step in sorted(unwritten)
+        if step >= named  # an older one was killed while it was removed
     ]
-    tracker = run_folder / LATEST
-    if not tracker.exists() and not complete:
+    if not tracker.exists() and not complete and len(unwritten) == len(folders):
         return warnings
-    while complete:
-        step = named if named in complete else max(complete)
-        file = manifest.damaged_file(folders[step])
-        if file is None:
-            break
-        warnings.append(f"{folders[step] / file} is not what was written")
-        complete.remove(step)
-        if best_step(run_folder) == step:
+    usable = named if named in complete else max(complete, default=0)
+    while complete and (file := manifest.damaged_file(folders[usable])) is not None:
+        warnings.append(f"{folders[usable] / file} is not what was written")
+        complete.remove(usable)
+        if best_step(run_folder) == usable:
             (run_folder / BEST).unlink()
-        if not folders[step].is_symlink():
-            (folders[step] / manifest.MANIFEST).rename(folders[step] / DAMAGED)  # it counts as one no more
-    if named in complete:
+        if not folders[usable].is_symlink():
+            (folders[usable] / MANIFEST).rename(folders[usable] / DAMAGED)  # it counts as one no more
+        usable = max(complete, default=0)
+    if usable and usable == named:
         return warnings
-    usable = max(complete, default=0)
-    then = f"resuming from step {usable}" if usable else "no other is complete: starting anew"
-    what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
-    warnings.append(f"{what}: {then}")
+    if not usable and not (named in unwritten and len(unwritten) == len(folders)):
+        raise UserError(
+            f"{'; '.join([*warnings, str(run_folder)])}: every checkpoint that was written is damaged or gone. Put one "
+            f"back from a copy, or choose another SAVE_PATH; to begin again from step 0 here, remove {tracker} and "
+            "what is left of the global_step_ folders"
+        )
+    if named not in unwritten:
+        what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
+        warnings.append(f"{what}: resuming from step {usable}")
     if usable:
         write_tracker(run_folder, usable)
     else:
@@ -203,12 +210,19 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     return warnings
 
 
-def check_world_size(run_folder: Path, processes: int) -> list[str]:
+def _has_been_complete(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (MANIFEST, DAMAGED))
+
+
+def check_shards_to_load(run_folder: Path, processes: int) -> list[str]:
     """What is said of a run that is resumed by another number of processes (convrec.checkpoints.reshard).
 
-    Raises UserError for FSDP1's shards, which only as many processes as saved them can load.
+    Raises UserError for FSDP1's shards, which only as many processes as saved them can load, and for a file that holds
+    more than tensors and plain values.
     """
     done = latest_step(run_folder)
+    for file in sorted(step_folder(run_folder, done).rglob("*.pt") if done else ()):
+        check_plain(file)
     folder = shards_folder(step_folder(run_folder, done))
     saved = world_size(folder) if done else None
     if saved in (None, processes):

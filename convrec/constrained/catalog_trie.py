@@ -167,16 +167,6 @@ def left_out_warnings(trie: CatalogTrie, catalog: Catalog, catalog_file: str | P
     ]
 
 
-def load_tokenizer(model: str, given_as: str) -> Any:
-    """Raises UserError for a Hugging Face id that cannot be loaded from here. given_as: what stands before it."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model)
-    except OSError as error:
-        raise UserError(f"{given_as}{model}: {str(error).splitlines()[0]}") from None
-
-
 def catalog_trie(
     catalog_file: Path,
     matcher: Matcher,

@@ -7,9 +7,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.engine_settings import engine_settings
-from convrec.generation.prompts import Messages, encode_prompts, load_tokenizer
+from convrec.generation.prompts import Messages, encode_prompts
 
 # (conversation, items that its list may not hold: of a constrained request)
 Batch = Sequence[tuple[Messages, list[int]]]

@@ -7,7 +7,6 @@ from typing import Any
 
 from convrec.data.chat import without_control_tokens
 from convrec.data.schema import truncate_prompt
-from convrec.errors import UserError
 
 Messages = list[dict[str, str]]
 
@@ -15,25 +14,6 @@ Messages = list[dict[str, str]]
 def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
     """Stable name of a conversation: equal prompts have equal ids."""
     return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in prompt]).encode()).hexdigest()[:16]
-
-
-def load_tokenizer(model: str) -> tuple[Any, int]:
-    """A model's tokenizer, and its context in tokens (2**20 where its config says none).
-
-    Raises UserError for an id that cannot be loaded from here, and for a tokenizer without a chat template.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        config = AutoConfig.from_pretrained(model)
-    except OSError as error:  # a Hugging Face id that does not exist, may not be read, or cannot be reached from here
-        raise UserError(
-            f"model {model}: {str(error).splitlines()[0]} Give a folder, or an id that can be loaded here."
-        ) from None
-    if not tokenizer.chat_template:
-        raise UserError(f"model {model}: its tokenizer has no chat template; use an instruction-tuned model.")
-    return tokenizer, int(getattr(config, "max_position_embeddings", 0) or 2**20)
 
 
 def encode_prompts(

@@ -27,10 +27,12 @@ SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 METRICS = "metrics"
 TRAINED, ENDED = "training/global_step", "timing_s/step"  # of RL: in the metrics of a step; only when it has ended
 LATEST = "latest_checkpointed_iteration.txt"
+MANIFEST = "complete.json"  # of a checkpoint: written last (convrec.checkpoints.manifest)
 # in a run's config: the model it starts from
 RL_MODEL = "actor_rollout_ref.model.path"
 SFT_MODEL = "model.path"
 _MODEL_FILES = ("model_world_size_*.pt", "*.safetensors", "pytorch_model*.bin")
+_PUT_BACK = "put it back from a copy, or remove it: the run then goes on with the settings that it is given"
 _STEP = re.compile(r"global_step_(\d+)")
 
 
@@ -168,33 +170,50 @@ def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int
     return bool(lines) and TRAINED in lines[-1] and ENDED not in lines[-1]
 
 
-def latest_step(run_folder: Path) -> int:
-    """The newest complete checkpoint's step, 0 when there is none."""
+def tracked_step(run_folder: Path) -> int:
+    """The step that verl's tracker names, a moment before the checkpoint has its manifest; 0 when there is none."""
     try:
         return int((run_folder / LATEST).read_text())
     except (FileNotFoundError, ValueError):  # ValueError: cut off by a full disk
         return 0
 
 
+def latest_step(run_folder: Path) -> int:
+    """The newest complete checkpoint's step, 0 when there is none."""
+    return max(_steps_with_manifest(run_folder), default=0)
+
+
+def _steps_with_manifest(run_folder: Path) -> list[int]:
+    """Steps with a manifest, up to the tracker's: those after it are of a run that has gone back to an earlier one."""
+    named = tracked_step(run_folder)
+    folders = run_folder.glob(f"global_step_*/{MANIFEST}") if named else ()
+    return sorted(step for file in folders if (step := step_of(file.parent)) is not None and step <= named)
+
+
 def saved_steps(run_folder: Path) -> list[int]:
-    """Steps that have a model in the run folder, in order. Left out: folders newer than the newest complete checkpoint
-    (a run was killed while saving) and folders whose model was removed to keep only newer ones."""
-    newest = latest_step(run_folder)
-    steps = []
-    for folder in run_folder.glob("global_step_*"):
-        step = step_of(folder)
-        holds_model = any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
-        if step is not None and step <= newest and holds_model:
-            steps.append(step)
-    return sorted(steps)
+    """Steps that have a model in the run folder, in order. Left out: folders without a manifest (a run was killed while
+    saving) and folders whose model was removed to keep only newer ones."""
+
+    def holds_model(step: int) -> bool:
+        folder = run_folder / f"global_step_{step}"
+        return any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
+
+    return [step for step in _steps_with_manifest(run_folder) if holds_model(step)]
 
 
 def read_config(run_folder: Path) -> dict[str, Any]:
-    """RUN/config.yaml as plain data, references unresolved; {} when the run has none."""
+    """RUN/config.yaml as plain data, references unresolved; {} when the run has none. Raises UserError for another
+    file than a run writes."""
     import yaml
 
     path = run_folder / "config.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}): {_PUT_BACK}") from None
+    if not isinstance(config or {}, dict):
+        raise UserError(f"{path}: not the settings of a run: {_PUT_BACK}")
+    return config or {}
 
 
 def setting(config: dict[str, Any], key: str) -> Any:

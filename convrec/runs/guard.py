@@ -21,6 +21,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from convrec.runs import guard_process, stacks
 from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, shared_memory, stat_of
 
 END_SECONDS = 15.0  # that the driver waits for the guard
+KEEP_SECONDS = 2.0
 
 
 def new_folder() -> Path:
@@ -83,7 +85,20 @@ def _enter(folder: Path, is_driver: bool, message: str, owns: bool = True) -> No
     partial = folder / f".{pid}"
     partial.write_text(json.dumps(entry))
     partial.replace(folder / "members" / str(pid))
-    if not _has_guard(folder):
+    start_guard(folder)
+    threading.Thread(target=_keep_guard, args=[folder], daemon=True).start()
+
+
+def _keep_guard(folder: Path) -> None:
+    """A guard that was killed is started again; what it had learned shows in /proc and in the folder."""
+    while folder.exists():
+        start_guard(folder)
+        time.sleep(KEEP_SECONDS)
+
+
+def start_guard(folder: Path) -> None:
+    """Where there is none, and something to guard."""
+    if folder.exists() and not _has_guard(folder):
         # by path and isolated: it must not depend on a working directory that goes away
         subprocess.Popen(
             [sys.executable, "-I", guard_process.__file__, str(folder)],
@@ -148,10 +163,10 @@ def end(folder: Path) -> bool:
 
 def wait_until_gone(folder: Path, seconds: float) -> bool:
     """Until the guard has removed the folder, so many seconds at most. Returns whether it has."""
-    deadline = time.monotonic() + seconds
-    while folder.exists() and time.monotonic() < deadline:
+    deadline, names = time.monotonic() + seconds, (folder, guard_process.ended(folder))
+    while (is_there := any(name.exists() for name in names)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not folder.exists()
+    return not is_there
 
 
 def begin_end(folder: Path) -> None:

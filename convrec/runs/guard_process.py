@@ -29,6 +29,11 @@ SHM = Path("/dev/shm")
 Key = tuple[int, int]  # (pid, start time in clock ticks): a pid alone may be another process by now
 
 
+def ended(folder: Path) -> Path:
+    """What a run's folder is called while it is removed."""
+    return folder.with_name(f"{folder.name}.ended")
+
+
 def stat_of(pid: int) -> tuple[int, int] | None:
     """(parent, start time) of a process that is not a zombie; None when there is none."""
     try:
@@ -61,13 +66,20 @@ def _has_environment(pid: int, folder: Path) -> bool:
         return False
 
 
-def _mapped(pid: int) -> set[str]:
-    """Names in /dev/shm that a process maps."""
+def _mapped(pid: int) -> set[int]:
+    """Inodes of /dev/shm that a process maps. Not names: a semaphore is mapped under one that it has for a moment."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return set()
-    return {line.split("/dev/shm/", 1)[1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
+    return {int(line.split(maxsplit=5)[4]) for line in lines if "/dev/shm/" in line}
+
+
+def _inode(name: str) -> int:
+    try:
+        return (SHM / name).stat().st_ino
+    except OSError:
+        return 0
 
 
 def _is_tracker(pid: int) -> bool:
@@ -145,11 +157,11 @@ class Guard:
     def learn_shared_memory(self, owners: set[Key]) -> None:
         """Whose a new segment is shows in the maps of processes; those of other people are soon looked at no more."""
         names = set(shared_memory()) - (self.others_shm or set()) - self.shm
-        unknown = {name for name in names if self.looks_at.get(name, 0) < LOOKS_AT_SHM}
+        unknown = {_inode(name): name for name in names if self.looks_at.get(name, 0) < LOOKS_AT_SHM}
         self.looks_at = {name: self.looks_at.get(name, 0) + 1 for name in names}
         if unknown:
             for pid, _ in owners | set(self.owner_of):
-                self.shm |= _mapped(pid) & unknown
+                self.shm |= {unknown[inode] for inode in _mapped(pid) & unknown.keys()}
 
     def kill(self, keys: set[Key], trackers_too: bool = False) -> int:
         """SIGKILL; returns how many there were. Python's resource trackers end by themselves when their users have:
@@ -181,7 +193,9 @@ class Guard:
         for name in self.shm:
             with contextlib.suppress(OSError):
                 (SHM / name).unlink()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rename(ended(self.folder))  # at once: members start another guard while it is there
+        shutil.rmtree(ended(self.folder), ignore_errors=True)
         if self.message and not ended_by_run:
             with contextlib.suppress(OSError):  # the terminal may be gone as well
                 os.write(2, f"\n{self.message}\n".encode())

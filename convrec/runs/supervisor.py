@@ -221,6 +221,7 @@ class Supervisor:
         if temporary := notes.get("temporary"):
             from convrec.runs import guard
 
+            guard.start_guard(Path(temporary))  # it may have been killed, too
             guard.wait_until_gone(Path(temporary), GUARD_SECONDS)
         run_folder = Path(notes["run"]) if "run" in notes else None
         if code < 0 and run_folder:

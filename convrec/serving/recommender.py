@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
 
 from convrec.constrained.walk import Walk
 from convrec.data.schema import prompt_text
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
-from convrec.generation.prompts import encode_prompts, load_tokenizer
+from convrec.generation.prompts import encode_prompts
 from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
 from convrec.serving.served_model import ServedModel, find_model

@@ -40,7 +40,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         super().init_model()
         if self._is_actor:
             send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
-            load_any_world_size(self.actor.engine.checkpoint_manager)
+            prepare_checkpoints(self.actor.engine)
         catalog = load_trie(self.config.rollout)
         for engine in (worker.engine for worker in (self.actor, self.ref) if worker):
             if catalog is not None:
@@ -68,6 +68,16 @@ def prepare_process() -> None:
     if is_cpu_host():
         register_engine()
         init_process_group()
+
+
+def prepare_checkpoints(engine: Any) -> None:
+    """Have verl's engine load what any number of processes saved; and save what transformers' own class was built from
+    as that, also where its folder names code of its own (`auto_map`): verl would look for that code, and fail."""
+    manager = engine.checkpoint_manager
+    load_any_world_size(manager)
+    config = manager.model.config
+    if not manager.trust_remote_code and hasattr(config, "auto_map"):
+        del config.auto_map
 
 
 def send_weights_as(engine: Any, dtype: torch.dtype) -> None:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Rank-GRPO on nodes of a SLURM cluster: a Ray cluster for the time of the job, and the recipe submitted to it.
 #   TRAIN_FILE=... VAL_FILE=... CATALOG_FILE=... MODEL_PATH=... SAVE_PATH=... sbatch docs/examples/slurm.sh
-# Submit it from the checkout, which lies, as data and models do, on storage that all nodes see; the same command resumes.
+# RECIPE=run_sft.sh trains SFT. Submit it from the checkout, which lies, as data and models do, on storage that all nodes
+# see; the same command resumes.
 #SBATCH --job-name=rank-grpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -32,30 +33,37 @@ address=$(tr ' ' '\n' <<< "$addresses" | awk '/^[0-9.]+$/ && !/^127\./ && !found
 : "${address:?$head has no address but the loopback ($addresses)}"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}" # srun has not taken it from the job since SLURM 22.05
 deadline=$((SECONDS + ${NODES_SECONDS:-900}))
-wait_no_longer() {
-  [ "$SECONDS" -lt "$deadline" ] || { echo "error: $1 after ${NODES_SECONDS:-900} s: see the raylets' words above" >&2; exit 1; }
+give_up() {
+  echo "error: $1: see the words of srun and ray above" >&2
+  exit 1
+}
+wait_for_nodes() { # $1: what is waited for; the steps that start Ray stay as long as the job
+  for step in "${steps[@]}"; do kill -0 "$step" 2> /dev/null || give_up "a step that starts Ray has ended"; done
+  [ "$SECONDS" -lt "$deadline" ] || give_up "$1 after ${NODES_SECONDS:-900} s"
+  sleep 2
 }
 ulimit -n 65536 2> /dev/null || true
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
   ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
+steps=($!)
 until ray health-check --address "$address:6379" > /dev/null 2>&1; do
-  kill -0 $! || exit 1
-  wait_no_longer "Ray's head does not answer"
-  sleep 2
+  wait_for_nodes "Ray's head does not answer"
 done
-if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
-  srun --overlap --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks-per-node=1 --exclude="$head" \
+others=$((SLURM_JOB_NUM_NODES - 1))
+if [ "$others" -gt 0 ]; then
+  # --ntasks too: the job's own, SLURM_NTASKS, is one more than these nodes have
+  srun --overlap --nodes="$others" --ntasks="$others" --ntasks-per-node=1 --exclude="$head" --kill-on-bad-exit=1 \
     ray start --address="$address:6379" --block &
+  steps+=($!)
 fi
 
 nodes='import ray; ray.init(log_to_driver=False); print(sum(node["Alive"] for node in ray.nodes()))'
 until here=$(RAY_ADDRESS="$address:6379" python -c "$nodes" 2> /dev/null) && [ "$here" = "$SLURM_JOB_NUM_NODES" ]; do
-  wait_no_longer "${here:-no} of $SLURM_JOB_NUM_NODES nodes joined Ray"
-  sleep 5
+  wait_for_nodes "${here:-no} of $SLURM_JOB_NUM_NODES nodes joined Ray"
 done
 
 export RAY_ADDRESS="http://$address:8265" N_NODES="$SLURM_JOB_NUM_NODES" N_GPUS_PER_NODE="$SLURM_GPUS_ON_NODE"
-bash "$HERE/run_rank_grpo.sh" "$@" &
+bash "$HERE/${RECIPE:-run_rank_grpo.sh}" "$@" &
 run=$! status=0
 wait "$run" || status=$?
 while [ "$status" -eq 138 ]; do # 128 + USR1: it was the signal that ended the wait

@@ -32,11 +32,14 @@ SETTINGS = re.compile(
     r"|CLEARML_\w+|TENSORBOARD_DIR|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
 )
 SECRETS = re.compile(
-    r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|WEBHOOK|(^|_)(PASS|PASSWD|PASSPHRASE|PWD|AUTH|AUTHORIZATION)(_|$)",
+    r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|WEBHOOK|HEADER|BEARER"
+    r"|(^|_)(PASS|PASSWD|PASSPHRASE|PWD|AUTH|AUTHORIZATION)(_|$)",
     re.IGNORECASE,
 )
-# http://user:password@proxy:3128, https://host/send?access_token=...
-PASSWORD_IN_URL = re.compile(r":\S*@|[?&][^=&\s]*(key|token|secret|passw|auth|sig)[^=&\s]*=", re.IGNORECASE)
+# http://user:password@proxy:3128, https://host/send?access_token=..., Bearer ...
+PASSWORD_IN_URL = re.compile(
+    r":\S*@|\b(bearer|basic) |[?&][^=&\s]*(key|token|secret|passw|auth|sig)[^=&\s]*=", re.IGNORECASE
+)
 PATH_SETTINGS = re.compile(r"HF_HOME|HF_\w+_CACHE|MLFLOW_TRACKING_URI|\w+_(DIR|FILE|HOME|PATH|ROOT)")
 NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VLLM_..._PATH=1 is a switch
 HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")

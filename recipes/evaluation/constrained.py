@@ -10,8 +10,8 @@ from convrec.constrained.catalog_trie import (
     excluded_items,
     items_left,
     left_out_warnings,
-    load_tokenizer,
 )
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.answers import Answer
 from convrec.generation.generate import Constraint
@@ -39,7 +39,8 @@ def make_constraint(
         raise UserError(f"--constrained: {model} is behind an endpoint; its decoding cannot be constrained from here")
     if Path(model).is_dir():
         check_hugging_face(Path(model))
-    tokenizer, matcher, catalog_file = load_tokenizer(model, "--model "), split.matcher, Path(options.catalog)
+    matcher, catalog_file = split.matcher, Path(options.catalog)
+    tokenizer, _ = load_tokenizer(model, "--model ", titles=matcher.catalog.titles)
     rows = read_allowed(Path(options.allow), matcher) if options.allow else None
     trie, file = catalog_trie(catalog_file, matcher, tokenizer, lists.delimiter, Path(options.out), rows)
     exclude = {prompt: excluded_items(matcher, titles) for prompt, titles in _seen(split).items()}

@@ -46,9 +46,7 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
         )
     steps = saved_steps(run)
     if latest_step(run) not in steps:
-        raise UserError(
-            f"{run}/global_step_{latest_step(run)}: named in {LATEST}, but it holds no model: half written or removed"
-        )
+        raise UserError(f"{run}/global_step_{latest_step(run)}, the newest one, holds no model: it was removed")
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 

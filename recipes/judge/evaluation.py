@@ -22,6 +22,7 @@ import pyarrow as pa
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import fits, render_prompt
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash, write_json, write_table
 from convrec.generation.answers import Answer, GenerationRequest, model_answers
@@ -106,10 +107,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
 
 def _short_enough(model_path: str, rows: Rows, options: argparse.Namespace) -> tuple[Rows, bool]:
     """(the rows that fit, whether the chat template opens the thinking)"""
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
-    positions = getattr(config, "max_position_embeddings", 2**20)
+    tokenizer, positions = load_tokenizer(model_path, "--model ")
     limit = min(options.max_prompt_length, positions - options.max_response_length)
     if options.mode == "pairwise":
         limit -= 2  # the other order of two responses may be a token or two longer

@@ -32,13 +32,14 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
         return 0
     from recipes.launch.settings import compose
 
+    for text in misspelt_variables(os.environ):
+        print(f"warning: {text}", file=sys.stderr)
     try:
         config = compose(recipe.name, overrides)
         if "--print-config" in flags:
             print(OmegaConf.to_yaml(config, resolve=False), end="")
         if "--dry-run" in flags:
-            warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
-            print("\n".join(_described(recipe, config, warnings)))
+            print("\n".join(_described(recipe, config, recipe.check(config))))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -35,9 +35,11 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     keep_to_loopback()
     console = Console()
     start = time.monotonic()
+    for text in misspelt_variables(os.environ):  # at once: it may be why there is an error
+        console.say(f"warning: {text}")
     try:
         config = compose(recipe.name, arguments)
-        warnings = [*misspelt_variables(os.environ), *recipe.check(config)]
+        warnings = recipe.check(config)
         run_folder = Path(config.trainer.default_local_dir)
         with hold(run_folder) as more:
             supervisor.note(run=str(run_folder))
@@ -68,6 +70,7 @@ def _run(
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
+    OmegaConf.update(config, "run.contents", same_run.contents(config, recipe.requirements), force_add=True)
     if done:
         warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
     is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
@@ -81,7 +84,7 @@ def _run(
             "another SAVE_PATH or move this folder away."
         )
         return 0
-    warnings += saving.check_world_size(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    warnings += saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))

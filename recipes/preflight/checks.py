@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from convrec import gpus, kinds
 from convrec.checkpoints.models import check_model_path
+from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.judges.orders import SEPARATE, pairs_of
@@ -47,6 +48,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         )
     _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
+    _check_tokenizer(config.actor_rollout_ref.model, catalog.titles)
     warnings += _check_list_length(config, catalog)
     if ours.constrained:
         warnings += constrained.check(config, catalog)
@@ -157,6 +159,7 @@ def check_judge(config: DictConfig, mode: str) -> list[str]:
     require_files(config)
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
+    _check_tokenizer(config.actor_rollout_ref.model)
     return warnings
 
 
@@ -240,6 +243,7 @@ def check_sft(config: DictConfig) -> list[str]:
             f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
             "add rows, or use fewer devices"
         )
+    _check_tokenizer(config.model)
     return warnings
 
 
@@ -271,6 +275,12 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
+
+
+def _check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
+    if Path(model.path).is_dir():
+        given = {"tokenizer_path": model.get("tokenizer_path"), "chat_template": model.get("custom_chat_template")}
+        load_tokenizer(model.path, "MODEL_PATH=", titles=titles, **given)
 
 
 def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:

@@ -14,8 +14,8 @@ from convrec.constrained.catalog_trie import (
     excluded_items,
     items_left,
     left_out_warnings,
-    load_tokenizer,
 )
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
@@ -51,7 +51,7 @@ def use_trie(config: DictConfig) -> None:
 
 def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[CatalogTrie, Path]:
     model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(model.get("tokenizer_path") or model.path, f"{ON}: the tokenizer of ")
+    tokenizer, _ = load_tokenizer(model.path, f"{ON}: ", tokenizer_path=model.get("tokenizer_path"))
     folder = Path(config.trainer.default_local_dir)
     return catalog_trie(
         Path(config.convrec.catalog_file), matcher, tokenizer, config.convrec.delimiter, folder, keep=keep

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,7 @@ from recipes.preflight.cluster_findings import device_findings, node_findings, s
 from recipes.preflight.finding import GIB, Finding
 from recipes.preflight.node import PINNED, installed_version
 
+TRACKER_PACKAGES = ("clearml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
 
 
@@ -60,9 +62,12 @@ def version_findings(
 
 
 def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
-    """Is there a login for each tracker that uploads?"""
+    """Is each tracker installed, and is there a login for those that upload?"""
     findings = []
     for tracker in config.trainer.logger:
+        if tracker in TRACKER_PACKAGES and find_spec(tracker) is None:
+            fix = f"pip install {tracker}, or leave {tracker} out of LOGGER"
+            findings.append(Finding("keys", "failure", tracker, f"LOGGER has {tracker}, which is not installed", fix))
         key, mode = f"{tracker.upper()}_API_KEY", f"{tracker.upper()}_MODE"
         if tracker not in OFFLINE_MODES or environment.get(mode) in OFFLINE_MODES[tracker]:
             continue

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
-from convrec.generation.prompts import load_tokenizer
 from convrec.serving.journal import StateUnreadable
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused

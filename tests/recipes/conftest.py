@@ -1,6 +1,5 @@
 """A small sample of the project's own data, and the environment of a run that would start."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +14,7 @@ from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
 from recipes.plan import planned_config
+from recipes.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +25,10 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As much of a model as the checks look at."""
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 32, "num_key_value_heads": 4}
-    sizes |= {"max_position_embeddings": 1024, "num_attention_heads": 4, "vocab_size": 300}
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"} | sizes))
-    return folder
+    """A model that the checks find sound."""
+    sizes = {"hidden_size": 128, "num_layers": 1, "num_heads": 4, "num_kv_heads": 4, "intermediate_size": 32}
+    folder = tmp_path_factory.mktemp("model") / "model"
+    return make_tiny_model(folder, ["a b c\n" * 40], vocab_size=300, max_positions=1024, **sizes)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,13 @@ def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path:
         for mode in modes:
             offline = home | {f"{tracker.upper()}_MODE": mode}
             assert findings.key_findings(config(logger=["console", tracker]), offline) == []
+
+
+def test_a_tracker_that_is_not_installed_is_a_failure_with_its_package(tmp_path: Path) -> None:
+    missing = next(name for name in findings.TRACKER_PACKAGES if find_spec(name) is None)
+    found = only(findings.key_findings(config(logger=["console", missing]), {"HOME": str(tmp_path)}), "failure")
+    assert found.what == f"LOGGER has {missing}, which is not installed"
+    assert found.fix.startswith(f"pip install {missing}, or")
 
 
 @pytest.mark.parametrize(("tracker", "file"), [("swanlab", ".swanlab/.netrc"), ("wandb", ".netrc")])

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.checkpoints.saving import BEST
-from convrec.runs.folder import LATEST
 from convrec.serving.served_model import find_model
 from recipes import recommend as recipe
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
+from tests.conftest import mark_complete
 
 
 def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_on(
@@ -26,7 +26,7 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     run, catalog, chats = tmp_path / "run", tmp_path / "catalog.parquet", tmp_path / "chats.jsonl"
     for step in (2, 4):
         sound_model(run / f"global_step_{step}" / "actor" / "huggingface", weight=step)
-    (run / LATEST).write_text("4")
+    mark_complete(run, 2, 4)
     (run / BEST).write_text(json.dumps({"step": 2}))
     thinks = "data: {apply_chat_template_kwargs: {enable_thinking: true}}\n"
     (run / "config.yaml").write_text(thinks + "convrec: {num_items: 5, year_tolerance: 1}\n")

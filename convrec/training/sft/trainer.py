@@ -9,10 +9,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer import sft_trainer
 
 from convrec.checkpoints import saving
-from convrec.checkpoints.reshard import load_any_world_size
 from convrec.runs import card
 from convrec.runs.folder import read_metrics
-from convrec.training.worker import set_learning_rate
+from convrec.training.worker import prepare_checkpoints, set_learning_rate
 
 
 class SFTMixin:
@@ -145,4 +144,4 @@ class ConvRecSFTTrainer(SFTMixin, sft_trainer.SFTTrainer):
 
     def _init_engine(self) -> None:
         super()._init_engine()
-        load_any_world_size(self.engine.checkpoint_manager)
+        prepare_checkpoints(self.engine)

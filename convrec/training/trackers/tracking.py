@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 SAMPLES = "samples"
 OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run's
 _OPEN: list[Any] = []  # what `resumable` has opened in this process
+TOKENS = "train/total_tokens(B)"
 FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
 OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}
 FILLED = ("swanlab", "wandb", "trackio", "tensorboard")  # with the steps of earlier starts
@@ -101,11 +102,24 @@ def resumable(
     _OPEN.append(tracking)
     if "tensorboard" in tracking.logger:
         _write_at_once(tracking.logger["tensorboard"].tracker)
+    counted = 0.0
     for row in read_metrics(run_folder):
         if row["step"] <= done:
             data = {key: value for key, value in row.items() if key != "step" and value is not None}
             tracking.log(data=data, step=row["step"], backend=[name for name in backends if name in FILLED])
+            counted = data.get(TOKENS, counted)
+    _count_from(tracking, counted)
     return tracking
+
+
+def _count_from(tracking: Any, counted: float) -> None:
+    """verl's SFT trainer counts the tokens of a start: add those of the steps before it."""
+    log = tracking.log
+
+    def log_all(data: dict[str, Any], **where: Any) -> None:
+        log(data=data | {TOKENS: data[TOKENS] + counted} if TOKENS in data else data, **where)
+
+    tracking.log = log_all
 
 
 class Tolerant:

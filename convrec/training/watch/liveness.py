@@ -72,6 +72,8 @@ class Watch:
 
     def problem(self) -> ProcessLost | None:
         """What ends the run, if there is something."""
+        if lost_gcs := self.nodes.lost_gcs():
+            return ProcessLost(lost_gcs)
         if lost := self.lost_actor():
             return ProcessLost(self.nodes.lost_node() or _gone(lost))
         if self.phases is None or not (overdue := self.phases.overdue()):

@@ -9,6 +9,7 @@ import torch
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
+from tests.conftest import mark_complete
 
 RANK, ALPHA = 4, 8
 
@@ -65,7 +66,7 @@ def test_lora_shards_of_two_processes_are_merged(base: Path, tmp_path: Path) -> 
     AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
     # what verl's `hf_model` writes for LoRA: the adapter's names, which nothing loads
     (actor / "huggingface" / "model.safetensors").write_bytes(b"not for use")
-    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3")
+    mark_complete(tmp_path / "run", 3)
     (tmp_path / "run" / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {base}}}}}\n")
 
     merged = AutoModelForCausalLM.from_pretrained(resolve_model(tmp_path / "run"), dtype=torch.float32).state_dict()
@@ -91,6 +92,7 @@ def test_shards_of_three_processes_are_merged(base: Path, tmp_path: Path) -> Non
     save_shards(model.state_dict(), actor, world_size=3)
     AutoConfig.from_pretrained(base).save_pretrained(actor / "huggingface")
     AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
+    mark_complete(tmp_path / "run", 3)
     merged = AutoModelForCausalLM.from_pretrained(resolve_model(actor.parent), dtype=torch.bfloat16).state_dict()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(merged[name], value, rtol=0, atol=0)

@@ -2,17 +2,19 @@
 
 import json
 import subprocess
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from convrec.checkpoints import models as checkpoints
 from convrec.checkpoints.files import fingerprint
 from convrec.checkpoints.models import check_model_path, resolve_model, run_folder
 from convrec.errors import UserError
+from convrec.runs.folder import LATEST
+from tests.conftest import mark_complete
 
 Model = Callable[..., Path]
 
@@ -28,9 +30,8 @@ def _run(folder: Path, *steps: int, complete: int) -> Path:
         actor = folder / f"global_step_{step}" / "actor"
         actor.mkdir(parents=True)
         (actor / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 1}')
-        with zipfile.ZipFile(actor / "model_world_size_1_rank_0.pt", "w") as shard:
-            shard.writestr("data.pkl", "")
-    (folder / "latest_checkpointed_iteration.txt").write_text(str(complete))
+        torch.save({}, actor / "model_world_size_1_rank_0.pt")
+    mark_complete(folder, *(step for step in steps if step <= complete))
     return folder
 
 
@@ -48,16 +49,27 @@ def test_a_run_folder_is_its_newest_complete_step_and_a_step_can_be_named(
     assert resolve_model(run / named) == str(saved)
 
 
+def test_what_was_cut_off_while_it_was_written_is_no_checkpoint(tmp_path: Path, sound_model: Model) -> None:
+    """Though verl's tracker names it already, a moment before it has its manifest."""
+    run = _run(tmp_path / "run", 100, 200, complete=100)
+    for step in (100, 200):
+        sound_model(run / f"global_step_{step}" / "actor" / "huggingface")
+    (run / LATEST).write_text("200")
+    assert resolve_model(run) == str(run / "global_step_100" / "actor" / "huggingface")
+    with pytest.raises(UserError, match=r"global_step_200: no complete\.json: it was cut off while it was written"):
+        resolve_model(run / "global_step_200")
+
+
 @pytest.mark.parametrize("below", ["", "/actor/huggingface"])
 def test_a_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, below: str) -> None:
-    run = _run(tmp_path / "run", 100, 20, complete=100)
+    run = _run(tmp_path / "run", 20, 100, complete=100)
     with pytest.raises(UserError, match=r"global_step_300.*steps 20, 100 are there"):
         resolve_model(f"{run}/global_step_300{below}")
 
 
 def test_an_sft_step_has_no_actor_folder(tmp_path: Path, sound_model: Model) -> None:
     saved = sound_model(tmp_path / "run" / "global_step_5" / "huggingface")
-    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("5")
+    mark_complete(tmp_path / "run", 5)
     assert resolve_model(tmp_path / "run") == str(saved)
 
 
@@ -95,8 +107,7 @@ def test_shards_that_were_trained_again_are_merged_again(
     assert fingerprint(step / "merged") == fingerprint(sound_model(tmp_path / "as_the_merger_writes"))
     assert len(calls) == 1
     shard = step / "actor" / "model_world_size_1_rank_0.pt"
-    with zipfile.ZipFile(shard, "w") as other:
-        other.writestr("data.pkl", "other weights")
+    torch.save({"w": torch.ones(1)}, shard)
     resolve_model(run)
     resolve_model(run)
     assert len(calls) == 2

@@ -10,6 +10,7 @@ import pytest
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
+from tests.conftest import mark_complete
 
 ROOT = Path(__file__).resolve().parents[3]
 # A model wrapped by FSDP2, saved and loaded by verl's checkpoint manager in a group of one process; then the random
@@ -64,6 +65,7 @@ def test_what_verl_saves_is_loaded_and_planted_code_is_refused_and_not_run(tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-3:] == ["loaded", "refused", "refused"]
+    mark_complete(tmp_path, 1)
     with pytest.raises(UserError, match="could run code here: refused"):
         resolve_model(folder)
     assert not ran.exists()

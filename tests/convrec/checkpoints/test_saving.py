@@ -3,17 +3,17 @@
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from convrec.checkpoints import saving
+from convrec.checkpoints import manifest, saving
 from convrec.checkpoints.manifest import MANIFEST
 from convrec.errors import UserError
 from convrec.runs import folder as runs
-from convrec.runs.folder import LATEST, latest_step
+from convrec.runs.folder import LATEST, latest_step, tracked_step
 
 
 def writer(run: Path, step: int, size: int = 100) -> Callable[[], None]:
@@ -130,13 +130,39 @@ def test_a_damaged_tracker_is_mended(tmp_path: Path, text: str) -> None:
     assert latest_step(tmp_path) == 4
 
 
-def test_with_nothing_complete_the_run_starts_anew(tmp_path: Path) -> None:
+def test_a_run_whose_first_checkpoint_was_cut_off_starts_anew(tmp_path: Path) -> None:
     assert saving.choose_resume_step(tmp_path / "not there") == []
     assert saving.choose_resume_step(tmp_path) == []
-    (tmp_path / LATEST).write_text("3")
+    sft_checkpoint(tmp_path, 3)
+    assert latest_step(tmp_path) == 0
     (warning,) = saving.choose_resume_step(tmp_path)
-    assert "starting anew" in warning
+    assert "global_step_3 was cut off while it was written" in warning
     assert not (tmp_path / LATEST).exists()
+
+
+@pytest.mark.parametrize("harm", ["a byte", "a file", "folders", "folders and tracker"])
+def test_with_every_checkpoint_lost_a_run_begins_again_only_when_it_is_told_to(tmp_path: Path, harm: str) -> None:
+    save(tmp_path, 2, 4)
+    kept = shutil.copytree(tmp_path / "global_step_2", tmp_path / "copy")
+    for step in (2, 4):
+        if harm == "a byte":
+            damage(tmp_path, step)
+        elif harm == "a file":
+            (tmp_path / f"global_step_{step}" / "data.pt").unlink()
+        else:
+            shutil.rmtree(tmp_path / f"global_step_{step}")
+    if harm == "folders and tracker":  # that is how it is told to
+        (tmp_path / LATEST).unlink()
+        assert saving.choose_resume_step(tmp_path) == []
+        return
+    for _ in range(2):  # each start
+        with pytest.raises(UserError, match=f"every checkpoint that was written is damaged or gone.*remove .*{LATEST}"):
+            saving.choose_resume_step(tmp_path)
+    shutil.rmtree(tmp_path / "global_step_2", ignore_errors=True)
+    kept.rename(tmp_path / "global_step_2")
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert warning.endswith("global_step_4 is damaged or gone: resuming from step 2")
+    assert latest_step(tmp_path) == 2
 
 
 def sft_checkpoint(run: Path, step: int, processes: int = 2) -> Path:
@@ -145,8 +171,7 @@ def sft_checkpoint(run: Path, step: int, processes: int = 2) -> Path:
     folder.mkdir(parents=True)
     for kind in ("model", "optim", "extra_state"):
         for rank in range(processes):
-            with zipfile.ZipFile(folder / f"{kind}_world_size_{processes}_rank_{rank}.pt", "w") as shard:
-                shard.writestr("data", "x")
+            torch.save({"a": rank}, folder / f"{kind}_world_size_{processes}_rank_{rank}.pt")
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": processes}))
     saving.write_tracker(run, step)
     return folder
@@ -155,9 +180,10 @@ def sft_checkpoint(run: Path, step: int, processes: int = 2) -> Path:
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 3)
     sft_checkpoint(tmp_path, 7)
+    assert latest_step(tmp_path) == 3  # also for what a stop says, evaluation and the reports
     (warning,) = saving.choose_resume_step(tmp_path)
-    assert "global_step_7 is damaged or gone: resuming from step 3" in warning
-    assert latest_step(tmp_path) == 3
+    assert "global_step_7 was cut off while it was written: ignored" in warning
+    assert tracked_step(tmp_path) == 3  # which verl reads
 
 
 def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
@@ -169,16 +195,24 @@ def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) 
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_another_number_of_processes_is_said_and_refused_with_fsdp1(tmp_path: Path, processes: int) -> None:
-    assert saving.check_world_size(tmp_path, processes) == []  # nothing to resume
-    sft_checkpoint(tmp_path, 7)
-    assert saving.check_world_size(tmp_path, 2) == []
-    (warning,) = saving.check_world_size(tmp_path, processes)
+    assert saving.check_shards_to_load(tmp_path, processes) == []  # nothing to resume
+    manifest.write(sft_checkpoint(tmp_path, 7))
+    assert saving.check_shards_to_load(tmp_path, 2) == []
+    (warning,) = saving.check_shards_to_load(tmp_path, processes)
     assert warning.endswith(
         f"global_step_7 was saved by 2 processes and is resumed by {processes}: its shards are cut anew"
     )
     (tmp_path / "global_step_7" / "fsdp_config.json").write_text('{"FSDP_version": 1, "world_size": 2}')
     with pytest.raises(UserError, match=rf"saved by 2 processes with FSDP1, .* are {processes} now: resume with 2"):
-        saving.check_world_size(tmp_path, processes)
+        saving.check_shards_to_load(tmp_path, processes)
+
+
+def test_code_in_a_checkpoint_is_refused_before_anything_starts_by_its_file(tmp_path: Path) -> None:
+    folder = sft_checkpoint(tmp_path, 7)
+    torch.save({"rng": Path("/")}, folder / "data_0.pt")  # pickled as a call of a function
+    manifest.write(folder)
+    with pytest.raises(UserError, match=r"global_step_7/data_0\.pt: it holds pathlib\.\w+, more than tensors"):
+        saving.check_shards_to_load(tmp_path, 2)
 
 
 def test_stops_of_earlier_starts_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

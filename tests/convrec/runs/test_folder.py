@@ -98,11 +98,14 @@ def test_a_folder_without_metrics_or_checkpoints(tmp_path: Path) -> None:
     assert latest_step(tmp_path / "nothing") == 0
 
 
-def test_latest_step_is_the_one_verl_names_complete(tmp_path: Path) -> None:
-    for step in (100, 200):
+def test_latest_step_is_the_newest_complete_one_up_to_the_trackers(tmp_path: Path) -> None:
+    for step in (90, 100, 200):
         (tmp_path / f"global_step_{step}").mkdir()
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")  # 200 was cut off
+        (tmp_path / f"global_step_{step}" / "complete.json").touch()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")  # the run has gone back
     assert latest_step(tmp_path) == 100
+    (tmp_path / "global_step_100" / "complete.json").unlink()  # it was killed between the tracker and the manifest
+    assert latest_step(tmp_path) == 90
 
 
 def test_the_start_model_is_the_configs_of_either_recipe(tmp_path: Path) -> None:
@@ -111,6 +114,16 @@ def test_the_start_model_is_the_configs_of_either_recipe(tmp_path: Path) -> None
     assert start_model(tmp_path) == "a/b"
     (tmp_path / "config.yaml").write_text("model: {path: judge}\nactor_rollout_ref: {model: {path: c/d}}\n")
     assert start_model(tmp_path) == "c/d"
+
+
+@pytest.mark.parametrize(
+    "content", [b"run: {recipe: [", b"\xff\xfe\x00", b"- a list\n", b"run: !!python/name:os.kill\n"]
+)
+def test_a_config_that_no_run_has_written_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.yaml: not .*put it back from a copy") as error:
+        start_model(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Path) -> None:
@@ -122,6 +135,7 @@ def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Pat
         path = tmp_path / f"global_step_{step}" / file
         path.parent.mkdir(parents=True)
         path.touch()
+        (tmp_path / f"global_step_{step}" / "complete.json").touch()
     assert saved_steps(tmp_path) == []  # no complete checkpoint is named
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     assert saved_steps(tmp_path) == [9, 10]

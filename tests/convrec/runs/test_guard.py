@@ -115,6 +115,32 @@ def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_term
     assert "it ended without a word" in run.driver.communicate()[1]
 
 
+@pytest.mark.parametrize("join", ["", JOIN])
+def test_a_guard_that_is_killed_is_started_again_by_whoever_is_there(start: Start, join: str) -> None:
+    run = start(join=join)
+    first = run.guard
+    first.kill()
+    with contextlib.suppress(ValueError):  # it is being written
+        run.wait(lambda: int((run.folder / "guard.pid").read_text().split()[0]) != first.pid)
+    run.guard = psutil.Process(int((run.folder / "guard.pid").read_text().split()[0]))
+    time.sleep(2.5 * guard_process.POLL_SECONDS)
+    run.driver.kill()
+    run.assert_nothing_is_left()
+    assert "it ended without a word" in run.driver.communicate()[1]
+
+
+def test_a_semaphore_is_removed_whose_owner_was_killed(start: Start) -> None:
+    """As joblib's in vLLM's engine. The C library maps it under another name than the one it then has."""
+    name = f"/convrec-test-{os.getpid()}"
+    run = start(then=f"import ctypes; ctypes.CDLL(None).sem_open({name.encode()!r}, 64, 384, 1); time.sleep(600)")
+    file = guard_process.SHM / f"sem.{name[1:]}"
+    run.wait(file.exists)
+    time.sleep(2.5 * guard_process.POLL_SECONDS)
+    run.driver.kill()
+    run.assert_nothing_is_left()
+    assert not file.exists()
+
+
 def test_end_ends_everything_but_the_driver_and_says_nothing(start: Start) -> None:
     run = start(then="time.sleep(3); print('ended:', guard.end(folder), flush=True); time.sleep(600)")
     assert run.driver.stdout

@@ -28,6 +28,10 @@ from convrec.runs.folder import hold
 run = Path({run!r})
 def ready():
     print(os.getpid(), flush=True)
+def checkpoint(step):
+    (run / f"global_step_{{step}}").mkdir(exist_ok=True)
+    (run / f"global_step_{{step}}" / "complete.json").touch()
+    (run / "latest_checkpointed_iteration.txt").write_text(str(step))
 """
 # an `except` of a library, or a call into C that does not come back
 DEAF = "signal.signal(signal.SIGINT, lambda number, frame: None); ready(); time.sleep(600)"
@@ -62,7 +66,7 @@ run.mkdir()
 ready()
 while not (run / "stop").exists():
     time.sleep(0.02)
-(run / "latest_checkpointed_iteration.txt").write_text("7")
+checkpoint(7)
 sys.exit(130)
 """
 
@@ -231,6 +235,19 @@ def test_the_fork_ends_with_a_killed_supervisor(start: Start) -> None:
     fork.wait(60)
 
 
+def test_a_run_that_is_killed_with_its_guard_is_cleaned_up_all_the_same(start: Start, tmp_path: Path) -> None:
+    command, fork = start(WORK["holding a run folder, with children"])
+    temporary = Path((tmp_path / "run" / "temporary").read_text())
+    children = fork.children(recursive=True)
+    guards = psutil.Process(int((temporary / "guard.pid").read_text().split()[0]))
+    for process in (fork, guards):
+        process.kill()
+    assert command.wait(60) == 137
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left
+    assert not temporary.exists()
+
+
 def test_a_lost_run_is_started_again_as_long_as_it_gets_further(start: Start, tmp_path: Path) -> None:
     command, _ = start(
         """
@@ -239,7 +256,7 @@ run.mkdir(exist_ok=True)
 with (run / "starts").open("a") as starts:
     starts.write("x")
 step = (4, 6, 6)[(run / "starts").stat().st_size - 1]
-(run / "latest_checkpointed_iteration.txt").write_text(str(step))
+checkpoint(step)
 ready()
 supervisor.note(lost="yes")
 sys.exit(supervisor.NO_PROGRESS)

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.metric_utils import RolloutMoELoadBalanceMetricsAccumulator
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from convrec.checkpoints import manifest, saving
 from convrec.rollout import agent_loop
-from convrec.runs.folder import ENDED, TRAINED
+from convrec.runs.folder import ENDED, TRAINED, latest_step, tracked_step
 from convrec.training.trainer_base import PHASES, ConvRecMixin
 from tests.convrec.training.conftest import nested
 
@@ -66,6 +67,7 @@ class SavingVerls:
     def _save_checkpoint(self) -> None:
         assert self.logged  # before what makes the checkpoint one that can be resumed
         (self.run_folder / "global_step_4").mkdir(parents=True)
+        saving.write_tracker(self.run_folder, 4)
 
 
 def test_what_verl_logs_at_the_end_of_a_step_is_logged_before_its_checkpoint_but_for_times(
@@ -90,6 +92,24 @@ def test_what_verl_logs_at_the_end_of_a_step_is_logged_before_its_checkpoint_but
     assert known == pytest.approx({name: value for name, value in metrics.items() if name not in of_the_end})
     assert (known[TRAINED], known["response_length/mean"], known["actor/kl"]) == (4, 3.0, 0.25)
     assert ENDED in of_the_end
+
+
+def test_a_stop_between_verls_tracker_and_our_manifest_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every RL recipe. tests/e2e/test_interrupted_saves.py kills whole runs there."""
+
+    def stop(folder: Path) -> None:
+        assert tracked_step(tmp_path) == 4
+        raise KeyboardInterrupt
+
+    trainer = type("Trainer", (Saving, SavingVerls), {"_log_step": lambda self: self.logged.append({})})(tmp_path, None)
+    monkeypatch.setattr(manifest, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer._save_checkpoint()
+    assert latest_step(tmp_path) == 0
+    (warning,) = saving.choose_resume_step(tmp_path)
+    assert "global_step_4 was cut off while it was written" in warning
 
 
 @pytest.mark.parametrize("bypass_mode", [False, True])

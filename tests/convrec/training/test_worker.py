@@ -1,5 +1,7 @@
 """On verl's FSDP engine: the learning rate by trainer steps and after a resume; weights in the rollout's dtype."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from convrec.training.worker import ConvRecWorker, send_weights_as
+from convrec.training.worker import ConvRecWorker, prepare_checkpoints, send_weights_as
+from tests.convrec.training.conftest import ALONE, MEETING, build_training_worker
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
 WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
@@ -73,6 +77,30 @@ def test_a_resumed_run_trains_with_the_rates_of_its_settings(
     first.save_checkpoint(str(tmp_path), global_step=4)
     whole = train(start(**resumed), 8)
     assert train(start(checkpoint=tmp_path, **resumed), 4) == whole[4:]
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_a_model_whose_folder_names_code_of_its_own_is_saved_and_loaded_as_what_it_was_built_from(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
+) -> None:
+    """As Phi-3's folder does, beside transformers' own class. Without us verl fails while it saves."""
+    for name, value in (ALONE | MEETING).items():
+        monkeypatch.setenv(name, value)
+    shutil.copytree(model_folder, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    code = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": code}))
+    worker = build_training_worker(tmp_path / "model")
+    worker.engine.checkpoint_manager.checkpoint_save_contents = ["model", "hf_model"]
+    if not is_prepared:
+        with pytest.raises(TypeError, match="'<' not supported between instances of 'NoneType' and 'str'"):
+            worker.save_checkpoint(str(tmp_path / "step"), global_step=1)
+        return
+    prepare_checkpoints(worker.engine)
+    worker.save_checkpoint(str(tmp_path / "step"), global_step=1)
+    assert "auto_map" not in json.loads((tmp_path / "step" / "huggingface" / "config.json").read_text())
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "step" / "huggingface").num_parameters() > 0
 
 
 def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:

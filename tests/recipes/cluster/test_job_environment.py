@@ -18,7 +18,7 @@ from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 SECRETS += ("SWANLAB_WEBHOOK", "SWANLAB_WEBHOOK_VALUE", "WANDB_PASS", "TORCH_X_PWD", "CLEARML_AUTH")
-SECRETS += ("CLEARML_API_SECRET_KEY",)
+SECRETS += ("CLEARML_API_SECRET_KEY", "WANDB__EXTRA_HTTP_HEADERS", "VLLM_OTLP_HEADERS", "TQ_BEARER")
 pytestmark = pytest.mark.usefixtures("outside")
 
 
@@ -77,6 +77,7 @@ def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
     holds_password |= {"SWANLAB_API_HOST": "https://host/?access_token=secret"}
+    holds_password |= {"VLLM_OTLP": "Authorization=Bearer a-secret"}
     given = wanted | others | holds_password | dict.fromkeys(SECRETS, "a-secret")
     values = variables(RANK_GRPO, given)
     assert wanted.items() <= values.items()

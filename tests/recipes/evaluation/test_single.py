@@ -14,6 +14,7 @@ from recipes import evaluate as command
 from recipes.evaluation.examples import examples
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
+from tests.conftest import mark_complete
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 LISTS = {
@@ -136,7 +137,7 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
     answer_with(answer)
     folder = tmp_path / "run"
     sound_model(folder / "global_step_4" / "actor" / "huggingface")
-    (folder / "latest_checkpointed_iteration.txt").write_text("4")
+    mark_complete(folder, 4)
     (folder / "config.yaml").write_text(
         "convrec: {num_items: 2, delimiter: '|', matching: exact, year_tolerance: 3, fuzzy_cutoff: 80}\n"
         "data: {apply_chat_template_kwargs: {enable_thinking: true}}\n"

@@ -13,6 +13,7 @@ from convrec.errors import UserError
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.sweep import sweep_steps
+from tests.conftest import mark_complete
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 # what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
@@ -35,7 +36,7 @@ def run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     (run / "global_step_3" / "data.pt").write_bytes(b"")
     (run / "global_step_5" / "actor").mkdir(parents=True)
     (run / "global_step_5" / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"half")
-    (run / "latest_checkpointed_iteration.txt").write_text("4")
+    mark_complete(run, 2, 4)
     ours = "convrec: {year_tolerance: 1}\n"
     (run / "config.yaml").write_text(
         f"run: {{recipe: rank_grpo}}\nactor_rollout_ref: {{model: {{path: {start}}}}}\n{ours}"
@@ -57,8 +58,8 @@ def options(tmp_path: Path, answer_with: Callable[..., Any]) -> list[str]:
 
 def test_a_start_model_that_is_gone_and_a_newest_step_without_a_model_are_named(run: Path, tmp_path: Path) -> None:
     assert sweep_steps(run, start="another/model")[0] == "another/model"
-    (run / "latest_checkpointed_iteration.txt").write_text("3")
-    with pytest.raises(UserError, match=r"global_step_3: named in .*holds no model"):
+    mark_complete(run, 3)
+    with pytest.raises(UserError, match=r"global_step_3, the newest one, holds no model: it was removed"):
         sweep_steps(run)
     (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: /gone/model}}\n")
     with pytest.raises(UserError, match=r"the run started from /gone/model, which is gone; .*--start"):
@@ -162,7 +163,7 @@ def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
     stale = "ends at step 4, without the newest checkpoint, step 6; sweep again"
     report.report([run], tmp_path / "report.html")
     assert stale not in capsys.readouterr().err
-    (run / "latest_checkpointed_iteration.txt").write_text("6")
+    mark_complete(run, 6)
     # being evaluated now, not yet in sweep.csv
     (run / "evaluation" / "test" / "step_000006").mkdir()
     html = report.report([run], tmp_path / "report.html").read_text()

@@ -6,14 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs.folder import LATEST
 from recipes.experiments.amount import composed, described, is_finished, steps_of
 from recipes.experiments.matrix_runs import MatrixRun
-
-
-def trained(folder: Path, steps: int) -> None:
-    folder.mkdir(parents=True)
-    (folder / LATEST).write_text(str(steps))
+from tests.conftest import mark_complete
 
 
 def test_runs_and_steps_are_counted_as_far_as_they_are_known(tmp_path: Path) -> None:
@@ -25,7 +20,7 @@ def test_runs_and_steps_are_counted_as_far_as_they_are_known(tmp_path: Path) -> 
             {"trainer": {"total_training_steps": steps}, "data": {"train_batch_size": None}}
         )
         if done:
-            trained(tmp_path / name, done)
+            mark_complete(tmp_path / name, done)
     unknown = "; runs whose steps are unknown, as their data are not there yet: 1"
     assert described(runs, configs, tmp_path) == "1 of 4 runs finished; 310 of 410 steps" + unknown
     assert described(runs[:1], configs, tmp_path) == "1 of 1 runs finished; 300 of 300 steps"
@@ -47,7 +42,7 @@ def test_settings_are_composed_once_a_variant_and_a_wrong_one_names_its_run(tmp_
     runs = [MatrixRun(f"a-s{seed}", "a", "sft", None, {"SEED": seed, "TOTAL_STEPS": "6"}) for seed in ("1", "2")]
     configs = composed(runs, tmp_path)
     assert configs["a-s1"] is configs["a-s2"]
-    trained(tmp_path / "a-s2", 6)
+    mark_complete(tmp_path / "a-s2", 6)
     assert [is_finished(run, configs[run.name], tmp_path) for run in runs] == [False, True]
     with pytest.raises(UserError, match=r"b-s1: trainer\.stepz: no such setting"):
         composed([MatrixRun("b-s1", "b", "sft", None, {"SEED": "1"}, ["trainer.stepz=1"])], tmp_path)

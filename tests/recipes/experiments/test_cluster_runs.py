@@ -38,7 +38,8 @@ case "$3" in
   evaluate) out=$(echo "$@" | sed 's/.*--out=\\([^ ]*\\).*/\\1/'); mkdir -p "$out"; echo '{{}}' > "$out/metrics.json" ;;
   *) case "$SAVE_PATH" in *bad*) echo "error: no such luck"; echo "full log: there"; exit 2 ;; esac
      while [ -e {folder}/wait ]; do sleep 0.02; done
-     mkdir -p "$SAVE_PATH"; echo "$TOTAL_STEPS" > "$SAVE_PATH/latest_checkpointed_iteration.txt"
+     mkdir -p "$SAVE_PATH/global_step_$TOTAL_STEPS"; touch "$SAVE_PATH/global_step_$TOTAL_STEPS/complete.json"
+     echo "$TOTAL_STEPS" > "$SAVE_PATH/latest_checkpointed_iteration.txt"
      echo "$MODEL_PATH" > "$SAVE_PATH/start" ;;
 esac
 """

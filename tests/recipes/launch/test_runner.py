@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from convrec.checkpoints import saving
@@ -52,7 +53,7 @@ def saved(run: Path, step: int) -> None:
 
     def write() -> None:
         (run / f"global_step_{step}").mkdir()
-        (run / f"global_step_{step}" / "model_world_size_1_rank_0.pt").touch()
+        torch.save({}, run / f"global_step_{step}" / "model_world_size_1_rank_0.pt")
         saving.write_tracker(run, step)
 
     saving.save(run, step, write)
@@ -170,6 +171,9 @@ def test_a_refusal_leaves_no_folder(run: Run, tmp_path: Path) -> None:
 
     status, err = run(pytest.fail, check=check)
     assert (status, err) == (2, "error: TRAIN_FILE: fix it\n")
+    assert not (tmp_path / "run").exists()
+    _, err = run(pytest.fail, check=check, LEARNING_RATE="1e-5")
+    assert err.startswith("warning: LEARNING_RATE is set, but no recipe reads it")  # it may be why there is an error
     assert not (tmp_path / "run").exists()
 
 

@@ -1,5 +1,6 @@
 """A run folder is resumed as the run that it is."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ from omegaconf import OmegaConf
 
 from convrec.errors import UserError
 from convrec.runs.folder import RL_MODEL
-from recipes.launch.same_run import changes
+from recipes.launch.same_run import changes, contents
 from recipes.launch.settings import save_config
+from recipes.planning.estimate import Requirements
+
+MODEL = "actor_rollout_ref__model__path"
 
 
 def settings(**changed: Any) -> Any:
@@ -55,6 +59,49 @@ def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str)
     save_config(settings(), tmp_path)
     with pytest.raises(UserError, match=f"{said}. Choose another SAVE_PATH"):
         changes(settings(**{key: value}), tmp_path, RL_MODEL)
+
+
+@pytest.fixture
+def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, str]:
+    (tmp_path / "train.parquet").write_text("rows")
+    (tmp_path / "catalog.parquet").write_text("items")
+    paths = {"data__train_files": "train.parquet", "convrec__catalog_file": "catalog.parquet"}
+    sound_model(tmp_path / "model")
+    return {key: str(tmp_path / name) for key, name in (paths | {MODEL: "model"}).items()}
+
+
+def started(run: Path, files: dict[str, str]) -> Any:
+    """The settings of a start, of which the config is kept where there is none."""
+    config = settings(**files)
+    config.run.contents = contents(config, Requirements(RL_MODEL, ("data.train_files", "convrec.catalog_file")))
+    if not (run / "config.yaml").exists():
+        save_config(config, run)
+    return config
+
+
+def test_data_that_changed_under_its_path_is_said_and_a_model_that_did_is_refused(
+    tmp_path: Path, files: dict[str, str], sound_model: Callable[..., Path]
+) -> None:
+    run = tmp_path / "run"
+    assert changes(started(run, files), run, RL_MODEL) == []
+    for name, key in (("train", "data.train_files"), ("catalog", "convrec.catalog_file")):
+        (tmp_path / f"{name}.parquet").write_text("others")
+        (warning, *_) = changes(started(run, files), run, RL_MODEL)
+        assert f"{tmp_path}/{name}.parquet has changed since ({key})" in warning
+        (tmp_path / f"{name}.parquet").write_text({"train": "rows", "catalog": "items"}[name])
+    assert changes(started(run, files), run, RL_MODEL) == []
+    sound_model(tmp_path / "model", weight=0.25)
+    with pytest.raises(UserError, match=f"the files of the model {tmp_path}/model have changed. Choose another"):
+        changes(started(run, files), run, RL_MODEL)
+
+
+def test_a_model_and_data_in_another_place_are_the_same(tmp_path: Path, files: dict[str, str]) -> None:
+    run = tmp_path / "run"
+    started(run, files)
+    moved = {}
+    for key, path in files.items():
+        moved[key] = str(Path(path).rename(tmp_path / f"moved-{Path(path).name}"))
+    assert changes(started(run, moved), run, RL_MODEL) == []
 
 
 def test_a_setting_that_the_run_did_not_have_is_no_change(tmp_path: Path) -> None:

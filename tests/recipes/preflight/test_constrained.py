@@ -1,5 +1,6 @@
 """CONSTRAINED=1: what it refuses before Ray starts, and what it gives the rollout."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def compose(
     catalog = tmp_path / "catalog.parquet"
     catalog.write_bytes((sample / "catalog.parquet").read_bytes())
     line_tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 4096}')
+    settings_of_model = {"model_type": "qwen2", "max_position_embeddings": 4096, "vocab_size": 320}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings_of_model))
 
     def make(*overrides: str, **variables: str) -> DictConfig:
         own = {"CONSTRAINED": "1", "MODEL_PATH": str(tmp_path / "model"), "CATALOG_FILE": str(catalog)}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from convrec.checkpoints import saving
+from convrec.checkpoints import manifest, saving
+from convrec.runs.folder import latest_step, tracked_step
 
 SAMPLES, BATCH, EPOCHS = 13, 4, 3  # 3 steps an epoch, one sample left over in each
 Train = Callable[..., list[list[int]]]
@@ -24,7 +25,8 @@ class Engine:
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
         self.optimizer_config = SimpleNamespace(lr=1e-3)
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
-        self.checkpoint_manager = SimpleNamespace(load_checkpoint=lambda *_: None)
+        model = SimpleNamespace(config=SimpleNamespace())
+        self.checkpoint_manager = SimpleNamespace(model=model, load_checkpoint=lambda *_: None, trust_remote_code=False)
 
     def is_mp_src_rank_with_outputs(self) -> bool:
         return True
@@ -191,6 +193,28 @@ def test_a_stop_file_saves_at_the_end_of_the_step(train: Train, tmp_path: Path, 
     assert saving.complete_steps(tmp_path / "run") == [step]
     assert not (tmp_path / "run" / "stop").exists()
     assert begun + train(save_freq=100) == whole
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_stop_between_verls_tracker_and_our_manifest_leaves_no_checkpoint(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    whole = train()
+    (tmp_path / "run").rename(tmp_path / "whole")
+
+    def stop(folder: Path) -> None:
+        if folder.name == f"global_step_{step}":
+            assert tracked_step(tmp_path / "run") == step
+            raise KeyboardInterrupt
+        write(folder)
+
+    write = manifest.write
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "write", stop)
+        begun = train(stop_after=step)
+    assert latest_step(tmp_path / "run") == step - 1
+    assert "was cut off while it was written" in saving.choose_resume_step(tmp_path / "run")[0]
+    assert begun[: step - 1] + train() == whole
 
 
 def test_the_step_of_the_lowest_validation_loss_is_kept(train: Train, tmp_path: Path) -> None:

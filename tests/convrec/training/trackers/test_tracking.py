@@ -31,12 +31,15 @@ os.environ.update(tracking.tracker_environment(run, "group-of-the-run", os.envir
 alive = []
 for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     if done:
+        (run / f"global_step_{done}").mkdir()
+        (run / f"global_step_{done}" / "complete.json").touch()
         (run / "latest_checkpointed_iteration.txt").write_text(str(done))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
     os.environ["TENSORBOARD_DIR"] = str(run / "tensorboard")  # as in a process of its own
     trackers = tracking.resumable(run, "project", "experiment", ["file", "tensorboard", "swanlab", "wandb"], config={})
     for step in steps:
-        trackers.log({"return": step + 100.0 * start}, step=step)
+        tokens = {"train/total_tokens(B)": 0.5 * (step - done)}  # verl counts those of a start
+        trackers.log({"return": step + 100.0 * start, **tokens}, step=step)
     samples = ValidationGenerationsLogger("project", "experiment")
     samples.log(["swanlab", "tensorboard", "wandb"], [("in", "out", 0.5)], steps[-1])
     for one in ("swanlab", "wandb"):  # one process has one run of theirs; the rest is left as a kill leaves it
@@ -157,6 +160,11 @@ def test_the_newest_tensorboard_folder_has_the_whole_curve_with_the_repeated_ste
     assert [(event.step, event.value) for event in first.Scalars("return")] == [(n, float(n)) for n in range(1, 6)]
     assert [(event.step, event.value) for event in second.Scalars("return")] == [*REPEATED.items()]
     assert "val/generations/text_summary" in second.Tags()["tensors"]
+
+
+def test_tokens_are_counted_over_all_starts(run: Path) -> None:
+    tokens = {row["step"]: row["train/total_tokens(B)"] for row in read_metrics(run) if row["step"] < 99}
+    assert tokens == {step: 0.5 * step for step in range(1, 7)}
 
 
 def test_validation_samples_are_kept_in_the_run_whatever_the_trackers(

@@ -1,6 +1,7 @@
 """A dead process interrupts the main thread where it waits. tests/e2e/test_deaths.py kills real ones."""
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
 
 from convrec.errors import NoProgress, ProcessLost
 from convrec.runs.phases import Phases
-from convrec.training.watch import liveness
+from convrec.training.watch import liveness, nodes
 
 
 class Actors:
@@ -23,6 +24,7 @@ class Actors:
         monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if self.state[r] != "busy"], []))
         monkeypatch.setattr(ray, "get", self.get)
         monkeypatch.setattr(liveness.Nodes, "learn", lambda nodes, actors: None)
+        monkeypatch.setattr(liveness.Nodes, "lost_gcs", lambda nodes: "")
         monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
 
     def get(self, name: str) -> None:
@@ -127,6 +129,21 @@ def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blam
             time.sleep(30)
     finally:
         watch.stop()
+
+
+def test_a_gcs_server_that_is_gone_is_named_and_one_that_is_restarted_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1.0
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: now)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watched = nodes.Nodes()
+        watched.gcs = server.getsockname()
+        assert watched.lost_gcs() == ""
+    assert watched.lost_gcs() == ""  # for a moment
+    now += nodes.GCS_SECONDS + 1
+    assert watched.lost_gcs() == f"Ray's gcs_server at 127.0.0.1:{watched.gcs[1]} is gone (killed, or out of memory)"
+    with socket.create_server(watched.gcs):
+        assert watched.lost_gcs() == ""
+    assert watched.lost_gcs() == ""  # counted anew
 
 
 def test_a_lost_node_is_named_with_what_it_held(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:

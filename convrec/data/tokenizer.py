@@ -1,0 +1,105 @@
+"""A model's tokenizer and config, found fit for each other before anything expensive starts.
+
+Without tokenizer.json transformers makes a tokenizer of the special tokens alone, which reads any text as nothing.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from convrec.data.chat import encode, render_prompt, special_tokens
+from convrec.errors import UserError
+
+SMALLEST = 0.5  # of the embedding's rows; padding to a multiple of 64 or 128 leaves far more
+ASKED = "Which films are like Heat (1995)? Not item 42, please."
+TITLES = 1000  # of a catalog are tried
+TEMPLATE_SECONDS = 30.0  # a template is a program: one in which loops are nested may never end
+
+
+def load_tokenizer(
+    model: str,
+    given_as: str = "model ",
+    *,
+    tokenizer_path: str | None = None,
+    chat_template: str | None = None,
+    titles: Sequence[str] = (),
+) -> tuple[Any, int]:
+    """A model's tokenizer, and its context in tokens (2**20 where its config says none).
+
+    given_as: what stands before the model in messages. tokenizer_path, chat_template: in place of the model's own.
+    titles: what the model is to write.
+
+    Raises UserError for what transformers cannot read or has no code for, a tokenizer that is another model's or not
+    whole, and a chat template that is missing, fails or does not end.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    name = f"{given_as}{model}"
+    try:
+        config = AutoConfig.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or model)
+    except Exception as error:  # every library that reads a part of it has errors of its own
+        what = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
+        raise UserError(
+            f"{name}: {what}. Give a folder or an id that can be loaded here, of a model type that transformers has "
+            "(a model's own code, its auto_map, is not run)"
+        ) from None
+    _check_ids(name, tokenizer, config.get_text_config())
+    _check_text(name, tokenizer, titles)
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
+    _check_template(name, tokenizer)
+    return tokenizer, int(getattr(config, "max_position_embeddings", 0) or 2**20)
+
+
+def _check_ids(name: str, tokenizer: Any, config: Any) -> None:
+    """Ids that the embedding lacks, far too few of them, or a word of the language where the model ends its answers."""
+    rows, size = config.vocab_size, max(tokenizer.get_vocab().values(), default=-1) + 1
+    if not SMALLEST * rows <= size <= rows:
+        raise UserError(
+            f"{name}: a tokenizer of {size} ids for an embedding of {rows} rows (config.json, vocab_size): another "
+            "model's, or tokenizer.json is missing; put all of the model's own tokenizer files there"
+        )
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = set(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer)))
+    # Not the tokenizer's own eos: chat models have end of text here and end of turn there, on purpose
+    if special and ends != [None] and not special & {*ends}:
+        raise UserError(
+            f"{name}: token {ends[0]}, with which the model ends its answers (config.json, eos_token_id), is no "
+            "special token of its tokenizer: another model's; put the model's own there"
+        )
+
+
+def _check_text(name: str, tokenizer: Any, titles: Sequence[str]) -> None:
+    """What it encodes it decodes: a text, and most of the titles."""
+    tried = titles[:: max(1, len(titles) // TITLES)]
+    read = {text: tokenizer.decode(encode(tokenizer, text)) for text in (*tried, ASKED)}
+    lost = [text for text, back in read.items() if _letters(text) != _letters(back)]
+    if ASKED in lost or len(lost) > len(tried) / 2:
+        raise UserError(
+            f"{name}: its tokenizer cannot write {lost[0]!r}, which comes back as {read[lost[0]]!r}: its files are "
+            "missing or another language's; put all of the model's own there, or take a model of this language"
+        )
+
+
+def _letters(text: str) -> str:
+    """And digits; spaces, cases and signs are a tokenizer's own affair."""
+    return "".join(filter(str.isalnum, text)).casefold()
+
+
+def _check_template(name: str, tokenizer: Any) -> None:
+    if not tokenizer.chat_template:
+        raise UserError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model.")
+    problems = [f"has not ended after {TEMPLATE_SECONDS:.0f} s"]
+
+    def render() -> None:
+        try:
+            text = render_prompt(tokenizer, [{"role": "user", "content": ASKED}])
+            problems.append("" if ASKED in text else "leaves out what is asked")
+        except Exception as error:  # what a template raises
+            problems.append(f"fails ({error})")
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    thread.join(TEMPLATE_SECONDS)
+    if problem := problems[-1]:
+        raise UserError(f"{name}: its chat template {problem}; put the model's own there")

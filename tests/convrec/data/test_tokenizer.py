@@ -1,0 +1,129 @@
+"""A tokenizer that is not the model's, not whole or in another language is refused by a line, as transformers reads it
+from a folder; and so is a chat template that cannot be used."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convrec.data import tokenizer as tokenizers
+from convrec.data.tokenizer import load_tokenizer
+from convrec.errors import UserError
+from recipes.tiny_model import make_tiny_model
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    folder = tmp_path_factory.mktemp("sound") / "model"
+    return make_tiny_model(folder, ["Heat (1995)\nRan (1985)\n" * 40], vocab_size=400, max_positions=512, **sizes)
+
+
+@pytest.fixture
+def model(sound: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sound, tmp_path / "model")
+
+
+def test_a_sound_model_has_its_tokenizer_and_its_context(model: Path) -> None:
+    tokenizer, context = load_tokenizer(str(model), titles=["Amélie (2001)", "七人の侍 (1954)"])
+    assert tokenizer.decode(tokenizer.encode("Heat (1995)")) == "Heat (1995)"
+    assert context == 512
+
+
+def config(**changed: Any) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        file = model / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+    return change
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).unlink()
+
+
+def template(text: str) -> Callable[[Path], None]:
+    return lambda model: (model / "chat_template.jinja").write_text(text) and None
+
+
+def cut_the_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").write_text('{"model": {"vo')
+
+
+def read_no_text(model: Path) -> None:
+    """As many ids as the model has, and none of them a letter's."""
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = {f"<none-{id_}>": id_ for id_ in content["model"]["vocab"].values()}
+    file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary, "merges": []}}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without("tokenizer.json"), r"a tokenizer of 3 ids for an embedding of \d+ rows .*tokenizer\.json is missing"),
+        (without("config.json"), "Give a folder or an id that can be loaded here"),
+        (cut_the_tokenizer, "MODEL_PATH=.*/model: .*Give a folder"),
+        (read_no_text, "its tokenizer cannot write 'Which films .*, which comes back as"),
+        (config(vocab_size=10), r"a tokenizer of \d+ ids for an embedding of 10 rows .*another model's"),
+        (config(vocab_size=900), r"a tokenizer of \d+ ids for an embedding of 900 rows .*another model's"),
+        (config(eos_token_id=[5]), r"token 5, with which .* \(config\.json, eos_token_id\), is no special token"),
+        (config(model_type="zebra"), "has model type `zebra` but Transformers does not recognize this architecture"),
+        (config(model_type="zebra", auto_map={"AutoConfig": "code.Zebra"}), "its auto_map, is not run"),
+        (without("chat_template.jinja"), "has no chat template"),
+        (template("{{ raise_exception('no') }}"), r"its chat template fails \(no\)"),
+        (template("hello"), "its chat template leaves out what is asked"),
+        (template(NESTED), "its chat template has not ended after 1 s"),
+    ],
+)
+def test_damage_is_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], message: str
+) -> None:
+    monkeypatch.setattr(tokenizers, "TEMPLATE_SECONDS", 1.0)
+    monkeypatch.setattr(tokenizers, "render_prompt", bounded(tokenizers.render_prompt))
+    damage(model)
+    with pytest.raises(UserError, match=message) as error:
+        load_tokenizer(str(model), "MODEL_PATH=")
+    assert "\n" not in str(error.value)
+
+
+def bounded(render: Callable[..., str]) -> Callable[..., str]:
+    """The thread of a template without end is left behind: here its loops are fewer, and end after the limit."""
+
+    def render_less(tokenizer: Any, messages: Any) -> str:
+        tokenizer.chat_template = tokenizer.chat_template.replace("range(99999)", "range(9000)")
+        return render(tokenizer, messages)
+
+    return render_less
+
+
+@pytest.mark.parametrize("eos", [1, None])
+def test_a_chat_model_may_end_with_another_special_token_than_its_tokenizer(model: Path, eos: int | None) -> None:
+    tokenizer, _ = load_tokenizer(str(model))
+    config(eos_token_id=None if eos is None else [tokenizer.pad_token_id])(model)
+    load_tokenizer(str(model))
+
+
+def test_titles_that_a_model_cannot_write_are_refused_where_they_are_most(model: Path) -> None:
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    # byte-level BPE has ä for 0xE4, with which the Japanese titles begin
+    vocabulary = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
+    file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
+    load_tokenizer(str(model), titles=["Heat (1995)", "Ran (1985)", "七人の侍 (1954)"])
+    with pytest.raises(UserError, match=r"its tokenizer cannot write '七人の侍 .*or take a model of this language"):
+        load_tokenizer(str(model), titles=["Heat (1995)", "七人の侍 (1954)", "七人 (1960)"])
+
+
+def test_a_template_and_a_tokenizer_of_ones_own_take_the_place_of_the_models(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "other")
+    (model / "tokenizer.json").unlink()
+    (tmp_path / "other" / "chat_template.jinja").unlink()
+    own = "{{ messages[0]['content'] }}!"
+    tokenizer, _ = load_tokenizer(str(model), tokenizer_path=str(tmp_path / "other"), chat_template=own)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
