@@ -82,12 +82,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Part:
-    """seconds: that all its commands together may take."""
+    """seconds: that all its commands together may take. needs: parts that must be done before."""
 
     name: str
     what: str
     seconds: int
     commands: tuple[Command, ...]
+    needs: tuple[str, ...] = ()
 
 
 Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; empty where it has not run
@@ -97,6 +98,7 @@ Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; 
 
 
 def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
+    """Commands that there are anyway. gpu_name: as torch says it, for the plan; without one that of an H100."""
     folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
     files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
     common = RANK_GRPO | {name: str(demo / "data" / f"{file}.parquet") for name, file in files.items()}
@@ -115,9 +117,9 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
     def printed(name: str, words: str, **variables: str) -> Command:
         return Command(name, words, variables, str(out / "results" / f"{name}.figures.json"), prints=True)
 
-    def benchmark(name: str, what: str, others: str = "") -> Part:
+    def benchmark(name: str, what: str, others: str = "", *needs: str) -> Part:
         words = f"benchmarks/bench_{name}.py {BENCHMARKS[name][not gpus]} {others}"
-        return Part(name, what, 300, (printed(name, words),))
+        return Part(name, what, 300, (printed(name, words),), needs)
 
     def checked(name: str, phases: str) -> Command:
         file = str(out / "results" / f"{name}.figures.json")
@@ -130,7 +132,9 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
     before = evaluate("sft", shlex.quote(str(sft)), "--constrained")
     after = evaluate("free", f"{folder}/free/global_step_8", against)
     after_constrained = evaluate("constrained", f"{folder}/constrained/global_step_8", f"--constrained {against}")
+    free, resume = train("free", 8, sft, "free"), train("resume", 10, sft, "free")
     constrained = train("constrained", 8, sft, "constrained", CONSTRAINED="1")
+    of_llama = train("llama", 2, out / "llama-model", "llama")
     kind = next((kind for kind in GPUS if kind in gpu_name), "H100")
     devices = {"N_GPUS_PER_NODE": "2" if gpus > 1 else "1"}  # as phase `step` takes
     words = f"plan --json --model 0.5B --gpu {kind} --rows 400 --response-tokens {PAPER['MAX_RESPONSE_LENGTH']}"
@@ -139,18 +143,18 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
     of_model = "{0}_rollout {0}_weights {0}_sleep {0}_constrained"
     lists = f"--no-plain --no-faults --malformed 0 --model {folder}/free --catalog {data}/catalog.parquet"
     return [
-        Part("free", "Rank-GRPO from the SFT model, 8 steps", 480, (train("free", 8, sft, "free"),)),
-        Part("evaluation", "before and after it", 480, (before, after)),
+        Part("free", "Rank-GRPO from the SFT model, 8 steps", 480, (free,)),
+        Part("evaluation", "before and after it", 480, (before, after), ("free",)),
         Part("constrained", "Rank-GRPO under the constraint, 8 steps", 480, (constrained,)),
-        Part("evaluation_constrained", "after it", 300, (after_constrained,)),
+        Part("evaluation_constrained", "after it", 300, (after_constrained,), ("evaluation", "constrained")),
         Part("half_b", "Qwen2.5-0.5B's shape, the paper's batch, 5 steps", 520, (plan, checked("step", "step"))),
-        Part("llama_model", "a model of Llama's shape, with a head of its own", 60, (llama,)),
-        Part("llama", "Rank-GRPO with it, 2 steps", 480, (train("llama", 2, out / "llama-model", "llama"),)),
-        Part("resume", "the first run goes on, to step 10", 480, (train("resume", 10, sft, "free"),)),
+        Part("llama_model", "a model of Llama's shape, with a head of its own", 120, (llama,)),
+        Part("llama", "Rank-GRPO with it, 2 steps", 480, (of_llama,), ("llama_model",)),
+        Part("resume", "the first run goes on, to step 10", 480, (resume,), ("free",)),
         benchmark("loss", "the rank-level loss beside verl's"),
         benchmark("constrained_update", "an update under the constraint beside others"),
         benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free"),
-        benchmark("serving", "lists over HTTP", lists),
+        benchmark("serving", "lists over HTTP", lists, "free"),
         check("check_llama", "a rollout of Llama's shape", of_model.format("llama")),
         check("check_qwen3", "a rollout of Qwen3's shape", of_model.format("qwen3")),
         check("check_training", "training", "versions fsdp2 packed fused resume lora two_ranks kernels"),
@@ -168,9 +172,9 @@ def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float) -> Ke
     requests = {part.name: as_kept({"gpus": gpus, **asdict(part)}) for part in parts}
     kept = {name: _kept(results / f"{name}.json", request) for name, request in requests.items()}
     for part in sorted(parts, key=lambda part: bool(kept[part.name])):  # what failed comes last
-        if kept[part.name].get("status") == "pass":
+        if is_done(part.name, kept):
             print(f"{part.name:24} done before", flush=True)
-        elif time.monotonic() + part.seconds <= deadline:
+        elif all(is_done(name, kept) for name in part.needs) and time.monotonic() + part.seconds <= deadline:
             print(f"{part.name:24} {part.what}, at most {part.seconds} s", flush=True)
             one = run_part(part, results / f"{part.name}.log")
             print(f"{'':24} {one['status']}, {one['seconds']:.0f} s {one['why']}", flush=True)
@@ -181,6 +185,10 @@ def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float) -> Ke
             except UserError as error:  # the other parts are worth more
                 print(f"{'':24} no page: {error}", file=sys.stderr)
     return kept
+
+
+def is_done(name: str, kept: Kept) -> bool:
+    return kept[name].get("status") == "pass"
 
 
 def _kept(file: Path, request: Mapping[str, Any]) -> dict[str, Any]:

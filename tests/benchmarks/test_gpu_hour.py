@@ -49,10 +49,11 @@ class Hour:
         self.script = folder / "part.py"
         self.script.write_text(SCRIPT)
 
-    def part(self, name: str, *printed: str, seconds: int = 60) -> Part:
+    def part(self, name: str, *printed: str, seconds: int = 60, needs: tuple[str, ...] = ()) -> Part:
         words = " ".join([str(self.script), name, *printed])
         file = str(self.out / "results" / f"{name}.figures.json")
-        return Part(name, f"tries {name}", seconds, (Command(name, words, {"BEGUN": str(self.begun)}, file, True),))
+        command = Command(name, words, {"BEGUN": str(self.begun)}, file, prints=True)
+        return Part(name, f"tries {name}", seconds, (command,), needs)
 
     def run(self, *parts: Part, minutes: float = 10) -> Kept:
         return run_parts(parts, self.out, 0, minutes)
@@ -110,6 +111,17 @@ def test_what_does_not_fit_is_not_begun_and_smaller_parts_take_its_time(hour: Ho
     assert kept["large"] == {}
     hour.run(hour.part("large", seconds=400), hour.part("small", seconds=30), minutes=9)
     assert hour.names_begun() == ["large"]
+
+
+def test_a_part_waits_for_those_that_it_needs(hour: Hour) -> None:
+    (hour.folder / "a.broken").touch()
+    parts = hour.part("a"), hour.part("b", needs=("a",)), hour.part("c")
+    assert hour.run(*parts)["b"] == {}
+    assert hour.names_begun() == ["a", "c"]
+    (hour.folder / "a.broken").unlink()
+    hour.run(*parts)
+    assert hour.names_begun() == ["a"]  # the last to be tried again
+    assert hour.run(*parts)["b"]["status"] == "pass"
 
 
 def test_a_part_has_a_limit_that_ends_all_of_it(hour: Hour) -> None:
@@ -180,6 +192,7 @@ def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Ho
 def test_the_real_parts_fit_into_nine_minutes_each_and_try_every_phase(gpus: int, tmp_path: Path) -> None:
     parts = parts_of(tmp_path / "o ut", tmp_path, gpus, "NVIDIA H200" if gpus else "")
     assert all(part.seconds <= 540 for part in parts)
+    assert all({*part.needs} <= {before.name for before in parts[:place]} for place, part in enumerate(parts))
     assert len({part.name for part in parts}) == len(parts)
     commands = [shlex.split(command.words) for part in parts for command in part.commands]
     tried = [phase for words in commands if words[0] == "gpu-check" for phase in words[words.index("--only") + 1 :]]
@@ -204,4 +217,4 @@ def test_the_command_says_what_is_missing_and_how_to_go_on(tmp_path: Path) -> No
     status, text = said("--minutes", "0.5")
     assert status == 0
     assert "0 of 16 parts failed, 16 are left" in text
-    assert "each that is left may take longer than --minutes 0.5: 60 s and more" in text
+    assert "each that is left may take longer than --minutes 0.5: 120 s and more" in text
