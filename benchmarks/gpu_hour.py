@@ -3,7 +3,7 @@
     python benchmarks/gpu_hour.py --demo outputs/demo                 (make gpu-hour)
     python benchmarks/gpu_hour.py --demo outputs/demo --minutes 9     (make gpu-hour MINUTES=9)
 
-DEMO is the folder of `convrec demo`: data/ and the model in sft/ are read. --minutes: no part begins that might not end
+DEMO is the folder of `convrec demo`: data/, model/ and sft/ are read. --minutes: no part begins that might not end
 in that time, and the same command goes on with the others. Each part has a time limit of its own, and stops none of the
 others. A part that is done is not done again; one that failed is tried again after the others. OUT has the runs, and in
 results/ what is small: PART.json and PART.log of each part, figures of benchmarks, report.html. Without a GPU the same
@@ -141,6 +141,7 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
     plan = printed("plan", words, **(common | PAPER | devices))
     llama = Command("model", f"tiny-model --data {data} --out {folder}/llama-model {LLAMA}")
     of_model = "{0}_rollout {0}_weights {0}_sleep {0}_constrained"
+    words_of = "" if gpus else f"--tokenizer {shlex.quote(str(demo / 'model'))}"  # 150,000 words take a minute
     lists = f"--no-plain --no-faults --malformed 0 --model {folder}/free --catalog {data}/catalog.parquet"
     return [
         Part("free", "Rank-GRPO from the SFT model, 8 steps", 480, (free,)),
@@ -152,8 +153,8 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
         Part("llama", "Rank-GRPO with it, 2 steps", 480, (of_llama,), ("llama_model",)),
         Part("resume", "the first run goes on, to step 10", 480, (resume,), ("free",)),
         benchmark("loss", "the rank-level loss beside verl's"),
-        benchmark("constrained_update", "an update under the constraint beside others"),
-        benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free"),
+        benchmark("constrained_update", "an update under the constraint beside others", words_of),
+        benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free", words_of),
         benchmark("serving", "lists over HTTP", lists, "free"),
         check("check_llama", "a rollout of Llama's shape", of_model.format("llama")),
         check("check_qwen3", "a rollout of Qwen3's shape", of_model.format("qwen3")),
@@ -319,7 +320,8 @@ def _text(value: Any) -> str:
 
 def check_demo(demo: Path) -> None:
     """Raise UserError where something is missing that the parts read."""
-    for needed in (demo / "data" / "train.parquet", demo / "data" / "test.parquet", demo / "sft" / LATEST):
+    needed_files = ("data/train.parquet", "data/test.parquet", "model/config.json", f"sft/{LATEST}")
+    for needed in map(demo.joinpath, needed_files):
         if not needed.exists():
             raise UserError(f"--demo {demo}: no {needed.relative_to(demo)}; `convrec demo --out {demo}` makes it")
 

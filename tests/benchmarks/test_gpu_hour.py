@@ -211,7 +211,7 @@ def test_the_command_says_what_is_missing_and_how_to_go_on(tmp_path: Path) -> No
         return done.returncode, done.stdout + done.stderr
 
     assert said() == (2, f"error: --demo {tmp_path}: no data/train.parquet; `convrec demo --out {tmp_path}` makes it\n")
-    for file in ("data/train.parquet", "data/test.parquet", f"sft/{LATEST}"):
+    for file in ("data/train.parquet", "data/test.parquet", "model/config.json", f"sft/{LATEST}"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     status, text = said("--minutes", "0.5")
