@@ -28,7 +28,6 @@ from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_text
 from convrec.gpus import usable_gpus
 from convrec.report.html import Cell, Grid
-from convrec.report.page import number_text
 from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
 from convrec.same_request import as_kept
@@ -278,7 +277,7 @@ def _parts(parts: Sequence[Part], kept: Kept) -> Grid:
     rows = []
     for part in parts:
         one = kept[part.name] or {"status": "not begun", "seconds": "", "why": ""}
-        texts = [part.what, one["status"], number_text(one["seconds"]), str(part.seconds), one["why"]]
+        texts = [part.what, one["status"], _text(one["seconds"]), str(part.seconds), one["why"]]
         rows.append((part.name, [Cell(text) for text in texts]))
     return Grid(["what", "status", "seconds", "limit", "why"], rows)
 
@@ -312,10 +311,12 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """Of a figure, or of the two ends of a range."""
+    """Of a figure, or of the two ends of a range; differences of log-probs are far below 1."""
     if isinstance(value, list):
-        return " to ".join(map(number_text, value))
-    return "" if value is None else number_text(value)
+        return " to ".join(map(_text, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
 
 
 def check_demo(demo: Path) -> None:

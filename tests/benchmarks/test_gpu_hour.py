@@ -165,7 +165,7 @@ def rows_of(page: str) -> dict[str, list[str]]:
 def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Hour) -> None:
     (hour.folder / "worse.broken").touch()
     outcome = {"phase": "step", "status": "pass", "reason": "", "seconds": 9.5, "log": [], "what": "the recipe"}
-    outcome["figures"] = {"timing_s/step": 4.25, "actor/grad_norm": 0.5}
+    outcome["figures"] = {"timing_s/step": 4.25, "actor/rollout_diff_mean": 2.5e-7}
     seconds = {"rollout": [1, 2], "log-probs": [0.5, 1], "update": [1, 3], "weight sync": [1, 1], "a step": [3, 8.5]}
     (step,) = hour.part("step", words_of({"phases": [outcome]})).commands
     (plan,) = hour.part("plan", words_of({"seconds of a step": seconds})).commands
@@ -181,11 +181,19 @@ def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Ho
     assert rows["worse"][1] == "fail"
     assert rows["worse"][3:] == ["60", "worse: exit status 1"]
     assert rows["later"] == ["tries later", "not begun", "", "9999", ""]
-    assert rows["timing_s/step"] == ["3 to 8.5000", "4.2500"]
-    assert rows["actor/grad_norm"] == ["", "0.5000"]
+    assert rows["timing_s/step"] == ["3 to 8.5", "4.25"]
+    assert rows["actor/rollout_diff_mean"] == ["", "2.5e-07"]
     assert rows["ours, quartiles"] == ["11.5 to 13.5"]
-    assert rows["times floor"] == ["1.7500"]
-    assert rows["step"][0].split() == ["step", "pass", "9.5", "timing_s/step", "4.25,", "actor/grad_norm", "0.5"]
+    assert rows["times floor"] == ["1.75"]
+    assert rows["step"][0].split() == [
+        "step",
+        "pass",
+        "9.5",
+        "timing_s/step",
+        "4.25,",
+        "actor/rollout_diff_mean",
+        "2.5e-07",
+    ]
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
