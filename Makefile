@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long test-faults test-next tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos clean
+.PHONY: help setup demo serve test test-long test-faults test-next tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -80,6 +80,9 @@ bench: setup ## six of benchmarks/: matching, loss, conversion, remap_adjust; tr
 
 chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=30 of them, against an undisturbed one
 	@$(PY) benchmarks/chaos.py --demo outputs/demo --out outputs/chaos --minutes $(or $(MINUTES),30)
+
+gpu-hour: setup ## the first hour on a GPU from the demo's SFT model, in parts; MINUTES=9: what fits, and again what is left
+	@$(PY) benchmarks/gpu_hour.py --demo outputs/demo $(if $(MINUTES),--minutes $(MINUTES))
 
 clean: ## remove the environment and caches; data, outputs and checkpoints stay
 	rm -rf .venv .venv-next .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

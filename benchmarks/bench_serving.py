@@ -35,6 +35,7 @@ import psutil
 
 from convrec.checkpoints.models import resolve_model
 from convrec.data.schema import prompt_text
+from convrec.gpus import usable_gpus
 
 TALK = [
     "Hello. Any great 2000s war movies out there? Thanks!",
@@ -66,12 +67,9 @@ def free_port() -> int:
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen:
-    environment = {
-        **os.environ,
-        "VLLM_NO_USAGE_STATS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-    }
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    if not usable_gpus():
+        environment["TORCH_COMPILE_DISABLE"] = "1"
     with open(log, "w") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
 
@@ -228,6 +226,8 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
         "chat": (ours_at, completion_of(tokens)),
         "plain": (plain_at, completion_of(tokens)),
     }
+    if not options.plain:
+        del turns["plain"]
     for address, ask in turns.values():
         asyncio.run(load(address, ask, 4, 2.0, Answers()))  # warm
     levels: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
             for name, turn in turns.items():
                 asyncio.run(load(*turn, concurrent, options.seconds / TURNS, answers[name]))
         found = {name: of_one.figures() for name, of_one in answers.items()}
-        if all("p50" in one for one in found.values()):
+        if options.plain and all("p50" in one for one in found.values()):
             for name in ("chat", "list"):
                 found[f"{name}_to_plain"] = round(found[name]["p50"] / found["plain"]["p50"], 3)
         levels[str(concurrent)] = found
@@ -260,6 +260,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each level and service")
     parser.add_argument("--malformed", type=int, default=10_000, help="requests; 0: none")
     parser.add_argument("--no-faults", dest="faults", action="store_false")
+    parser.add_argument("--no-plain", dest="plain", action="store_false", help="without vLLM's own, as on one GPU")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     model = resolve_model(options.model, "--model ")
@@ -272,12 +273,11 @@ def main() -> None:
         server += ["--model", f"demo={model}", "--catalog", options.catalog, *state]
         vllm = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--served-model-name", "demo"]
         vllm += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32"]
-        processes = [
-            start([*server, "--port", str(ports[0])], logs[0]),
-            start([*vllm, "--port", str(ports[1])], logs[1]),
-        ]
+        processes = [start([*server, "--port", str(ports[0])], logs[0])]
+        if options.plain:
+            processes.append(start([*vllm, "--port", str(ports[1])], logs[1]))
         try:
-            for address, process, log in zip((ours_at, plain_at), processes, logs, strict=True):
+            for address, process, log in zip((ours_at, plain_at), processes, logs, strict=False):
                 wait_for(address, process, log)
             print(json.dumps(measure(options, ours_at, plain_at, processes[0]), indent=1))
         finally:

@@ -35,12 +35,19 @@ Evaluations = Mapping[str, dict[str, Any]]  # name -> metrics.json
 
 
 def report(
-    folders: Sequence[Path], out: Path, evaluations: Mapping[str, Path] | None = None, split: str | None = None
+    folders: Sequence[Path],
+    out: Path,
+    evaluations: Mapping[str, Path] | None = None,
+    split: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the report of the runs and return its path. Raises UserError for what is no run or no evaluation."""
+    """Write the report of the runs and return its path. Raises UserError for what is no run or no evaluation.
+
+    more: parts of html.write_report, in place of those found here; then there may be no run.
+    """
     if out.is_dir():
         raise UserError(f"--out {out}: a folder is there; name a file, such as {out / 'report.html'}")
-    runs = read_runs(folders, split)
+    runs = read_runs(folders, split) if folders else []
     labels = labels_of(runs)
     paths = dict.fromkeys(folder.resolve() for folder in folders)
     folder_of = {run.name: path for run, path in zip(runs, paths, strict=True)}
@@ -65,7 +72,7 @@ def report(
     }
     from convrec.report.html import write_report  # matplotlib, after what can be refused
 
-    return write_report(out, parts | evaluated)
+    return write_report(out, parts | evaluated | dict(more or {}))
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""A Qwen2 of about a million parameters with its own tokenizer, for the demo and the tests: no download.
+"""A Qwen2, Llama or Qwen3 of about a million parameters with its own tokenizer: no download.
 
     convrec tiny-model --data data/sample --out data/tiny_model
 
@@ -29,6 +29,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 YEAR = re.compile(r" \((?:18|19|20)\d\d\)")
+MODEL_TYPES = ("qwen2", "llama", "qwen3")  # of a config.json; vLLM runs the first by its model runner V1
 MIN_PAIR_FREQUENCY = 30  # pairs rarer than this stay apart: genre words must not vanish into whole sentences
 
 
@@ -46,16 +47,18 @@ def make_tiny_model(
     max_positions: int = 2048,
     tie_word_embeddings: bool = False,
     fill_vocab: bool = False,
+    model_type: str = MODEL_TYPES[0],
     seed: int = 3407,
 ) -> Path:
     """Train the tokenizer on `texts` with a token for each of `titles`, draw fp32 weights from `seed`, and
     write a Hugging Face folder to `out`. fill_vocab: of exactly `vocab_size` words, where texts are too few for them.
+    model_type: of MODEL_TYPES; the tokenizer is the same.
 
     The same texts, titles and seed give the same bytes; `out` appears whole or not at all. Raises UserError where it is
     there already, and for sizes that cannot work.
     """
     import torch
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     out = Path(out)
     if out.exists():
@@ -70,7 +73,8 @@ def make_tiny_model(
         raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
     tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions, fill_vocab)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        model_type,
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
@@ -83,10 +87,11 @@ def make_tiny_model(
         eos_token_id=eos,
         pad_token_id=pad,
         dtype="float32",
+        **({} if model_type == "qwen2" else {"head_dim": head_size}),  # that of Qwen2 follows from the others
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, top_p=1.0, top_k=0, eos_token_id=[eos, pad], pad_token_id=pad
     )
@@ -227,6 +232,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
     parser.add_argument("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
     parser.add_argument("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
+    parser.add_argument(
+        "--model-type", choices=MODEL_TYPES, default=MODEL_TYPES[0], help="in config.json (%(default)s)"
+    )
     parser.add_argument("--hidden-size", type=int, default=128, help="numbers of a hidden state (%(default)s)")
     parser.add_argument("--num-layers", type=int, default=3, help="transformer layers (%(default)s)")
     parser.add_argument("--num-heads", type=int, default=4, help="attention heads of a layer (%(default)s)")

@@ -23,6 +23,7 @@ from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 Table = Sequence[Mapping[str, Any]]
 NO_EVALUATION: Mapping[str, Any] = {
     "headline": "",
+    "tables": {},
     "gains": (),
     "table": (),
     "about_table": (),
@@ -33,8 +34,9 @@ NO_EVALUATION: Mapping[str, Any] = {
 def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
     """Write the page, whole or not at all, and return its path. Parts with an entry in NO_EVALUATION can be left out.
 
-    title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. charts: heading ->
-    what is drawn under it. headline: the result in a sentence. gains: of page.GainTable. table: a mapping for each
+    title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. tables: heading ->
+    Grid. charts: heading -> what is drawn under it. headline: the result in a sentence. gains: of page.GainTable.
+    table: a mapping for each
     model: "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in
     order of first appearance. examples: of page.Example.
     """

@@ -28,10 +28,11 @@ class CheckFailed(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """folder: for models and files, shared by the phases."""
+    """folder: for models and files, shared by the phases. model_type: of the models (config.json)."""
 
     folder: Path
     gpus: int
+    model_type: str = "qwen2"
 
     @property
     def device(self) -> str:
@@ -42,14 +43,17 @@ class Machine:
         """That of the passes: bf16 on a GPU, fp32 on a CPU. Weights that train are fp32 on both."""
         return "bfloat16" if self.gpus else "float32"
 
-    def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None, tied: bool = True) -> Path:
-        """The folder of a random Qwen2, made by the first phase that asks for it. tied: the head is the embedding."""
+    def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None, tied: bool | None = None) -> Path:
+        """The folder of a random model, made by the first phase that asks for it. tied: the head is the embedding;
+        where nothing is said, of all but Llama."""
         from recipes.tiny_model import make_tiny_model
 
-        folder = self.folder / f"model-{sizes['hidden_size']}{'' if tied else '-untied'}"
+        tied = self.model_type != "llama" if tied is None else tied
+        of = f"{self.model_type}-{sizes['hidden_size']}-{sizes['vocab_size']}"
+        folder = self.folder / f"{of}{'' if tied else '-untied'}"
         if not folder.exists():
             shape: dict[str, Any] = {"tie_word_embeddings": tied, "fill_vocab": True, **sizes}
-            make_tiny_model(folder, texts or ["a b c\n" * 40], **shape)
+            make_tiny_model(folder, texts or ["a b c\n" * 40], model_type=self.model_type, **shape)
         return folder
 
 

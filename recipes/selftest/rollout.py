@@ -2,6 +2,8 @@
 
 Differences are those of |log p_vllm - log p_policy| over the tokens that vLLM has sampled, the policy in fp32 and, on a
 GPU, in bf16 as well: what a run's `rollout_probs_diff` and `convrec.rollout_check_bound` see.
+
+vLLM 0.24 runs Llama and Qwen3 by its model runner V2 on a GPU, Qwen2 and whatever has a logits processor by V1.
 """
 
 import asyncio
@@ -10,11 +12,19 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import product
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
 
+from convrec.constrained.catalog_trie import CatalogTrie, build_catalog_trie, save_catalog_trie
+from convrec.constrained.choices import ChoiceReader
+from convrec.constrained.log_probs import ConstrainedHead
+from convrec.data.tokenizer import load_tokenizer
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
 from convrec.rollout.weight_socket import in_run_folder
 from recipes.selftest.checks import Machine, require, require_at_most
 
@@ -23,11 +33,13 @@ PROMPTS, RESPONSES, NEW_TOKENS = 6, 4, 32
 BOUND = {"bfloat16": 0.05, "float32": 1e-4}
 LORA_RANK = 8
 MODEL_LENGTH = 256
+CATALOG = Catalog.from_items([(" ".join(words), 1950 + row) for row, words in enumerate(product("abc", repeat=3))])
+CONSTRAINT = [4, 1, 26]  # so many items, and rows of the catalog that are excluded
 Rows = list[tuple[list[int], list[int]]]  # token ids of a prompt, and of a response to it
 
 
 @cache
-def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False) -> Any:
+def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False, trie_file: Path | None = None) -> Any:
     """vLLM's engine with the settings and the worker extension that verl gives its server. On a GPU a start takes a
     minute or more, so phases share one, with CUDA graphs; those with adapters or several GPUs try eager mode."""
     from verl.workers.rollout.vllm_rollout.utils import get_vllm_max_lora_rank
@@ -37,6 +49,10 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False)
     os.environ.update({"VERL_RAY_JOB_ID": f"check-{uuid4().hex[:8]}", "VERL_REPLICA_RANK": "0"})
     settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": get_vllm_max_lora_rank(LORA_RANK)}
     settings = settings if lora else {}
+    if trie_file:
+        from convrec.constrained.vllm_lists import PROCESSOR, TRIE
+
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: str(trie_file)}}
     eager = not machine.gpus or lora or tensor_parallel > 1
     if machine.gpus:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
@@ -69,7 +85,7 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False)
     )
 
 
-def sample(engine: Any, adapter: bool = False) -> tuple[Rows, torch.Tensor]:
+def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> tuple[Rows, torch.Tensor]:
     """Rows, and log-probs of all sampled tokens."""
     from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
     from vllm import SamplingParams
@@ -77,7 +93,12 @@ def sample(engine: Any, adapter: bool = False) -> tuple[Rows, torch.Tensor]:
 
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 500, (5 + 9 * row,), generator=generator).tolist() for row in range(PROMPTS)]
-    settings = SamplingParams(temperature=1.0, n=RESPONSES, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0, seed=1)
+    length: dict[str, Any] = {"max_tokens": NEW_TOKENS, "ignore_eos": True}
+    if is_constrained:
+        from convrec.constrained.vllm_lists import EXCLUDE, ITEMS
+
+        length = {"max_tokens": MODEL_LENGTH // 2, "extra_args": {ITEMS: CONSTRAINT[0], EXCLUDE: CONSTRAINT[1:]}}
+    settings = SamplingParams(temperature=1.0, n=RESPONSES, logprobs=0, seed=1, **length)
     request = LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH) if adapter else None
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = engine.generate(inputs, settings, use_tqdm=False, lora_request=request)
@@ -98,6 +119,17 @@ def policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
     return torch.cat(found)
 
 
+@torch.no_grad()
+def constrained_log_probs(policy: Any, rows: Rows, trie: CatalogTrie) -> torch.Tensor:
+    """The same under CONSTRAINT, as a run's update has them. Raises ValueError for a response that is no such list."""
+    device, reader, head, found = policy.device, ChoiceReader(trie), ConstrainedHead(trie), []
+    for prompt, response in rows:
+        hidden = policy.model(torch.tensor([prompt + response], device=device)).last_hidden_state[0]
+        choices = reader.read(response, CONSTRAINT)
+        found.append(head.log_probs(hidden[len(prompt) - 1 : -1], policy.lm_head.weight, choices)[0].float().cpu())
+    return torch.cat(found)
+
+
 def load_policy(machine: Machine, noise: float = 0.0) -> torch.nn.Module:
     """In fp32. noise: of what is added to its weights."""
     from transformers import AutoModelForCausalLM
@@ -110,13 +142,18 @@ def load_policy(machine: Machine, noise: float = 0.0) -> torch.nn.Module:
     return policy
 
 
-def compare(machine: Machine, engine: Any, policy: torch.nn.Module, adapter: bool = False) -> dict[str, Any]:
-    """Sample, and have the policy, which is in fp32, say the same log-probs."""
+def compare(
+    machine: Machine, engine: Any, policy: torch.nn.Module, adapter: bool = False, trie: CatalogTrie | None = None
+) -> dict[str, Any]:
+    """Sample, and have the policy, which is in fp32, say the same log-probs; with a trie under CONSTRAINT."""
     start = time.perf_counter()
-    rows, sampled = sample(engine, adapter)
+    rows, sampled = sample(engine, adapter, trie is not None)
     figures: dict[str, Any] = {"tokens a second": round(len(sampled) / (time.perf_counter() - start))}
+    figures["model runner"] = "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1"
     for dtype in dict.fromkeys(["float32", machine.dtype]):
-        difference = (sampled - policy_log_probs(policy.to(getattr(torch, dtype)), rows)).abs()
+        policy = policy.to(getattr(torch, dtype))
+        said = constrained_log_probs(policy, rows, trie) if trie else policy_log_probs(policy, rows)
+        difference = (sampled - said).abs()[(sampled != 0) | (said != 0)]  # forced tokens are 0 in both
         figures[f"mean difference to {dtype}"] = float(difference.mean())
         figures[f"largest difference to {dtype}"] = float(difference.max())
         require_at_most(f"mean |log p| difference to a {dtype} policy", float(difference.mean()), BOUND[machine.dtype])
@@ -204,6 +241,14 @@ def sleep(machine: Machine) -> dict[str, Any]:
     engine.wake_up(tags=["kv_cache"])
     figures = {"gib awake": awake, "gib asleep": asleep, "seconds to sleep": seconds, "seconds to send": sent}
     return figures | compare(machine, engine, policy)
+
+
+def constrained(machine: Machine) -> dict[str, Any]:
+    """Lists under a catalog's constraint: they hold nothing else, and their log-probs are those that train."""
+    (tokenizer, _), file = load_tokenizer(str(machine.model())), machine.folder / "catalog.npz"
+    trie = build_catalog_trie(Matcher(CATALOG, "exact"), tokenizer, "\n")
+    save_catalog_trie(file, trie)
+    return compare(machine, start_engine(machine, trie_file=file), load_policy(machine), trie=trie)
 
 
 def tensor_parallel(machine: Machine) -> dict[str, Any]:

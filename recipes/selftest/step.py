@@ -1,25 +1,34 @@
-"""Phase `step`: the recipe itself at the paper's batch, with a model of Qwen2.5-0.5B's shape and random weights."""
+"""Phase `step`: the recipe at the paper's batch, with random weights in Qwen2.5-0.5B's shape; small without a GPU."""
 
 import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from convrec.runs import guard
-from convrec.runs.folder import read_metrics
+from convrec.runs.folder import ENDED, read_metrics
 from data_prep.sample import write_sample
-from recipes.selftest.checks import HALF_B, CheckFailed, Machine, require, require_at_most
+from recipes.selftest.checks import HALF_B, TINY, CheckFailed, Machine, require, require_at_most
 
-STEPS, PROMPTS, ROLLOUTS, NEW_TOKENS = 4, 48, 8, 256
+STEPS = 5
+MEASURED = ("timing_s/", "actor/perf/max_memory", "actor/rollout_diff", "actor/grad_norm")
+PAPER = "Qwen2.5-0.5B's shape", HALF_B, {"TRAIN_BATCH_SIZE": "48", "ROLLOUT_N": "8", "MAX_RESPONSE_LENGTH": "256"}
+SMALL = (
+    "scaled down: no GPU",
+    TINY | {"vocab_size": 2000},
+    {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "2", "MAX_RESPONSE_LENGTH": "32"},
+)
 
 
 def step(machine: Machine) -> dict[str, Any]:
-    """Medians of the steps after the first. Random weights end no list: every response has `NEW_TOKENS` tokens."""
+    """Medians of the steps after the first. Random weights end no list: every response is as long as it may be."""
     from recipes.tiny_model import read_texts
 
     data = write_sample(machine.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
-    model = machine.model(HALF_B, read_texts([data / "train.parquet"]))
+    size, shape, batch = PAPER if machine.gpus else SMALL
+    model = machine.model(shape, read_texts([data / "train.parquet"]))
     run = machine.folder / "run"
     devices = 1 if machine.gpus < 2 else 2
     variables = {
@@ -29,10 +38,8 @@ def step(machine: Machine) -> dict[str, Any]:
         "CATALOG_FILE": str(data / "catalog.parquet"),
         "SAVE_PATH": str(run),
         "N_GPUS_PER_NODE": str(devices),
-        "TRAIN_BATCH_SIZE": str(PROMPTS),
-        "ROLLOUT_N": str(ROLLOUTS),
+        **batch,
         "MAX_PROMPT_LENGTH": "512",
-        "MAX_RESPONSE_LENGTH": str(NEW_TOKENS),
         "TOTAL_STEPS": str(STEPS),
         "SAVE_FREQ": str(STEPS),
         "TEST_FREQ": "1000",
@@ -50,11 +57,17 @@ def step(machine: Machine) -> dict[str, Any]:
         tail = log.read_text(errors="replace").splitlines()[-40:] if log.exists() else []
         print("\n".join(tail), file=sys.stderr)
         raise CheckFailed(f"the recipe ended with status {done.returncode}")
-    rows = [row for row in read_metrics(run) if "timing_s/step" in row]
-    require(len(rows) == STEPS, f"{len(rows)} of {STEPS} steps have metrics")
-    figures: dict[str, Any] = {"gpus": devices}
-    for key in sorted({key for row in rows[1:] for key in row}):
-        if key.startswith(("timing_s/", "actor/perf/max_memory", "actor/rollout_diff", "actor/grad_norm")):
-            figures[key] = statistics.median(float(row[key]) for row in rows[1:] if key in row)
+    figures = {"gpus": devices, "model and batch": size, **figures_of(run)}
+    require(figures["steps"] == STEPS, f"{figures['steps']} of {STEPS} steps have metrics")
     require_at_most("mean |log p_vllm - log p_actor|", figures["actor/rollout_diff_mean"], 0.05)
+    return figures
+
+
+def figures_of(run: Path) -> dict[str, Any]:
+    """The steps of a run that have ended, and medians of those after the first: seconds by phase, memory, noise."""
+    rows = [row for row in read_metrics(run) if ENDED in row]
+    figures: dict[str, Any] = {"steps": len(rows)}
+    for key in sorted({key for row in rows[1:] for key in row}):
+        if key.startswith(MEASURED):
+            figures[key] = statistics.median(float(row[key]) for row in rows[1:] if key in row)
     return figures

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PHASES = ["packed", "fused", "two_ranks", "sleep"]
+PHASES = ["packed", "fused", "two_ranks", "sleep", "llama_constrained"]
 
 
 def test_the_self_test_passes_here_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -20,9 +20,12 @@ def test_the_self_test_passes_here_and_says_what_it_left_out(tmp_path: Path) -> 
         "fused": "pass",
         "two_ranks": "pass",
         "sleep": "skipped",
+        "llama_constrained": "pass",
     }
     assert found["left_out"] == {"sleep": "needs a GPU, there are 0"}
     assert outcomes["packed"]["figures"]["attention"] == "varlen"
     one, two = outcomes["two_ranks"]["figures"]["one process"], outcomes["two_ranks"]["figures"]["two processes"]
     assert one["grad_norm"] > 0.01
     assert abs(two[0]["grad_norm"] - one["grad_norm"]) < 1e-5
+    # vLLM refuses logits processors in its model runner V2, which is Llama's on a GPU
+    assert outcomes["llama_constrained"]["figures"]["model runner"] == "V1"

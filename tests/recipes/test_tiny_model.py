@@ -74,6 +74,18 @@ def test_the_folder_is_a_qwen2_whose_tokenizer_loads_as_it_was_trained(folder, t
         assert trained.encode(text) == tokenizer.encode(text)
 
 
+@pytest.mark.parametrize(("model_type", "tied"), [("llama", False), ("qwen3", True)])
+def test_other_architectures_have_the_same_tokenizer(model_type, tied, texts, titles, tokenizer, tmp_path):
+    folder = make_tiny_model(tmp_path / "model", texts, titles, model_type=model_type, tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.architectures == [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]]
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.config.head_dim == 32
+    ids = AutoTokenizer.from_pretrained(folder).encode(texts[0])
+    assert ids == tokenizer.encode(texts[0])
+    assert model(torch.tensor([ids])).logits.shape == (1, len(ids), model.config.vocab_size)
+
+
 def test_every_title_and_year_is_one_token_in_a_list_and_in_a_sentence(tokenizer):
     def pieces(text):
         return [tokenizer.decode([token]) for token in tokenizer.encode(text)]

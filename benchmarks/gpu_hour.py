@@ -1,0 +1,364 @@
+"""The first hour on a GPU: parts in the order of their worth, and one page of what came of them.
+
+    python benchmarks/gpu_hour.py --demo outputs/demo                 (make gpu-hour)
+    python benchmarks/gpu_hour.py --demo outputs/demo --minutes 9     (make gpu-hour MINUTES=9)
+
+DEMO is the folder of `convrec demo`: data/, model/ and sft/ are read. --minutes: no part begins that might not end
+in that time, and the same command goes on with the others. Each part has a time limit of its own, and stops none of the
+others. A part that is done is not done again; one that failed is tried again after the others. OUT has the runs, and in
+results/ what is small: PART.json and PART.log of each part, figures of benchmarks, report.html. Without a GPU the same
+parts run at the smallest size: a rehearsal. Exit status 1 where a part failed.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from convrec.errors import UserError
+from convrec.files import read_json, write_json, write_text
+from convrec.gpus import usable_gpus
+from convrec.report.html import Cell, Grid
+from convrec.runs.folder import LATEST, latest_step
+from convrec.runs.supervisor import die_with
+from convrec.same_request import as_kept
+from recipes.demo import RANK_GRPO
+from recipes.launch.variables import VARIABLES
+from recipes.planning.step_time import GPUS
+from recipes.report import report
+from recipes.selftest.report import line
+from recipes.selftest.runner import Outcome
+from recipes.selftest.step import figures_of
+
+ROOT = Path(__file__).resolve().parents[1]
+END_SECONDS = 20  # of a part's limit: for what it runs to end by itself
+LOG_LINES = 30  # of a part that failed
+# each worker is a process with imports of its own, and eight of both make a start of minutes
+FEW = "data.val_max_samples=64 actor_rollout_ref.rollout.agent.num_workers=2 reward.num_workers=2"
+LLAMA = "--model-type llama --hidden-size 256 --num-heads 4 --num-kv-heads 2 --intermediate-size 512"
+PAPER = {"TRAIN_BATCH_SIZE": "48", "ROLLOUT_N": "8", "MAX_RESPONSE_LENGTH": "256", "TOTAL_STEPS": "5"}
+BENCHMARKS = {  # name -> (on a GPU, without one)
+    "loss": ("--device cuda --dtype bfloat16 --compile", "--repeats 2"),
+    "constrained_update": (
+        "--device cuda --dtype bfloat16 --hidden 896 --layers 24 --lists 48",
+        "--items 300 --lists 2 --hidden 64 --layers 1 --repeats 1",
+    ),
+    "constrained_decoding": ("--repeats 3", "--items 300 --lists 4 --hidden 64 --layers 1 --tokens 4 --repeats 1"),
+    "serving": ("--levels 1,16,64 --seconds 30", "--levels 1,4 --seconds 6"),
+}
+EVALUATIONS = {"before": "sft", "after": "free", "after, under the constraint": "constrained"}
+PLANNED = {  # what verl calls a phase of a step -> the plan
+    "timing_s/gen": "rollout",
+    "timing_s/ref": "log-probs",
+    "timing_s/update_actor": "update",
+    "timing_s/update_weights": "weight sync",
+    "timing_s/step": "a step",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """words: of `convrec`, or a Python file of the checkout and its own, as in a shell. variables: of its environment.
+
+    file: has its figures, JSON, in the end. prints: it is the command's output.
+    """
+
+    name: str
+    words: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+    prints: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """seconds: that all its commands together may take. needs: parts that must be done before."""
+
+    name: str
+    what: str
+    seconds: int
+    commands: tuple[Command, ...]
+    needs: tuple[str, ...] = ()
+
+
+Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; empty where it has not run
+
+
+# ---- the parts
+
+
+def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
+    """Commands that there are anyway. gpu_name: as torch says it, for the plan; without one that of an H100."""
+    folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
+    files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
+    common = RANK_GRPO | {name: str(demo / "data" / f"{file}.parquet") for name, file in files.items()}
+    common |= {"SAVE_FREQ": "4", "SAVE_KEEP": "all", "TEST_FREQ": "8", "LOGGER": "console,file"}
+
+    def train(name: str, steps: int, model: Path, run: str, **variables: str) -> Command:
+        places = {"MODEL_PATH": str(model), "SAVE_PATH": str(out / run), "TOTAL_STEPS": str(steps)}
+        return Command(name, f"train rank-grpo {FEW}", common | places | variables)
+
+    def evaluate(name: str, model: str, others: str) -> Command:
+        split = f"--data {data}/test.parquet --catalog {data}/catalog.parquet --train {data}/train.parquet --limit 300"
+        split += f" --max-prompt-length 256 --max-response-length 100 --out {folder}/evaluation/{name}"
+        file = out / "evaluation" / name / "metrics.json"
+        return Command(f"evaluation of {name}", f"evaluate --model {model} {split} {others}", file=str(file))
+
+    def printed(name: str, words: str, **variables: str) -> Command:
+        return Command(name, words, variables, str(out / "results" / f"{name}.figures.json"), prints=True)
+
+    def benchmark(name: str, what: str, others: str = "", *needs: str) -> Part:
+        words = f"benchmarks/bench_{name}.py {BENCHMARKS[name][not gpus]} {others}"
+        return Part(name, what, 300, (printed(name, words),), needs)
+
+    def checked(name: str, phases: str) -> Command:
+        file = str(out / "results" / f"{name}.figures.json")
+        return Command(name, f"gpu-check --json {shlex.quote(file)} --only {phases}", file=file)
+
+    def check(name: str, what: str, phases: str) -> Part:
+        return Part(name, f"gpu-check: {what}", 480, (checked(name, phases),))
+
+    against = f"--against {folder}/evaluation/sft"
+    before = evaluate("sft", shlex.quote(str(sft)), "--constrained")
+    after = evaluate("free", f"{folder}/free/global_step_8", against)
+    after_constrained = evaluate("constrained", f"{folder}/constrained/global_step_8", f"--constrained {against}")
+    free, resume = train("free", 8, sft, "free"), train("resume", 10, sft, "free")
+    constrained = train("constrained", 8, sft, "constrained", CONSTRAINED="1")
+    of_llama = train("llama", 2, out / "llama-model", "llama")
+    kind = next((kind for kind in GPUS if kind in gpu_name), "H100")
+    devices = {"N_GPUS_PER_NODE": "2" if gpus > 1 else "1"}  # as phase `step` takes
+    words = f"plan --json --model 0.5B --gpu {kind} --rows 400 --response-tokens {PAPER['MAX_RESPONSE_LENGTH']}"
+    plan = printed("plan", words, **(common | PAPER | devices))
+    llama = Command("model", f"tiny-model --data {data} --out {folder}/llama-model {LLAMA}")
+    of_model = "{0}_rollout {0}_weights {0}_sleep {0}_constrained"
+    words_of = "" if gpus else f"--tokenizer {shlex.quote(str(demo / 'model'))}"  # 150,000 words take a minute
+    lists = f"--no-plain --no-faults --malformed 0 --model {folder}/free --catalog {data}/catalog.parquet"
+    return [
+        Part("free", "Rank-GRPO from the SFT model, 8 steps", 480, (free,)),
+        Part("evaluation", "before and after it", 480, (before, after), ("free",)),
+        Part("constrained", "Rank-GRPO under the constraint, 8 steps", 480, (constrained,)),
+        Part("evaluation_constrained", "after it", 300, (after_constrained,), ("evaluation", "constrained")),
+        Part("half_b", "Qwen2.5-0.5B's shape, the paper's batch, 5 steps", 520, (plan, checked("step", "step"))),
+        Part("llama_model", "a model of Llama's shape, with a head of its own", 120, (llama,)),
+        Part("llama", "Rank-GRPO with it, 2 steps", 480, (of_llama,), ("llama_model",)),
+        Part("resume", "the first run goes on, to step 10", 480, (resume,), ("free",)),
+        benchmark("loss", "the rank-level loss beside verl's"),
+        benchmark("constrained_update", "an update under the constraint beside others", words_of),
+        benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free", words_of),
+        benchmark("serving", "lists over HTTP", lists, "free"),
+        check("check_llama", "a rollout of Llama's shape", of_model.format("llama")),
+        check("check_qwen3", "a rollout of Qwen3's shape", of_model.format("qwen3")),
+        check("check_training", "training", "versions fsdp2 packed fused resume lora two_ranks kernels"),
+        check("check_rollout", "rollouts", "rollout weights sleep lora_rollout tensor_parallel constrained"),
+    ]
+
+
+# ---- running them
+
+
+def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float) -> Kept:
+    """Run those that are not done and fit. Returns what became of each part, now or before."""
+    deadline, results = time.monotonic() + 60 * minutes, out / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    requests = {part.name: as_kept({"gpus": gpus, **asdict(part)}) for part in parts}
+    kept = {name: _kept(results / f"{name}.json", request) for name, request in requests.items()}
+    for part in sorted(parts, key=lambda part: bool(kept[part.name])):  # what failed comes last
+        if is_done(part.name, kept):
+            print(f"{part.name:24} done before", flush=True)
+        elif all(is_done(name, kept) for name in part.needs) and time.monotonic() + part.seconds <= deadline:
+            print(f"{part.name:24} {part.what}, at most {part.seconds} s", flush=True)
+            one = run_part(part, results / f"{part.name}.log")
+            print(f"{'':24} {one['status']}, {one['seconds']:.0f} s {one['why']}", flush=True)
+            kept[part.name] = {"request": requests[part.name]} | one
+            write_json(results / f"{part.name}.json", kept[part.name])
+            try:
+                write_page(out, parts, kept, gpus)
+            except UserError as error:  # the other parts are worth more
+                print(f"{'':24} no page: {error}", file=sys.stderr)
+    return kept
+
+
+def is_done(name: str, kept: Kept) -> bool:
+    return kept[name].get("status") == "pass"
+
+
+def _kept(file: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What became of this very part before."""
+    kept: dict[str, Any] = read_json(file) if file.exists() else {}
+    return kept if kept.get("request") == request else {}
+
+
+def run_part(part: Part, log: Path) -> dict[str, Any]:
+    """status, why it failed, seconds, figures by command, the end of the log. The first command that fails ends it."""
+    start, figures, why = time.monotonic(), dict[str, Any](), ""
+    with log.open("w") as output:
+        for command in part.commands:
+            why = run_command(command, output, start + part.seconds - END_SECONDS)
+            if command.file and Path(command.file).exists():
+                figures[command.name] = read_json(Path(command.file))
+            if run := command.variables.get("SAVE_PATH"):
+                figures[command.name] = figures_of(Path(run))
+            if why:
+                break
+    tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if why else []
+    seconds = round(time.monotonic() - start, 1)
+    return {"status": "fail" if why else "pass", "why": why, "seconds": seconds, "figures": figures, "log": tail}
+
+
+def run_command(command: Command, log: IO[str], deadline: float) -> str:
+    """What went wrong, or ""."""
+    first, *others = shlex.split(command.words)
+    program = [str(ROOT / first)] if first.endswith(".py") else ["-m", "recipes", first]
+    if command.file:
+        Path(command.file).unlink(missing_ok=True)
+    with subprocess.Popen(
+        [sys.executable, *program, *others],
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **command.variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if command.prints else log,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(die_with, os.getpid()),
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return f"{command.name}: no end within the part's limit"
+        finally:
+            _end(process)
+    if process.returncode:
+        return f"{command.name}: exit status {process.returncode}"
+    if command.prints:
+        write_text(Path(command.file), printed)
+    return ""
+
+
+def _end(process: subprocess.Popen) -> None:
+    """First as a user would: a training or a server then ends what it has started."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+# ---- the page
+
+
+def write_page(out: Path, parts: Sequence[Part], kept: Kept, gpus: int) -> Path:
+    """OUT/results/report.html. Raises UserError where a run or an evaluation cannot be read."""
+    runs = [out / name for name in ("free", "constrained") if latest_step(out / name)]
+    folders = {name: out / "evaluation" / of for name, of in EVALUATIONS.items()}
+    evaluations = {name: folder for name, folder in folders.items() if (folder / "metrics.json").exists()}
+    tables = {"Parts": _parts(parts, kept), "A step: medians of the steps after the first": _steps(kept)}
+    for part in parts:
+        found = kept[part.name].get("figures", {}).get(part.name)  # of a benchmark, or phases of gpu-check
+        if found and "timing_s/step" not in found:
+            tables[part.what] = Grid(["found"], [(name, [Cell(text)]) for name, text in _figures(found)])
+    title = f"An hour on {gpus} GPU{'s' * (gpus > 1)}" if gpus else "An hour on a GPU, rehearsed without one"
+    scaled = "All is scaled down, Qwen2.5-0.5B's shape and the paper's batch too; the plan's range is of the real size."
+    shown = {heading: table for heading, table in tables.items() if table.rows}
+    more: dict[str, Any] = {"title": title, "notes": [] if gpus else [scaled], "tables": shown}
+    return report(runs, out / "results" / "report.html", evaluations, more=more)
+
+
+def _parts(parts: Sequence[Part], kept: Kept) -> Grid:
+    rows = []
+    for part in parts:
+        one = kept[part.name] or {"status": "not begun", "seconds": "", "why": ""}
+        texts = [part.what, one["status"], _text(one["seconds"]), str(part.seconds), one["why"]]
+        rows.append((part.name, [Cell(text) for text in texts]))
+    return Grid(["what", "status", "seconds", "limit", "why"], rows)
+
+
+def _steps(kept: Kept) -> Grid:
+    """A column for each training, and one for the plan of `half_b`."""
+    columns: dict[str, Mapping[str, Any]] = {}
+    for part, one in kept.items():
+        for name, found in one.get("figures", {}).items():
+            if "timing_s/step" in found:
+                columns[name] = found
+            elif name == "step":
+                columns[part] = found["phases"][0]["figures"]
+            elif name == "plan":
+                columns["plan"] = {phase: found["seconds of a step"][of] for phase, of in PLANNED.items()}
+    rows = dict.fromkeys(name for found in columns.values() for name in found)
+    return Grid([*columns], [(name, [Cell(_text(found.get(name))) for found in columns.values()]) for name in rows])
+
+
+def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, text) of what a benchmark prints or gpu-check writes."""
+    if "phases" in found:
+        for phase in found["phases"]:
+            yield phase["phase"], line(Outcome(**{name: value for name, value in phase.items() if name != "what"}))
+        return
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}, {inner}", text) for inner, text in _figures(value))
+        else:
+            yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    """Of a figure, or of the two ends of a range; differences of log-probs are far below 1."""
+    if isinstance(value, list):
+        return " to ".join(map(_text, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def check_demo(demo: Path) -> None:
+    """Raise UserError where something is missing that the parts read."""
+    needed_files = ("data/train.parquet", "data/test.parquet", "model/config.json", f"sft/{LATEST}")
+    for needed in map(demo.joinpath, needed_files):
+        if not needed.exists():
+            raise UserError(f"--demo {demo}: no {needed.relative_to(demo)}; `convrec demo --out {demo}` makes it")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="folder of a demo (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu-hour"), help="folder to write (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=120, help="of all parts together (%(default)s)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a part has started is ended too
+    out, demo = options.out.resolve(), options.demo.resolve()
+    for name in {variable.name for variable in VARIABLES} | {"RAY_ADDRESS"}:
+        os.environ.pop(name, None)  # what the caller's shell says to other runs
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        check_demo(demo)
+        gpus, gpu_name = usable_gpus(), ""
+        if gpus:
+            import torch
+
+            gpu_name = torch.cuda.get_device_name(0)
+        parts = parts_of(out, demo, gpus, gpu_name)
+        kept = run_parts(parts, out, gpus, options.minutes)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    failed = [part.name for part in parts if kept[part.name].get("status") == "fail"]
+    left = [part for part in parts if not kept[part.name]]
+    print(f"{len(failed)} of {len(parts)} parts failed, {len(left)} are left; {out / 'results' / 'report.html'}")
+    if left and (least := min(part.seconds for part in left)) > 60 * options.minutes:
+        print(f"each that is left may take longer than --minutes {options.minutes:g}: {least} s and more")
+    elif failed or left:
+        print(f"to go on: python {shlex.join(sys.argv)}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

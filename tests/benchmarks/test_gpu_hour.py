@@ -1,0 +1,228 @@
+"""The hour on a GPU: its order and limits, what is done only once, and its page. The parts here are small scripts; all
+of the real ones are rehearsed by tests/e2e/test_gpu_hour.py."""
+
+import html
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import gpu_hour
+from benchmarks.gpu_hour import Command, Kept, Part, parts_of, run_parts
+from convrec.files import read_json
+from convrec.runs.folder import LATEST
+from recipes.selftest.phases import PHASES
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import json, os, subprocess, sys, time
+what, *others = sys.argv[1:]
+print("begun", what, file=sys.stderr)
+with open(os.environ["BEGUN"], "a") as begun:
+    begun.write(what + "\\n")
+if what == "hangs":
+    deaf = "import signal, time; signal.signal(15, lambda *_: 0); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", deaf])
+    with open(os.environ["BEGUN"] + ".pid", "w") as file:
+        file.write(str(child.pid))
+    time.sleep(600)
+if os.path.exists(what + ".broken"):
+    sys.exit("broken: " + what)
+print(others[0] if others else json.dumps({"ms": 1.5}))
+"""
+
+
+class Hour:
+    """Parts whose commands note that they have begun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out, self.begun = folder, folder / "out", folder / "begun.txt"
+        self.script = folder / "part.py"
+        self.script.write_text(SCRIPT)
+
+    def part(self, name: str, *printed: str, seconds: int = 60, needs: tuple[str, ...] = ()) -> Part:
+        words = " ".join([str(self.script), name, *printed])
+        file = str(self.out / "results" / f"{name}.figures.json")
+        command = Command(name, words, {"BEGUN": str(self.begun)}, file, prints=True)
+        return Part(name, f"tries {name}", seconds, (command,), needs)
+
+    def run(self, *parts: Part, minutes: float = 10) -> Kept:
+        return run_parts(parts, self.out, 0, minutes)
+
+    def names_begun(self) -> list[str]:
+        names = self.begun.read_text().split() if self.begun.exists() else []
+        self.begun.unlink(missing_ok=True)
+        return names
+
+
+@pytest.fixture
+def hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hour:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu_hour, "END_SECONDS", 2)
+    return Hour(tmp_path)
+
+
+def words_of(value: Any) -> str:
+    return shlex.quote(json.dumps(value))
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_part_that_fails_stops_none_and_is_tried_again_after_the_others(hour: Hour) -> None:
+    (hour.folder / "a.broken").touch()
+    a, b, c = (hour.part(name) for name in "abc")
+    kept = hour.run(a, b)
+    assert hour.names_begun() == ["a", "b"]
+    assert [kept[name]["status"] for name in "ab"] == ["fail", "pass"]
+    assert kept["a"]["why"] == "a: exit status 1"
+    assert kept["a"]["log"] == ["begun a", "broken: a"]
+    assert read_json(hour.out / "results" / "b.json")["figures"] == {"b": {"ms": 1.5}}
+    (hour.folder / "a.broken").unlink()
+    kept = hour.run(a, b, c)
+    assert hour.names_begun() == ["c", "a"]  # b is done
+    assert [kept[name]["status"] for name in "abc"] == ["pass"] * 3
+    assert hour.run(a, b, c) == kept
+    assert hour.names_begun() == []
+
+
+def test_a_part_that_is_asked_for_otherwise_is_done_again(hour: Hour) -> None:
+    hour.run(hour.part("a"))
+    hour.run(hour.part("a", words_of({"ms": 2})))
+    assert hour.names_begun() == ["a", "a"]
+    assert read_json(hour.out / "results" / "a.json")["figures"] == {"a": {"ms": 2}}
+    run_parts([hour.part("a", words_of({"ms": 2}))], hour.out, 1, 10)  # a rehearsal is no hour
+    assert hour.names_begun() == ["a"]
+
+
+def test_what_does_not_fit_is_not_begun_and_smaller_parts_take_its_time(hour: Hour) -> None:
+    kept = hour.run(hour.part("large", seconds=400), hour.part("small", seconds=30), minutes=5)
+    assert hour.names_begun() == ["small"]
+    assert kept["large"] == {}
+    hour.run(hour.part("large", seconds=400), hour.part("small", seconds=30), minutes=9)
+    assert hour.names_begun() == ["large"]
+
+
+def test_a_part_waits_for_those_that_it_needs(hour: Hour) -> None:
+    (hour.folder / "a.broken").touch()
+    parts = hour.part("a"), hour.part("b", needs=("a",)), hour.part("c")
+    assert hour.run(*parts)["b"] == {}
+    assert hour.names_begun() == ["a", "c"]
+    (hour.folder / "a.broken").unlink()
+    hour.run(*parts)
+    assert hour.names_begun() == ["a"]  # the last to be tried again
+    assert hour.run(*parts)["b"]["status"] == "pass"
+
+
+def test_a_part_has_a_limit_that_ends_all_of_it(hour: Hour) -> None:
+    begin = time.monotonic()
+    kept = hour.run(hour.part("hangs", seconds=5), hour.part("next"))
+    assert time.monotonic() - begin < 30
+    assert kept["hangs"]["why"] == "hangs: no end within the part's limit"
+    assert kept["next"]["status"] == "pass"
+    assert is_gone(int(Path(f"{hour.begun}.pid").read_text()))
+
+
+def test_killed_it_takes_its_part_along_and_begins_it_again(hour: Hour) -> None:
+    words = f"{hour.script} hangs"
+    code = f"""
+from pathlib import Path
+from benchmarks.gpu_hour import *
+run_parts([Part("hangs", "", 60, (Command("hangs", {words!r}, {{"BEGUN": {str(hour.begun)!r}}}),))], Path("out"), 0, 10)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not Path(f"{hour.begun}.pid").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (part,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGKILL)
+    while not is_gone(part.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    psutil.Process(int(Path(f"{hour.begun}.pid").read_text())).kill()  # in a run a guard does that
+    assert not (hour.out / "results" / "hangs.json").exists()
+
+
+def rows_of(page: str) -> dict[str, list[str]]:
+    """Head of a row -> its cells, as text."""
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in page.replace("<wbr>", "").split("<tr>")]
+    return {row[0]: [html.unescape(cell).strip() for cell in row[1:]] for row in rows if row}
+
+
+def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Hour) -> None:
+    (hour.folder / "worse.broken").touch()
+    outcome = {"phase": "step", "status": "pass", "reason": "", "seconds": 9.5, "log": [], "what": "the recipe"}
+    outcome["figures"] = {"timing_s/step": 4.25, "actor/rollout_diff_mean": 2.5e-7}
+    seconds = {"rollout": [1, 2], "log-probs": [0.5, 1], "update": [1, 3], "weight sync": [1, 1], "a step": [3, 8.5]}
+    (step,) = hour.part("step", words_of({"phases": [outcome]})).commands
+    (plan,) = hour.part("plan", words_of({"seconds of a step": seconds})).commands
+    benchmark = hour.part("loss", words_of({"ours": {"ms": 12.5, "quartiles": [11.5, 13.5]}, "times floor": 1.75}))
+    check = hour.part("check", words_of({"ok": True, "phases": [outcome]}))
+    half_b, later = Part("half_b", "a <step>", 60, (plan, step)), hour.part("later", seconds=9999)
+    hour.run(half_b, benchmark, check, hour.part("worse"), later)
+    page = (hour.out / "results" / "report.html").read_text()
+    assert "rehearsed without one" in page
+    assert "scaled down" in page
+    rows = rows_of(page)
+    assert rows["half_b"][:2] == ["a <step>", "pass"]
+    assert rows["worse"][1] == "fail"
+    assert rows["worse"][3:] == ["60", "worse: exit status 1"]
+    assert rows["later"] == ["tries later", "not begun", "", "9999", ""]
+    assert rows["timing_s/step"] == ["3 to 8.5", "4.25"]
+    assert rows["actor/rollout_diff_mean"] == ["", "2.5e-07"]
+    assert rows["ours, quartiles"] == ["11.5 to 13.5"]
+    assert rows["times floor"] == ["1.75"]
+    assert rows["step"][0].split() == [
+        "step",
+        "pass",
+        "9.5",
+        "timing_s/step",
+        "4.25,",
+        "actor/rollout_diff_mean",
+        "2.5e-07",
+    ]
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_the_real_parts_fit_into_nine_minutes_each_and_try_every_phase(gpus: int, tmp_path: Path) -> None:
+    parts = parts_of(tmp_path / "o ut", tmp_path, gpus, "NVIDIA H200" if gpus else "")
+    assert all(part.seconds <= 540 for part in parts)
+    assert all({*part.needs} <= {before.name for before in parts[:place]} for place, part in enumerate(parts))
+    assert len({part.name for part in parts}) == len(parts)
+    commands = [shlex.split(command.words) for part in parts for command in part.commands]
+    tried = [phase for words in commands if words[0] == "gpu-check" for phase in words[words.index("--only") + 1 :]]
+    assert sorted(tried) == sorted(phase.name for phase in PHASES)
+    assert all((ROOT / words[0]).exists() for words in commands if words[0].startswith("benchmarks"))
+    (plan,) = (words for words in commands if words[0] == "plan")
+    assert plan[plan.index("--gpu") + 1] == ("H200" if gpus else "H100")
+
+
+def test_the_command_says_what_is_missing_and_how_to_go_on(tmp_path: Path) -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "benchmarks/gpu_hour.py", "--demo", str(tmp_path), "--out", str(tmp_path / "out")]
+        done = subprocess.run(
+            [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert said() == (2, f"error: --demo {tmp_path}: no data/train.parquet; `convrec demo --out {tmp_path}` makes it\n")
+    for file in ("data/train.parquet", "data/test.parquet", "model/config.json", f"sft/{LATEST}"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    status, text = said("--minutes", "0.5")
+    assert status == 0
+    assert "0 of 16 parts failed, 16 are left" in text
+    assert "each that is left may take longer than --minutes 0.5: 120 s and more" in text
