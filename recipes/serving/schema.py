@@ -2,9 +2,9 @@
 
 import ipaddress
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 
 from convrec.errors import UserError
 
@@ -51,8 +51,9 @@ class ListedItem(CatalogEntry):
 
 
 class RecommendedList(Strict):
-    """The last event of a stream, `end`, is the same without `items`."""
+    """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too."""
 
+    list_id: str = Field(description="another for every answer: what feedback names")
     model: str
     model_version: str
     items: list[ListedItem]
@@ -68,6 +69,13 @@ class TextPart(Strict):
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Role and content of a ChatRequest's messages, a content of several parts as one text."""
+    contents = (message["content"] for message in messages)
+    texts = (said if isinstance(said, str) else "\n".join(part["text"] for part in said) for said in contents)
+    return [{"role": message["role"], "content": text} for message, text in zip(messages, texts, strict=True)]
 
 
 class StreamOptions(Strict):
@@ -115,6 +123,15 @@ class ChatRequest(Strict):
 NO_EFFECT = {"user", "metadata", "store", "response_format"}
 
 
+class FeedbackEvent(Strict):
+    """What somebody did with an item of a list."""
+
+    list_id: str = Field(pattern=r"^(list|chatcmpl)-[0-9a-zA-Z-]{8,64}$", description="of a chat completion its `id`")
+    item_id: ItemName
+    event: Literal["click", "like", "purchase", "dislike"]
+    time: AwareDatetime | None = Field(default=None, description="ISO 8601 with a zone; null: now")
+
+
 class ItemRecord(BaseModel):
     model_config = ConfigDict(extra="allow")  # the catalog's further columns
 
@@ -154,6 +171,7 @@ class ModelCard(Strict):
     catalog_items: int | None = Field(description="null for a judge, which has no catalog")
     max_items: int | None = Field(description="of a list, the largest k; null for a judge")
     max_turns: int = Field(description="of a conversation; more are refused")
+    keeps_feedback: bool = Field(description="whether conversations and lists are kept, and feedback is taken")
 
 
 class ModelList(Strict):
@@ -186,6 +204,7 @@ class ServiceSettings(Strict):
 
     models: list[ModelSettings] = Field(min_length=1)
     limits: Limits = Limits()
+    feedback: str | None = None  # folder for what was shown and what became of it; none: nothing is kept
     loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused
 
 

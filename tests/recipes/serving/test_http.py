@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recipes.serving.errors import Refused
+from tests.recipes.serving.conftest import LIST_ID
 
 ASK = {"conversation": "a film, please", "k": 3}
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -42,7 +43,9 @@ def test_a_stream_has_an_event_for_each_item_and_one_for_the_end(client):
     events = events_of(response.text)
     assert [kind for kind, _ in events] == ["item", "item", "item", "end"]
     assert events[2][1]["title"] == "Ran"
-    assert events[3][1] == {"model": "films", "model_version": "films-1", "reason": None, "prompt_truncated": False}
+    about = {"model": "films", "model_version": "films-1", "reason": None, "prompt_truncated": False}
+    assert events[3][1] == about | {"list_id": LIST_ID}
+    assert {event["list_id"] for _, event in events} == {LIST_ID}  # so that a list that was left has it as well
 
 
 def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_after_it(client, films):
@@ -226,7 +229,7 @@ def test_the_openapi_document_describes_every_route_and_its_refusals(client):
     document = client.get("/openapi.json").json()
     assert {*document["paths"]} == {
         "/v1/recommendations", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/v1/catalog/items",
-        "/health", "/metrics",
+        "/v1/feedback", "/health", "/metrics",
     }  # fmt: skip
     assert {"400", "401", "413", "429", "503", "504"} <= {
         *document["paths"]["/v1/recommendations"]["post"]["responses"]
