@@ -99,13 +99,12 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
         problems.append(BadRecord(NOTHING_WANTED))
     if problems:
         raise BadRow(problems)
-
-    def pairs(items: Sequence[Item]) -> list[Pair]:
-        return list(dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in items))
-
-    wanted, name, own_id = pairs(truth), names["conversation_id"], names["id"]
-    repeated = len(truth) - len(wanted)
-    return Row(text, wanted, seen, demonstration, time, name, split, own_id, repeated, pairs(exposure))
+    truths, shown = (
+        list(dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in items))
+        for items in (truth, exposure)
+    )
+    repeated = len(truth) - len(truths)
+    return Row(text, truths, seen, demonstration, time, names["conversation_id"], split, names["id"], repeated, shown)
 
 
 def _check_key(key: str) -> None:

@@ -15,7 +15,6 @@ from vllm.entrypoints.serve.utils.error_response import create_error_response
 
 from convrec.data.chat import without_control_tokens
 from recipes.serving.errors import Refused
-from recipes.serving.schema import plain_messages
 
 
 class ChatCompletions:
@@ -49,7 +48,8 @@ class ChatCompletions:
             yield chunk
 
     async def _create(self, request: dict[str, Any]) -> Any:
-        messages = without_control_tokens(plain_messages(request["messages"]), self.tokenizer)
+        messages = [{"role": message["role"], "content": _text(message["content"])} for message in request["messages"]]
+        messages = without_control_tokens(messages, self.tokenizer)
         try:
             asked = ChatCompletionRequest(**request | {"messages": messages})
         except ValidationError as error:  # its text is a dump
@@ -65,3 +65,7 @@ class ChatCompletions:
         if isinstance(answer, ErrorResponse):
             raise Refused(answer.error.code, answer.error.message, answer.error.param)
         return answer
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

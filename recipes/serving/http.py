@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.exceptions import HTTPException
 
 from recipes.serving.errors import FAILED, Refused, error_body
-from recipes.serving.feedback import FeedbackLog
+from recipes.serving.feedback import Events, FeedbackLog
 from recipes.serving.gate import Gate
 from recipes.serving.metrics import CONTENT_TYPE, Metrics
 from recipes.serving.replicas import Model
@@ -94,7 +94,6 @@ class Routes:
     def __init__(self, settings: ServiceSettings, models: Mapping[str, Model]) -> None:
         self.limits, self.models = settings.limits, models
         self.feedback = FeedbackLog(Path(settings.feedback)) if settings.feedback else None
-        self.with_catalog = {model.name for model in settings.models if model.catalog}
         self.created = int(time.time())
         self.metrics: Metrics
 
@@ -127,11 +126,11 @@ class Routes:
         if not request.stream:
             answer = {"model": name, **await model.ask("recommend", asked)}
             if self.feedback:
-                self.feedback.add_list(answer, asked["conversation"], asked["seen"])
+                self.feedback.add_list(asked, answer)
             return JSONResponse(answer)
-        events: AsyncIterator[tuple[str, dict[str, Any]]] = model.stream("recommend_stream", asked)
+        events: Events = model.stream("recommend_stream", asked)
         if self.feedback:
-            events = self.feedback.listed(events, name, asked["conversation"], asked["seen"])
+            events = self.feedback.watch(asked, name, events)
         texts = (_event(kind, data if kind == "item" else {"model": name, **data}) async for kind, data in events)
         return await _stream(texts, lambda refused: _event("error", refused.body))
 
@@ -140,16 +139,9 @@ class Routes:
         name, model = self._model(request.model)
         self._check_turns(len(request.messages), "messages")
         asked = request.model_dump(exclude_none=True, exclude=NO_EFFECT) | {"model": name}
-        feedback = self.feedback if name in self.with_catalog else None  # nothing of a judge
         if not request.stream:
-            answer = await model.ask("chat", asked)
-            if feedback:
-                text = answer["choices"][0]["message"].get("content")
-                feedback.add_chat(answer["id"], name, asked["messages"], text or "")
-            return JSONResponse(answer)
-        chunks: AsyncIterator[str] = model.stream("chat_stream", asked)
-        if feedback:
-            chunks = feedback.chatted(chunks, name, asked["messages"])
+            return JSONResponse(await model.ask("chat", asked))
+        chunks = model.stream("chat_stream", asked)
         return await _stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
 
     async def take_feedback(self, event: FeedbackEvent) -> FeedbackEvent:

@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 
@@ -71,13 +71,6 @@ class ChatMessage(Strict):
     content: str | list[TextPart]
 
 
-def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Role and content of a ChatRequest's messages, a content of several parts as one text."""
-    contents = (message["content"] for message in messages)
-    texts = (said if isinstance(said, str) else "\n".join(part["text"] for part in said) for said in contents)
-    return [{"role": message["role"], "content": text} for message, text in zip(messages, texts, strict=True)]
-
-
 class StreamOptions(Strict):
     include_usage: bool = False
 
@@ -126,7 +119,7 @@ NO_EFFECT = {"user", "metadata", "store", "response_format"}
 class FeedbackEvent(Strict):
     """What somebody did with an item of a list."""
 
-    list_id: str = Field(pattern=r"^(list|chatcmpl)-[0-9a-zA-Z-]{8,64}$", description="of a chat completion its `id`")
+    list_id: str = Field(pattern=r"^list-[0-9a-f]{32}$", description="of an answer of /v1/recommendations")
     item_id: ItemName
     event: Literal["click", "like", "purchase", "dislike"]
     time: AwareDatetime | None = Field(default=None, description="ISO 8601 with a zone; null: now")

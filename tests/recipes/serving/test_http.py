@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from fastapi.testclient import TestClient
@@ -234,4 +235,21 @@ def test_the_openapi_document_describes_every_route_and_its_refusals(client):
     assert {"400", "401", "413", "429", "503", "504"} <= {
         *document["paths"]["/v1/recommendations"]["post"]["responses"]
     }
-    assert client.get("/docs").status_code == 404  # its page loads scripts from a CDN
+
+
+def test_the_docs_are_a_page_of_all_that_needs_no_script_and_no_key(client, service):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"<script|<style|src=|https?:", page.text)
+    document = client.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in page.text
+    names = {*document["components"]["schemas"]} - {"HTTPValidationError", "ValidationError"}  # never answered
+    linked = {*re.findall(r'href="#(\w+)"', page.text)}
+    assert linked <= {*re.findall(r'id="(\w+)"', page.text)} == names
+    assert '<td><code>conversation</code><td>string or list of <a href="#Turn">Turn</a><td>must be given' in page.text
+    assert "<code>k</code><td>integer<td>20<td>items wanted" in page.text
+    with_key = TestClient(service("secret"), base_url="http://localhost")
+    assert (with_key.get("/docs").status_code, with_key.get("/openapi.json").status_code) == (200, 401)
