@@ -53,7 +53,8 @@ from data_prep.tables import (
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
 BY_OWN_WORD = SplitRule()
-ID = pa.field("id", pa.string())  # a row's own; null where it has none
+# null where a row has none: its own name; what was shown for it, best first, as pairs like its ground truth
+FURTHER = (pa.field("id", pa.string()), RL_SCHEMA.field(TRUTH).with_name("exposure"))
 
 
 def convert_own(
@@ -167,7 +168,7 @@ def _write_tables(
     with ExitStack() as stack:
         writers = {}
         for name in TABLES:
-            schema = (SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA).append(ID)
+            schema = pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *FURTHER])
             writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", schema))
         for row in rows:
             split = split_of[conversation_name(row)]
@@ -178,6 +179,7 @@ def _write_tables(
                 TRUTH: row.truth,
                 "sample_id": _sample_id(row, prompt, ids),
                 "id": row.id,
+                "exposure": row.exposure or None,
                 "completion": message("assistant", "\n".join(format_item(*entry) for entry in row.demonstration)),
             }
             wanted = {split: row.truth, f"sft_{split}": row.demonstration if split != "test" else []}
@@ -246,23 +248,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
     parser.add_argument("--catalog", required=True, metavar="FILE", help=READABLE)
-    parser.add_argument("--out", help="folder to write")
     parser.add_argument("--preview", type=int, metavar="N", help="show what would become of the first N rows instead")
     parser.add_argument("--format", dest="form", choices=FORMS, help="of the conversations (guessed)")
     parser.add_argument("--truth", choices=TRUTHS, default=GIVEN, help="what was wanted (%(default)s)")
     parser.add_argument(
         "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
     )
-    parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
-    parser.add_argument(
-        "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
-    )
-    parser.add_argument("--validation-from", metavar="DATE", help="rows from this date or time on are validation")
-    parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
-    parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")
-    parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="the last of the rows, by time")
-    add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
+    add_table_options(parser)
     given = vars(parser.parse_args(arguments))
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
     if (count is None) == (given["out"] is None):
@@ -276,3 +268,18 @@ def main(arguments: list[str]) -> int:
     summary = convert_own(**given, rule=rule, progress=True)
     print(format_summary(summary, given["out"]))
     return 0
+
+
+def add_table_options(parser: argparse.ArgumentParser) -> None:
+    """What is written: arguments of `convert_own`, and those of SplitRule."""
+    parser.add_argument("--out", help="folder to write")
+    parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
+    parser.add_argument(
+        "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
+    )
+    parser.add_argument("--validation-from", metavar="DATE", help="rows from this date or time on are validation")
+    parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
+    parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")
+    parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="the last of the rows, by time")
+    add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")

@@ -54,7 +54,8 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
     service_key(loopback)
-    return ServiceSettings(models=models, limits=limits, loopback=loopback)
+    feedback = str(options.state.resolve()) if options.feedback else None
+    return ServiceSettings(models=models, limits=limits, feedback=feedback, loopback=loopback)
 
 
 def _model(text: str, catalog: str | None, options: argparse.Namespace) -> ModelSettings:
@@ -104,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     add("--replicas", type=int, default=1, help="engines of every model")
     add("--tensor-parallel", type=int, default=1, help="GPUs of an engine")
     add("--state", type=Path, default=STATE, help="folder that keeps changes of the catalogs, in a folder a model")
+    add("--feedback", action="store_true", help="keep conversations, lists and POST /v1/feedback in --state")
     add("--max-concurrent", type=int, default=limits.max_concurrent, help="requests at once; more get 429")
     add("--max-body-bytes", type=int, default=limits.max_body_bytes, help="of a request; more gets 413")
     add("--max-turns", type=int, default=limits.max_turns, help="of a conversation; more gets 400")

@@ -10,10 +10,11 @@ written greedily: the same request has the same list.
 
 import asyncio
 import tempfile
+import uuid
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -64,12 +65,14 @@ class RecommendedItem:
 @dataclass(frozen=True)
 class Recommendations(Sequence[RecommendedItem]):
     """A list, best first. reason: why it has fewer than k items, None where it has k. prompt_truncated: whether the
-    beginning of the conversation was left out, which was too long for the model."""
+    beginning of the conversation was left out, which was too long for the model. list_id: another for every list, also
+    for the same one again; what became of its items is told of it."""
 
     items: tuple[RecommendedItem, ...]
     reason: str | None
     model_version: str
     prompt_truncated: bool
+    list_id: str = field(default_factory=lambda: f"list-{uuid.uuid4().hex}", compare=False)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -14,7 +14,8 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
 from data_prep.own_data.cells import ItemReader
 
-KEYS = ("conversation", "ground_truth", "seen", "demonstration", "time", "conversation_id", "split", "id", "extra")
+KEYS: tuple[str, ...] = ("conversation", "ground_truth", "seen", "demonstration", "exposure")
+KEYS += ("time", "conversation_id", "split", "id", "extra")
 # What other programs call these.
 ALSO_CALLED = {
     **dict.fromkeys(("dialogue", "dialog", "turns", "history", "chat", "context", "prompt", "text"), "conversation"),
@@ -46,7 +47,7 @@ class Turn(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of conversations, read. truth: pairs whose year is "" where the catalog has none."""
+    """One line of conversations, read. truth, exposure: pairs whose year is "" where the catalog has none."""
 
     conversation: str
     truth: list[Pair]
@@ -57,6 +58,7 @@ class Row(NamedTuple):
     split: str | None
     id: str | None
     repeated_truths: int
+    exposure: list[Pair]  # what was shown, best first
 
 
 def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turns: Sequence[Turn] | None = None) -> Row:
@@ -69,6 +71,7 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
     text, time, split = "", None, record.get("split")
     truth: list[Item] = []
     demonstration: list[Item] = []
+    exposure: list[Item] = []
     seen: list[str] = []
     with Collected(problems):
         if "messages" in record and "conversation" in record:
@@ -79,6 +82,8 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
     with Collected(problems, "demonstration"):
         demonstration = reader.items(record.get("demonstration"))
         check_demonstration(demonstration, num_items, reader.matcher)
+    with Collected(problems, "exposure"):
+        exposure = reader.items(record.get("exposure"))
     with Collected(problems, "seen"):
         seen = reader.titles(record.get("seen"))
     with Collected(problems, "time"):
@@ -94,9 +99,12 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
         problems.append(BadRecord(NOTHING_WANTED))
     if problems:
         raise BadRow(problems)
-    pairs = dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in truth)
-    repeated = len(truth) - len(pairs)
-    return Row(text, list(pairs), seen, demonstration, time, names["conversation_id"], split, names["id"], repeated)
+    truths, shown = (
+        list(dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in items))
+        for items in (truth, exposure)
+    )
+    repeated = len(truth) - len(truths)
+    return Row(text, truths, seen, demonstration, time, names["conversation_id"], split, names["id"], repeated, shown)
 
 
 def _check_key(key: str) -> None:

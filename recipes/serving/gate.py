@@ -22,7 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
-OPEN = ("/", "/page.css", "/page.js", "/health")  # without the key: the page asks for it
+OPEN = ("/", "/page.css", "/page.js", "/docs", "/health")  # without the key: the page asks for it
 CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
 
 

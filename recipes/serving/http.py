@@ -12,10 +12,12 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from jinja2 import Environment, FileSystemLoader
 from starlette.exceptions import HTTPException
 
 from recipes.serving.errors import FAILED, Refused, error_body
+from recipes.serving.feedback import Events, FeedbackLog
 from recipes.serving.gate import Gate
 from recipes.serving.metrics import CONTENT_TYPE, Metrics
 from recipes.serving.replicas import Model
@@ -27,6 +29,7 @@ from recipes.serving.schema import (
     CatalogItems,
     CatalogPage,
     ChatRequest,
+    FeedbackEvent,
     ItemName,
     ModelCard,
     ModelList,
@@ -68,7 +71,7 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
         title="convrec",
         version=version("convrec"),
         description="Recommendations for a conversation, chat completions of the same models, and their catalogs.",
-        docs_url=None,  # those pages load scripts from a CDN
+        docs_url=None,  # those pages load scripts from a CDN: page/docs.html does not
         redoc_url=None,
     )
     routes = Routes(settings, models)
@@ -90,6 +93,7 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
 class Routes:
     def __init__(self, settings: ServiceSettings, models: Mapping[str, Model]) -> None:
         self.limits, self.models = settings.limits, models
+        self.feedback = FeedbackLog(Path(settings.feedback)) if settings.feedback else None
         self.created = int(time.time())
         self.metrics: Metrics
 
@@ -98,6 +102,7 @@ class Routes:
         post, get = app.post, app.get
         post("/v1/recommendations", response_model=RecommendedList, **errors)(self.recommend)
         post("/v1/chat/completions", **errors)(self.chat)
+        post("/v1/feedback", response_model=FeedbackEvent, **errors)(self.take_feedback)
         get("/v1/models", response_model=ModelList)(self.list_models)
         get("/v1/models/{name}", response_model=ModelCard)(self.get_model)
         get("/v1/catalog/items", response_model=CatalogPage, **errors)(self.list_items)
@@ -107,6 +112,8 @@ class Routes:
         get("/metrics", response_class=PlainTextResponse)(self.get_metrics)
         for path, file in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
             app.add_api_route(path, _page(file), include_in_schema=False)
+        described = _described(app.openapi())  # of all routes above
+        app.add_api_route("/docs", lambda: HTMLResponse(described, headers=PAGE_HEADERS), include_in_schema=False)
 
     async def recommend(self, request: RecommendationRequest) -> Response:
         """A ranked list of the catalog's items for a conversation."""
@@ -117,8 +124,13 @@ class Routes:
             self._check_turns(len(request.conversation), "conversation")
         asked = request.model_dump(exclude={"stream", "model"})
         if not request.stream:
-            return JSONResponse({"model": name, **await model.ask("recommend", asked)})
-        events = model.stream("recommend_stream", asked)
+            answer = {"model": name, **await model.ask("recommend", asked)}
+            if self.feedback:
+                self.feedback.add_list(asked, answer)
+            return JSONResponse(answer)
+        events: Events = model.stream("recommend_stream", asked)
+        if self.feedback:
+            events = self.feedback.watch(asked, name, events)
         texts = (_event(kind, data if kind == "item" else {"model": name, **data}) async for kind, data in events)
         return await _stream(texts, lambda refused: _event("error", refused.body))
 
@@ -132,13 +144,21 @@ class Routes:
         chunks = model.stream("chat_stream", asked)
         return await _stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
 
+    async def take_feedback(self, event: FeedbackEvent) -> FeedbackEvent:
+        """What somebody did with an item of a list. It is on the disk when this answers."""
+        if not self.feedback:
+            raise Refused(404, "this service keeps no feedback; it is started with --feedback for that")
+        await self.feedback.add_event(event)
+        return event
+
     async def list_models(self) -> ModelList:
         return ModelList(data=[await self.get_model(name) for name in self.models])
 
     async def get_model(self, name: str) -> ModelCard:
         name, model = self._model(name)
         described = await model.ask("describe")
-        return ModelCard(id=name, created=self.created, max_turns=self.limits.max_turns, **described)
+        described |= {"max_turns": self.limits.max_turns, "keeps_feedback": self.feedback is not None}
+        return ModelCard(id=name, created=self.created, **described)
 
     async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
         """Add items to the catalog, or write them anew. The next request can be recommended them."""
@@ -194,6 +214,12 @@ class Routes:
         if turns > self.limits.max_turns:
             most = self.limits.max_turns
             raise Refused(400, f"{field}: {turns:,} turns, more than {most}, the most of this service", field)
+
+
+def _described(schema: Mapping[str, Any]) -> str:
+    """The document of /openapi.json as a page without scripts."""
+    environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("docs.html").render(schema, refusals=REFUSALS)
 
 
 def _page(file: str) -> Any:

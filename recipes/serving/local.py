@@ -1,15 +1,19 @@
 """A service on this machine: HTTP in this process, every model in processes of its own, until it is stopped."""
 
+import json
+import logging
 import os
 import resource
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convrec.errors import UserError
 from convrec.generation.placement import room_here
@@ -17,10 +21,13 @@ from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
 from recipes.serving import http
+from recipes.serving.errors import error_body
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ServiceSettings, service_key
 
+LOG = "_http.log"  # no model's log can have that name
+LOG_BYTES = 16 << 20
 GONE = "the service was killed; its processes were ended"
 BACKLOG = 2048  # connections that wait to be accepted
 IDLE_SECONDS = 60  # of a connection; clients give theirs up sooner, so that none asks on one that is just closed
@@ -36,7 +43,7 @@ def serve_here(
     Args:
         host: address that HTTP is bound to.
         replicas: of every model.
-        logs: folder for what the models' processes say.
+        logs: folder for what the models' processes say, and what goes wrong in this one: LOG.
     Raises UserError where the port is taken, and where a model's process cannot start, with its last words.
     """
     set_thread_policy()
@@ -45,6 +52,8 @@ def serve_here(
     logs.mkdir(parents=True, exist_ok=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
+    kept = RotatingFileHandler(logs / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[logging.StreamHandler(), kept])
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
         processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
@@ -57,9 +66,20 @@ def serve_here(
         server_of(app).run(sockets=[listener])
 
 
+class JsonProtocol(HttpToolsProtocol):
+    """uvicorn's answer to what is no HTTP is a text; here it is JSON as all errors are."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = json.dumps(error_body(400, msg)).encode()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
 def server_of(app: FastAPI) -> uvicorn.Server:
     options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
-    return uvicorn.Server(uvicorn.Config(app, ws="none", access_log=False, log_level="warning", **options))
+    options |= {"http": JsonProtocol, "ws": "none", "access_log": False, "log_level": "warning", "log_config": None}
+    return uvicorn.Server(uvicorn.Config(app, **options))
 
 
 def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:

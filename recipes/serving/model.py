@@ -75,11 +75,11 @@ class ModelServer:
         return asdict(found)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """("item", fields of ListedItem) for each, then ("end", the rest)."""
+        """("item", fields of ListedItem and "list_id") for each, then ("end", the rest)."""
         with self._refusals():
             end, items = self._with_catalog().open_stream(**request)
             async for item in items:
-                yield "item", asdict(item)
+                yield "item", {"list_id": end.list_id, **asdict(item)}
         yield "end", {key: value for key, value in asdict(end).items() if key != "items"}
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import ipaddress
 import os
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 
 from convrec.errors import UserError
 
@@ -51,8 +51,9 @@ class ListedItem(CatalogEntry):
 
 
 class RecommendedList(Strict):
-    """The last event of a stream, `end`, is the same without `items`."""
+    """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too."""
 
+    list_id: str = Field(description="another for every answer: what feedback names")
     model: str
     model_version: str
     items: list[ListedItem]
@@ -115,6 +116,15 @@ class ChatRequest(Strict):
 NO_EFFECT = {"user", "metadata", "store", "response_format"}
 
 
+class FeedbackEvent(Strict):
+    """What somebody did with an item of a list."""
+
+    list_id: str = Field(pattern=r"^list-[0-9a-f]{32}$", description="of an answer of /v1/recommendations")
+    item_id: ItemName
+    event: Literal["click", "like", "purchase", "dislike"]
+    time: AwareDatetime | None = Field(default=None, description="ISO 8601 with a zone; null: now")
+
+
 class ItemRecord(BaseModel):
     model_config = ConfigDict(extra="allow")  # the catalog's further columns
 
@@ -154,6 +164,7 @@ class ModelCard(Strict):
     catalog_items: int | None = Field(description="null for a judge, which has no catalog")
     max_items: int | None = Field(description="of a list, the largest k; null for a judge")
     max_turns: int = Field(description="of a conversation; more are refused")
+    keeps_feedback: bool = Field(description="whether conversations and lists are kept, and feedback is taken")
 
 
 class ModelList(Strict):
@@ -186,6 +197,7 @@ class ServiceSettings(Strict):
 
     models: list[ModelSettings] = Field(min_length=1)
     limits: Limits = Limits()
+    feedback: str | None = None  # folder for what was shown and what became of it; none: nothing is kept
     loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,7 +35,7 @@ def service(trained, tmp_path_factory):
     recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert "--model demo=outputs/demo/rank_grpo" in recipe[1]
     command = [sys.executable, *recipe[1].replace("outputs/demo", str(trained.out)).split()]
-    command += ["--port", str(port), "--state", str(folder / "state"), "--max-items", "2000"]
+    command += ["--port", str(port), "--state", str(folder / "state"), "--max-items", "2000", "--feedback"]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     too_late = threading.Timer(START_SECONDS, process.kill)
@@ -46,11 +47,13 @@ def service(trained, tmp_path_factory):
     assert address in said
     with httpx.Client(base_url=address, timeout=120) as client:
         yield SimpleNamespace(
-            address=address, process=process, client=client, log=folder / "log", catalog=trained.files["CATALOG_FILE"]
-        )
+            address=address, process=process, client=client, log=folder / "log", catalog=trained.files["CATALOG_FILE"],
+            state=folder / "state",
+        )  # fmt: skip
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
+    assert "Invalid HTTP request received." in (folder / "state" / "_http.log").read_text()  # what was only on stderr
     _, left = psutil.wait_procs(started, timeout=60)
     assert left == []
 
@@ -106,6 +109,34 @@ def test_openais_client_completes_and_streams(service):
         client.chat.completions.create(**{**asked, "model": "other"})
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
         client.chat.completions.create(**{**asked, "messages": [{"role": "user", "content": "film " * 5000}]})
+
+
+def test_what_was_shown_and_clicked_becomes_a_training_row(service, tmp_path):
+    asked = {**ASK, "seen": ["Heat (1995)"]}
+    first = service.client.post("/v1/recommendations", json=asked).json()
+    stream = service.client.post("/v1/recommendations", json={**asked, "stream": True}).text
+    (streamed,) = set(re.findall(r'"list_id": "(list-[0-9a-f]{32})"', stream))
+    assert streamed != first["list_id"]  # of every answer, also of the same list again
+    for list_id, rank in ((first["list_id"], 2), (streamed, 0)):
+        click = {"list_id": list_id, "item_id": first["items"][rank]["item_id"], "event": "click"}
+        assert service.client.post("/v1/feedback", json=click).status_code == 200
+    refused = service.client.post("/v1/feedback", json={**click, "item_id": "no-such"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "item_id")
+    command = [sys.executable, "-m", "recipes", "data", "feedback", "--state", str(service.state), "--out"]
+    subprocess.run([*command, str(tmp_path / "clicks"), "--catalog", service.catalog], check=True, timeout=300)
+    rows = pq.read_table(tmp_path / "clicks" / "train.parquet").to_pylist()
+    shown = [[item["title"], str(item["year"])] for item in first["items"]]
+    assert [row["groundtruth_with_release_year"] for row in rows] == [[shown[2]], [shown[0]]]
+    assert [row["exposure"] for row in rows] == [shown, shown]
+    assert ASK["conversation"] in rows[0]["prompt"][0]["content"]
+    assert rows[0]["seen_titles"] == ["Heat"]
+
+
+def test_what_is_no_http_is_answered_with_json(service):
+    port = int(service.address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as opened:
+        opened.sendall(b"no HTTP\r\n\r\n")
+        assert b'{"error": {"message": "Invalid HTTP' in b"".join(iter(lambda: opened.recv(65536), b""))
 
 
 def test_nothing_listens_beyond_the_loopback(service):

@@ -7,16 +7,20 @@ What is run is the page's own text: each edit below names what it replaces, whic
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.files import read_json
 from convrec.runs.folder import latest_step
 
 pytestmark = pytest.mark.tutorial
@@ -55,16 +59,18 @@ def blocks(page: str, *edits: tuple[str, str]) -> list[tuple[str, str]]:
     return BLOCK.findall(text)
 
 
+def environment() -> dict[str, str]:
+    hidden = ("RAY_ADDRESS", "PYTHONPATH", "E2E_DEMO")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}", "PYTHON": sys.executable}
+
+
 def shell(project: Path, *scripts: str) -> str:
     """Run the blocks in one shell, as somebody who pastes them; returns what they print. The first failure ends it."""
-    hidden = ("RAY_ADDRESS", "PYTHONPATH", "E2E_DEMO")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment["PYTHON"] = sys.executable
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "\n".join(scripts)],
         cwd=project,
-        env=environment,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -115,6 +121,61 @@ def test_ones_own_catalog(project: Path) -> None:
     assert "Recall@3" in printed
     rows = pq.read_table(project / "outputs" / "books" / "rows.parquet")
     assert rows.num_rows == 1
+
+
+@contextmanager
+def service(project: Path, script: str) -> Iterator[None]:
+    """The block that serves, in a terminal of its own until Ctrl-C."""
+    log = project / "service.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script.replace("\nconvrec", "\nexec convrec")],
+            cwd=project,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while "serving demo" not in log.read_text():
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+
+
+def test_from_clicks_to_a_better_model(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = blocks(
+        "feedback.md",
+        ("SHOPPERS, READS_ON = 1000,", "SHOPPERS, READS_ON = 300,"),
+        ("--feedback --state", f"--port {port} --feedback --state"),
+        ("127.0.0.1:8000", f"127.0.0.1:{port}"),
+        ("TOTAL_STEPS=48", "TOTAL_STEPS=2"),
+        ("TRAIN_BATCH_SIZE=16", "TRAIN_BATCH_SIZE=4"),
+    )
+    ((_, shopper),) = (block for block in found if block[0] == "python")
+    (project / "shopper.py").write_text(shopper)
+    serve, visit, *others = scripts_of(found)
+    with service(project, serve):
+        lists, clicks = map(int, re.findall(r"\d+", shell(project, visit))[:2])
+    assert lists == 300
+    assert clicks > 20
+    printed = shell(project, *others)
+    assert latest_step(project / "outputs" / "loop" / "rank_grpo") == 2
+    rows = pq.read_table(project / "outputs" / "loop" / "data" / "train.parquet").to_pylist()
+    for row in rows:
+        truth, shown = row["groundtruth_with_release_year"], row["exposure"]
+        assert 0 < len(truth) <= len(shown) <= 20
+        assert all(pair in shown for pair in truth)
+    before, after = (read_json(project / "outputs" / "loop" / name / "metrics.json") for name in ("before", "after"))
+    assert all(one["results"]["paper"]["model"]["ndcg@20"]["n"] > 0 for one in (before, after))
+    assert after["paired"]["ndcg@20"]["n"] == before["results"]["paper"]["model"]["ndcg@20"]["n"]
+    assert printed.lower().count("ndcg@20") >= 3  # of each model, and the difference
 
 
 def raylets() -> set[psutil.Process]:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fastapi.testclient import TestClient
 
 from convrec import Recommendations, RecommendedItem, Recommender
 from convrec.constrained.walk import Walk
@@ -18,6 +20,7 @@ from recipes.tiny_model import make_tiny_model
 pytestmark = pytest.mark.e2e
 FILMS = [(f"f{n}", f"Film {'abcdefghijkl'[n]}", 1990 + n) for n in range(12)]
 SAID = "Something with a chase, please."
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 LONG = "USER: " + "word after word " * 300 + "\nUSER: the end\n"
 
 
@@ -112,6 +115,28 @@ def test_the_same_list_comes_in_every_way(recommender: Recommender) -> None:
         recommender.recommend_batch([SAID, ""])
     with pytest.raises(UserError, match="filters: 0 for 2 conversations; give one each"):
         recommender.recommend_batch([SAID, SAID], filters=[])
+
+
+def test_every_list_has_an_id_of_its_own(recommender: Recommender) -> None:
+    again = [recommender.recommend(SAID, k=3) for _ in range(2)]
+    facts, _ = recommender.open_stream(SAID, k=3)
+    found = {one.list_id for one in (*again, facts, *recommender.recommend_batch([SAID, SAID], k=3))}
+    assert len(found) == 5
+    assert again[0] == again[1]  # the same list all the same
+
+
+def test_the_fastapi_example_runs(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUN", str(files[0]))
+    monkeypatch.setenv("CATALOG", str(files[1]))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with TestClient(import_module("shop_api").app) as shop:
+        answer = shop.post("/for-you", json={"said": SAID, "bought": ["f1"], "in_stock": ["f1", "f2", "f3"]}).json()
+        assert sorted(item["item_id"] for item in answer["items"]) == ["f2", "f3"]
+        assert answer["list_id"].startswith("list-")
+        assert "leaves 2 for a list of 5" in answer["why_short"]
+        assert shop.post("/for-you", json={"said": "  "}).json() == {
+            "detail": "conversation: it is empty; give what the user said"
+        }
 
 
 def test_seen_allow_and_exclude(recommender: Recommender) -> None:

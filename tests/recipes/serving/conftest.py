@@ -12,6 +12,7 @@ from recipes.serving.http import build
 from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
 
+LIST_ID = "list-" + "0" * 32
 TITLES = ("Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie")
 
 
@@ -50,7 +51,7 @@ class Films:
         if isinstance(self.refusal, Refused) and self.refusal.param:
             raise self.refusal
         for item in self._list(request):
-            yield "item", item
+            yield "item", {"list_id": LIST_ID} | item
             await self._answer(request)
         yield "end", self._rest()
 
@@ -97,7 +98,7 @@ class Films:
         return {"item_id": item_id, "title": title, "clean_title": title.partition(" [")[0], "year": year}
 
     def _rest(self) -> dict[str, Any]:
-        return {"reason": None, "model_version": "films-1", "prompt_truncated": False}
+        return {"list_id": LIST_ID, "reason": None, "model_version": "films-1", "prompt_truncated": False}
 
 
 @pytest.fixture
@@ -107,13 +108,14 @@ def films() -> Films:
 
 @pytest.fixture
 def service(films: Films) -> Callable[..., Any]:
-    """The ASGI application; keyword arguments are limits, but `key` and `loopback`."""
+    """The ASGI application; keyword arguments are limits, but `key`, `loopback` and `feedback`."""
 
-    def make(key: str | None = None, loopback: bool = True, **limits: float) -> Any:
+    def make(key: str | None = None, loopback: bool = True, feedback: str | None = None, **limits: float) -> Any:
         names = ("films", "other")
         settings = ServiceSettings(
-            models=[ModelSettings(name=name, path=name) for name in names],
+            models=[ModelSettings(name=name, path=name, catalog=name) for name in names],
             limits=Limits(**limits),  # type: ignore[arg-type]
+            feedback=feedback,
             loopback=loopback,
         )
         return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key)

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from fastapi.testclient import TestClient
 
 from recipes.serving.errors import Refused
+from tests.recipes.serving.conftest import LIST_ID
 
 ASK = {"conversation": "a film, please", "k": 3}
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -42,7 +44,9 @@ def test_a_stream_has_an_event_for_each_item_and_one_for_the_end(client):
     events = events_of(response.text)
     assert [kind for kind, _ in events] == ["item", "item", "item", "end"]
     assert events[2][1]["title"] == "Ran"
-    assert events[3][1] == {"model": "films", "model_version": "films-1", "reason": None, "prompt_truncated": False}
+    about = {"model": "films", "model_version": "films-1", "reason": None, "prompt_truncated": False}
+    assert events[3][1] == about | {"list_id": LIST_ID}
+    assert {event["list_id"] for _, event in events} == {LIST_ID}  # so that a list that was left has it as well
 
 
 def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_after_it(client, films):
@@ -226,9 +230,26 @@ def test_the_openapi_document_describes_every_route_and_its_refusals(client):
     document = client.get("/openapi.json").json()
     assert {*document["paths"]} == {
         "/v1/recommendations", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/v1/catalog/items",
-        "/health", "/metrics",
+        "/v1/feedback", "/health", "/metrics",
     }  # fmt: skip
     assert {"400", "401", "413", "429", "503", "504"} <= {
         *document["paths"]["/v1/recommendations"]["post"]["responses"]
     }
-    assert client.get("/docs").status_code == 404  # its page loads scripts from a CDN
+
+
+def test_the_docs_are_a_page_of_all_that_needs_no_script_and_no_key(client, service):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"<script|<style|src=|https?:", page.text)
+    document = client.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in page.text
+    names = {*document["components"]["schemas"]} - {"HTTPValidationError", "ValidationError"}  # never answered
+    linked = {*re.findall(r'href="#(\w+)"', page.text)}
+    assert linked <= {*re.findall(r'id="(\w+)"', page.text)} == names
+    assert '<td><code>conversation</code><td>string or list of <a href="#Turn">Turn</a><td>must be given' in page.text
+    assert "<code>k</code><td>integer<td>20<td>items wanted" in page.text
+    with_key = TestClient(service("secret"), base_url="http://localhost")
+    assert (with_key.get("/docs").status_code, with_key.get("/openapi.json").status_code) == (200, 401)

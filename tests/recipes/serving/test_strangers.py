@@ -1,5 +1,6 @@
 """Strangers' connections on a real server: none without a key holds up what others ask."""
 
+import json
 import resource
 import socket
 import threading
@@ -68,6 +69,30 @@ def test_two_thousand_slow_senders_hold_up_neither_health_nor_a_list(
     finally:
         for one in opened:
             one.close()
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
+def test_what_is_no_http_gets_json_as_all_errors_do(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as opened:
+        opened.sendall(b"\x16\x03\x01 TLS, say\r\n\r\n")
+        head, _, body = b"".join(iter(lambda: opened.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    assert json.loads(body)["error"] == {
+        "message": "Invalid HTTP request received.", "type": "invalid_request_error", "param": None, "code": 400
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
+def test_a_500_leaves_its_traceback_to_the_log_of_the_command(
+    address: tuple[str, int], films: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    films.refusal = RuntimeError("out of paper")
+    assert httpx.post(f"http://127.0.0.1:{address[1]}/v1/recommendations", json=ASK).status_code == 500
+    deadline = time.monotonic() + 20
+    while "RuntimeError: out of paper" not in caplog.text:  # it is written when the answer is sent
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("address", [KEY], indirect=True)

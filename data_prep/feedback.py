@@ -1,0 +1,94 @@
+"""What became of the lists of `convrec serve --feedback` -> the tables of `convrec data own`. docs/how-to/data.md
+
+    convrec data feedback --catalog data/books/catalog.parquet --item book --validation-share 0.2 --out data/clicks
+
+A list of which an item was clicked, liked or purchased is a row: its conversation, those items as ground truth, and all
+that was shown, best first, as `exposure`. An item that somebody disliked is no ground truth. OUT.jsonl has the rows as
+`convrec data own` reads them, the folder OUT what it makes of them.
+"""
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from convrec.data.damage import Damage
+from convrec.data.records import read_records
+from convrec.data.schema import SPEAKERS, TURN
+from convrec.errors import UserError, says_user_errors
+from convrec.files import write_jsonl
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.ranks import parse_item
+from data_prep.own import add_table_options, convert_own, format_summary
+from data_prep.own_data.splits import SplitRule
+
+FILES = "feedback-*.jsonl"  # in --state; recipes/serving/feedback.py writes them, and says what is in a line
+ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
+
+
+def rows_of(files: Sequence[Path], catalog: Catalog, damage: Damage, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """What `convrec data own` reads, in the order of the lists; counts: what is no row. Memory holds the events."""
+    events: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # of lists and their items
+    for record in _records(files, damage):
+        if "event" in record:
+            events[record["list_id"]][record["item_id"]].add(record["event"])
+    ids = map(str, catalog.item_ids or range(len(catalog)))
+    title_of = dict(zip(ids, catalog.titles, strict=True))
+    for record in _records(files, Damage()):
+        if "items" not in record:
+            continue
+        happened = events.pop(record["list_id"], {})
+        shown = {item["item_id"]: [item["title"], item["year"]][: 1 + catalog.dated] for item in record["items"]}
+        wanted = [shown[name] for name, kinds in happened.items() if name in shown and "dislike" not in kinds]
+        counts["events of items that their list does not have"] += len(happened.keys() - shown.keys())
+        counts["lists of which nothing was clicked, liked or purchased"] += not wanted
+        if wanted:
+            _, *parts = TURN.split(record["conversation"])  # the service has seen to it that no turn has another within
+            turns = [{"role": ROLES[who], "content": said} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+            seen = [[_seen(name, title_of, catalog)] for name in record["seen"]]
+            row = {"id": record["list_id"], "time": record["time"], "conversation": turns, "seen": seen}
+            yield row | {"ground_truth": wanted, "exposure": list(shown.values())}
+    counts["events of lists that are not kept"] += sum(map(len, events.values()))
+
+
+def _records(files: Sequence[Path], damage: Damage) -> Iterator[dict[str, Any]]:
+    for path in files:
+        for number, record in read_records(path, damage):
+            if {"list_id", "time"} <= record.keys():
+                yield record
+            else:
+                damage.add(path, number, "neither a list nor an event; take the line out")
+
+
+def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
+    """As Recommender reads it: a number is an id, and a text where the catalog has ids; else it is a title."""
+    title = title_of.get(str(name)) if catalog.item_ids or isinstance(name, int) else None
+    item = parse_item(str(name), catalog.dated)
+    return title or (item.title if item else str(name))
+
+
+@says_user_errors
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec data feedback", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--state", type=Path, default=Path("outputs/serve"), help="the service's (%(default)s)")
+    parser.add_argument("--catalog", required=True, metavar="FILE", help="what was served, as .parquet")
+    add_table_options(parser)
+    given = vars(parser.parse_args(arguments))
+    rule, state = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("state")
+    if not given["out"]:
+        parser.error("give --out")
+    rows, files = Path(f"{Path(given['out'])}.jsonl"), sorted(state.glob(FILES))
+    if not files:
+        raise UserError(f"{state}: no {FILES}; give the --state of a service that was started with --feedback")
+    if rows.exists() and not given["overwrite"]:
+        raise UserError(f"{rows}: already there; give --overwrite to replace it, or another --out")
+    damage, counts = Damage(given["skip_damaged"]), Counter[str]()
+    found = list(rows_of(files, load_catalog(given["catalog"]), damage, counts))
+    damage.check(files, counts.total() + len(found))
+    print(*(f"{count:,} {what} left out" for what, count in counts.items() if count), sep="\n")
+    if not found:
+        raise UserError(f"{state}: of no list was anything clicked, liked or purchased")
+    write_jsonl(rows, found)
+    print(format_summary(convert_own([rows], **given, rule=rule, progress=True), given["out"]))
+    return 0

@@ -1,0 +1,207 @@
+"""What was shown and what became of it: what is kept, what is refused, what survives, and that it stays bounded."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.serving.feedback import FILES, FeedbackLog
+from recipes.serving.schema import FeedbackEvent
+from tests.recipes.serving.conftest import LIST_ID
+
+ASK = {"conversation": [{"role": "user", "content": "a film\nUSER: no turn"}], "k": 2, "seen": ["1", "Up (2009)"]}
+CLICK = {"list_id": LIST_ID, "item_id": "2", "event": "click"}
+OTHER = "list-" + "f" * 32
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted(folder.glob(FILES)) for line in path.read_text().splitlines()]
+
+
+def a_list(number: int, items: int = 20) -> dict[str, Any]:
+    shown = [{"item_id": str(n), "title": f"Film {n}", "year": 1990} for n in range(items)]
+    return {"list_id": f"list-{number:032x}", "model": "films", "model_version": "films-1", "items": shown}
+
+
+@pytest.fixture
+def client(service: Callable[..., Any], tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(service(feedback=str(tmp_path)), base_url="http://localhost") as opened:  # one event loop
+        yield opened
+
+
+def test_nothing_is_kept_unless_the_operator_asks_for_it(service: Callable[..., Any], tmp_path: Path) -> None:
+    client = TestClient(service(), base_url="http://localhost")
+    assert client.post("/v1/recommendations", json=ASK).json()["list_id"] == LIST_ID
+    refused = client.post("/v1/feedback", json=CLICK)
+    assert (refused.status_code, "--feedback" in refused.json()["error"]["message"]) == (404, True)
+    assert not client.get("/v1/models/films").json()["keeps_feedback"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, tmp_path: Path) -> None:
+    assert client.get("/v1/models/films").json()["keeps_feedback"]
+    client.post("/v1/recommendations", json=ASK)
+    client.post("/v1/recommendations", json={**ASK, "stream": True, "model": "other"})
+    given = {**CLICK, "item_id": 2, "event": "like", "time": "2026-11-26T12:00:00+01:00"}
+    assert client.post("/v1/feedback", json=given).json() == given
+    assert client.post("/v1/feedback", json=CLICK | {"list_id": OTHER}).status_code == 200  # of before a restart
+    client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hello"}]})
+    listed, streamed, liked, unknown = lines(tmp_path)
+    assert datetime.fromisoformat(listed.pop("time")).tzinfo
+    assert listed == {
+        "list_id": LIST_ID,
+        "model": "films",
+        "model_version": "films-1",
+        "conversation": "USER: a film\n USER: no turn\n",  # as the model reads it
+        "seen": ["1", "Up (2009)"],
+        "items": [
+            {"item_id": "0", "title": "Alien", "year": 1980},
+            {"item_id": "2", "title": "Ran", "year": 1982},
+        ],
+    }
+    assert (streamed["items"], streamed["model"]) == (listed["items"], "other")
+    assert streamed["model_version"] == "films-1"
+    assert liked == {**CLICK, "event": "like", "time": "2026-11-26T12:00:00+01:00"}
+    assert unknown["list_id"] == OTHER
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "word"),
+    [
+        ({"event": "clicked"}, "event", "'click', 'like', 'purchase' or 'dislike'"),
+        ({"item_id": "1"}, "item_id", "that list has no item '1'"),
+        ({"item_id": ""}, "item_id", "at least 1"),
+        ({"list_id": "list-7"}, "list_id", "pattern"),
+        ({"time": "2026-11-26T12:00:00"}, "time", "timezone"),
+        ({"time": "yesterday"}, "time", "datetime"),
+        ({"rank": 1}, "rank", "there is no such field"),
+    ],
+)
+def test_a_bad_event_is_refused_in_one_sentence_and_not_kept(
+    client: TestClient, tmp_path: Path, wrong: dict[str, Any], param: str, word: str
+) -> None:
+    client.post("/v1/recommendations", json=ASK)
+    refused = client.post("/v1/feedback", json=CLICK | wrong)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], word in error["message"], "\n" in error["message"]) == (param, True, False)
+    assert len(lines(tmp_path)) == 1
+
+
+def test_of_a_stream_that_is_left_what_was_sent_is_kept(tmp_path: Path) -> None:
+    log = FeedbackLog(tmp_path)
+
+    async def events() -> Any:
+        for item in a_list(1)["items"]:
+            yield "item", {"list_id": LIST_ID} | item
+
+    async def leave_after(count: int) -> None:
+        watched = log.watch(ASK, "films", events())
+        for _ in range(count):
+            await anext(watched)
+        await watched.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(leave_after(3))
+    asyncio.run(leave_after(0))
+    (kept,) = lines(tmp_path)
+    assert [item["item_id"] for item in kept["items"]] == ["0", "1", "2"]
+    assert (kept["list_id"], kept["model"], kept["model_version"]) == (LIST_ID, "films", None)
+
+
+def test_an_event_is_synced_to_the_disk_before_it_is_answered(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    sync = os.fsync
+
+    def seen(file: Any) -> None:
+        sync(file)
+        synced.append(os.fstat(file.fileno()).st_size)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    client.post("/v1/recommendations", json=ASK)
+    assert synced == []  # lists are left to the system
+    client.post("/v1/feedback", json=CLICK)
+    assert synced == [sum(path.stat().st_size for path in tmp_path.iterdir())]
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from recipes.serving.feedback import FeedbackLog
+from recipes.serving.schema import FeedbackEvent
+
+async def post_without_end():
+    log, number = FeedbackLog(Path(sys.argv[1]), file_bytes=4000), 0
+    while True:
+        await log.add_event(FeedbackEvent(list_id=f"list-{number:032x}", item_id=number, event="click"))
+        print(number, flush=True)
+        number += 1
+
+asyncio.run(post_without_end())
+"""
+
+
+def test_what_was_answered_outlives_kill_9(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    answered = [int(process.stdout.readline()) for _ in range(100)]
+    process.send_signal(signal.SIGKILL)
+    answered += map(int, process.stdout.read().split())
+    process.wait()
+    assert [int(line["item_id"]) for line in lines(tmp_path)][: len(answered)] == answered
+    assert len(list(tmp_path.iterdir())) > 1  # across files
+
+
+def test_files_end_and_the_oldest_go_so_that_all_stay_below_the_bound(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = len(json.dumps(a_list(0))) + 200
+    log = FeedbackLog(tmp_path, file_bytes=3 * size, most_bytes=12 * size)
+    (tmp_path / "films.log").write_text("x" * 20 * size)  # not of the feedback
+    for number in range(50):
+        log.add_list(ASK, a_list(number))
+        files = sorted(tmp_path.glob(FILES))
+        assert sum(path.stat().st_size for path in files) <= 12 * size
+    assert len(files) > 2
+    kept = [int(line["list_id"][5:], 16) for line in lines(tmp_path)]
+    assert kept == list(range(kept[0], 50))  # the newest, none between is missing
+    assert len(kept) > 5
+    assert "removed, for feedback to stay below its bound" in caplog.text
+    for path in files:
+        path.unlink()  # what an operator may do at any time
+    log.add_list(ASK, a_list(51))
+    assert [line["list_id"] for line in lines(tmp_path)] == [a_list(51)["list_id"]]
+
+
+def test_an_answer_is_given_where_nothing_can_be_kept_and_an_event_is_a_503(
+    service: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with TestClient(service(feedback=str(tmp_path / "file" / "state")), base_url="http://localhost") as client:
+        assert len(client.post("/v1/recommendations", json=ASK).json()["items"]) == 2
+        refused = client.post("/v1/feedback", json=CLICK)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert "Not a directory; feedback is lost" in caplog.text
+        (tmp_path / "file").unlink()
+        assert client.post("/v1/feedback", json=CLICK).status_code == 200
+    assert [line["event"] for line in lines(tmp_path / "file" / "state")] == ["click"]
+
+
+def test_memory_holds_a_bounded_number_of_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.serving.feedback.MOST_LISTS", 3)
+    log = FeedbackLog(tmp_path)
+    for number in range(5):
+        log.add_list(ASK, a_list(number, items=1))
+    assert list(log._shown) == [a_list(number)["list_id"] for number in (2, 3, 4)]
+    asyncio.run(log.add_event(FeedbackEvent(list_id=a_list(0)["list_id"], item_id="9", event="click")))  # not known now
