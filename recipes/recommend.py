@@ -3,13 +3,14 @@
     convrec recommend --model checkpoints/books --catalog data/books/catalog.parquet --in chats.jsonl --out L.parquet
 
 Conversations are .jsonl, .csv or .parquet with `conversation` (or `messages`) and, as they are there, `id`, `seen`,
-`allow` and `exclude`; the tables of training do as well. OUT has a row for each, in their order: row, id, items
-(item_id, title, year, rank, score), reason (why a list is short) and prompt_truncated. Stopped, the same command goes
-on where it was.
+`allow`, `exclude`, `where` and `liked`; the tables of training do as well. OUT has a row for each, in their order: row,
+id, items (item_id, title, year, rank, score, why, columns), reason (why a list is short) and prompt_truncated. Stopped,
+the same command goes on where it was.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from convrec.generation.placement import AUTO, Placement, add_placement, visible
 from convrec.generation.pool import Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
+from convrec.serving.columns import check_columns, read_columns
+from convrec.serving.mentions import add_options, write_mentions
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
@@ -39,6 +42,9 @@ def recommend(
     item: str | None = None,
     num_items: int | None = None,
     max_prompt_length: int = 2048,
+    show: Sequence[str] = (),
+    train: Sequence[Path] = (),
+    why: bool = False,
     tensor_parallel: int = 1,
     replicas: int | str = AUTO,
     overwrite: bool = False,
@@ -46,8 +52,8 @@ def recommend(
 ) -> dict[str, Any]:
     """Write OUT; {"rows", "short", "written": rows that were not there from an earlier start}.
 
-    replicas, tensor_parallel: of convrec.generation.placement.Placement. Others as Recommender.load. Raises UserError
-    before an engine starts.
+    train: tables to count for sentences, `why`. replicas, tensor_parallel: of convrec.generation.placement.Placement.
+    Others as Recommender.load. Raises UserError before an engine starts.
     """
     out, source = Path(out), Path(chats)
     if out.suffix != ".parquet":
@@ -55,11 +61,16 @@ def recommend(
     if k < 1:
         raise UserError(f"--k {k}: at least 1")
     placement = Placement(replicas, tensor_parallel)
-    tell_problems(catalog, load_catalog(catalog).problems)
+    items = load_catalog(catalog)
+    tell_problems(catalog, items.problems)
+    columns = read_columns(Path(catalog), items).schema
+    check_columns(show, columns, "--show")
     unread: set[str] = set()
-    rows = sum(1 for _ in read_chats(source, unread))
+    rows = sum(1 for _ in read_chats(source, unread, columns))
+    write_mentions(train, Path(catalog))
     found = find_model(model, Path(catalog), item, num_items)
     settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": max_prompt_length}
+    settings |= {"show": [*show], "why": why}
     what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": k, **settings}
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)
     with parts.held():
@@ -97,6 +108,8 @@ def main(arguments: list[str]) -> int:
     add("--item", help="what the prompt calls an item (as in training, else movie)")
     add("--num-items", type=int, help="items that the prompt asks for (as in training, else 20)")
     add("--max-prompt-length", type=int, default=2048, help="tokens; longer ones lose their beginning (%(default)s)")
+    add_options(parser)
+    add("--why", action="store_true", help="give items a sentence, where one is so")
     add_placement(parser)
     add("--overwrite", action="store_true", help="replace an --out that is there")
     done = recommend(**vars(parser.parse_args(arguments)))

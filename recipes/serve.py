@@ -20,6 +20,7 @@ from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
 from convrec.runs.folder import step_of
+from convrec.serving.mentions import add_options, write_mentions
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
 STATE = Path("outputs/serve")
@@ -71,6 +72,7 @@ def _model(text: str, catalog: str | None, options: argparse.Namespace) -> Model
             path=str(folder.resolve()) if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
             state=str((options.state / (name or _state_name(folder.resolve()))).resolve()) if catalog else None,
+            show=options.show,
             tensor_parallel=options.tensor_parallel,
         )
     except ValidationError:
@@ -100,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
     add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
     add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
+    add_options(found)
     add("--host", default="127.0.0.1", help="the address to bind to (%(default)s)")
     add("--port", type=int, default=PORT, help="the port to bind to (%(default)s)")
     add("--replicas", type=int, default=1, help="engines of every model")
@@ -111,6 +114,8 @@ def parser() -> argparse.ArgumentParser:
     add("--max-turns", type=int, default=limits.max_turns, help="of a conversation; more gets 400")
     add("--max-items", type=int, default=limits.max_items, help="of a list (k); more gets 400")
     add("--timeout-seconds", type=float, default=limits.timeout_seconds, help="for an answer; then it gets 504")
+    wait = "for a list, or a stream's first item; then popular items are the answer (else never)"
+    add("--fallback-after-seconds", type=float, help=wait)
     return found
 
 
@@ -121,6 +126,8 @@ def main(arguments: list[str]) -> int:
     try:
         settings = service_of(options)
         tell_left_out(settings)
+        for catalog in dict.fromkeys(options.catalog or ()):
+            write_mentions(options.train, Path(catalog))
         from recipes.serving.local import serve_here
 
         names = ", ".join(model.name for model in settings.models)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
 from convrec.constrained.lines import encode_lines
@@ -32,7 +33,9 @@ from convrec.lists.matching import make_matcher
 from convrec.lists.ranks import format_item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.titles import normalise
+from convrec.serving.columns import ITEM, check_columns, read_columns, read_values
 from convrec.serving.journal import Journal
+from convrec.serving.mentions import load_mentions
 from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, add_names, titled, without
 from convrec.serving.tries import TrieFile
 
@@ -65,6 +68,8 @@ class ServedCatalog:
         base = load_catalog(file)
         self.dated, self.problems = base.dated, list(base.problems)
         self._has_ids = base.item_ids is not None
+        columns, self._mentions = read_columns(file, base), load_mentions(file)
+        self.columns: pa.Schema = columns.schema
         matcher = make_matcher(base, lists)
         lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)
         self.max_tokens, self.max_items = max_tokens, lines.most_items(max_items, max_tokens)
@@ -77,7 +82,7 @@ class ServedCatalog:
             )
         self._next_number = len(base)
         self._lock = threading.RLock()
-        items = _base_items(base, matcher.index.items)
+        items = _base_items(base, matcher.index.items, columns)
         written = set(lines.item_W.tolist())
         self.problems += [
             f"{item.line!r} is read as another item or as none" for n, item in items.items() if n not in written
@@ -145,13 +150,15 @@ class ServedCatalog:
     # ---- changing
 
     def put(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add items, or replace those with the same item_id: {"item_id", "title", "year", "display"}.
+        """Add items, or replace those with the same item_id: {"item_id", "title", "year", "display"} and the catalog's
+        further columns; what is left out has no value.
 
         All or, with a UserError that names the item, none.
         """
         changes: Changes = {}
         for index, record in enumerate(records):
             item = self._read(record, f"items[{index}]")
+            check_columns((name for name in record if name not in ITEM), self.columns, f"items[{index}]")
             if item.item_id in changes:
                 raise UserError(f"items[{index}]: item_id {item.item_id!r} is there twice")
             changes[item.item_id] = item
@@ -201,7 +208,8 @@ class ServedCatalog:
             raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
         if not self.dated and year not in (None, ""):
             raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        item = CatalogItem(str(item_id).strip(), title.strip(), number if self.dated else None, display)
+        columns, number = read_values(record, self.columns, here), number if self.dated else None
+        item = CatalogItem(str(item_id).strip(), title.strip(), number, display, columns)
         again = parse_item(item.line, self.dated)
         if again is None or normalise(again.title) != normalise(item.title):
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
@@ -306,18 +314,19 @@ class ServedCatalog:
         _ = lines.trie  # built here, not in a request
         number_of = {item.item_id: n for n, item in items.items()}
         trie_with = lru_cache(ALLOWED_KEPT)(partial(_trie_with, lines, self._folder))
-        return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with)
+        return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
 
 
 def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> TrieFile:
     return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
 
-def _base_items(catalog: Catalog, first_rows: Sequence[int]) -> dict[int, CatalogItem]:
+def _base_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) -> dict[int, CatalogItem]:
     """Of each item its first row. Raises UserError when the number of a row without an id is another row's id."""
     ids = catalog.item_ids or [None] * len(catalog)
     items = {}
     row_of: dict[str, int] = {}
+    further = columns.to_pylist() if columns.num_columns else [{}] * len(catalog)
     for row, (year, given) in enumerate(zip(catalog.years, ids, strict=True)):
         if year is None or first_rows[row] != row:
             continue
@@ -326,5 +335,6 @@ def _base_items(catalog: Catalog, first_rows: Sequence[int]) -> dict[int, Catalo
             raise UserError(f"catalog rows {other} and {row}: both have the item_id {item_id!r}; give every row an id")
         display = catalog.displays[row] if catalog.displays else None
         shown = None if display is None else str(display).strip() or None
-        items[row] = CatalogItem(item_id, catalog.clean_title(row), year if catalog.dated else None, shown)
+        year = year if catalog.dated else None
+        items[row] = CatalogItem(item_id, catalog.clean_title(row), year, shown, further[row])
     return items

@@ -10,26 +10,30 @@ written greedily: the same request has the same list.
 
 import asyncio
 import tempfile
-import uuid
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.constrained.walk import Walk
 from convrec.data.schema import prompt_text
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.prompts import encode_prompts
+from convrec.serving.columns import check_columns, find_items
 from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
+from convrec.serving.lists import Filters, ItemNames, Recommendations, RecommendedItem
+from convrec.serving.mentions import COLUMN
 from convrec.serving.served_model import ServedModel, find_model
-from convrec.serving.snapshot import CatalogItem, Snapshot
+from convrec.serving.snapshot import Snapshot
 from convrec.serving.tries import TrieFile
+from convrec.serving.why import sentence
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -37,48 +41,6 @@ if TYPE_CHECKING:
     from convrec.serving.engine import Engine
 
 LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
-ItemNames: TypeAlias = Collection[str | int]  # item ids, `Title (Year)`, or titles alone, of any year
-
-
-class Filters(TypedDict, total=False):
-    """As `Recommender.recommend` has them."""
-
-    seen: ItemNames
-    allow: ItemNames | None
-    exclude: ItemNames
-
-
-@dataclass(frozen=True)
-class RecommendedItem:
-    """title: as the list has it. clean_title: without what tells it from others of that title. rank counts from 1.
-    score: the mean log-prob of the item's tokens under the constrained model, over those at which it had a choice; 0
-    where it had none. Scores of one list compare; they need not fall with the rank."""
-
-    item_id: str
-    title: str
-    clean_title: str
-    year: int | None
-    rank: int
-    score: float
-
-
-@dataclass(frozen=True)
-class Recommendations(Sequence[RecommendedItem]):
-    """A list, best first. reason: why it has fewer than k items, None where it has k. prompt_truncated: whether the
-    beginning of the conversation was left out, which was too long for the model. list_id: another for every list, also
-    for the same one again; what became of its items is told of it."""
-
-    items: tuple[RecommendedItem, ...]
-    reason: str | None
-    model_version: str
-    prompt_truncated: bool
-    list_id: str = field(default_factory=lambda: f"list-{uuid.uuid4().hex}", compare=False)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.items[index]
 
 
 @dataclass(frozen=True)
@@ -87,15 +49,18 @@ class _Prepared:
 
     prompt_ids: list[int]
     prompt_truncated: bool
-    items: Mapping[int, CatalogItem]
+    snapshot: Snapshot
     trie: TrieFile
     excluded: list[int]
     num_items: int
     reason: str | None
+    liked: set[int] | None  # None: no sentences are wanted
 
 
 class Recommender:
     """Safe to use from several threads and event loops. Make one with `load`."""
+
+    _show: Sequence[str] = ()
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine", limits: "_Limits"):
         self.model, self.catalog, self.engine = model, catalog, engine
@@ -112,6 +77,8 @@ class Recommender:
         num_items: int | None = None,
         max_items: int = 100,
         max_prompt_length: int = 2048,
+        show: Sequence[str] = (),
+        with_engine: bool = True,
         tensor_parallel: int = 1,
         **engine_settings: Any,
     ) -> Self:
@@ -122,7 +89,8 @@ class Recommender:
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
         the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
-        longer conversation loses its beginning. engine_settings: further arguments of vLLM's engine (dtype,
+        longer conversation loses its beginning. show: columns of the catalog that items have in answers. with_engine:
+        without one, there is `popular` alone. engine_settings: further arguments of vLLM's engine (dtype,
         gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
@@ -146,20 +114,24 @@ class Recommender:
                 max_items=max_items,
                 max_tokens=context - least,
             )
+            check_columns(show, served.columns, "show")
             trie = served.snapshot.trie
             limits = _Limits(max_prompt_length, min(context, max_prompt_length + trie.longest_list(served.max_items)))
             served.max_tokens = limits.context - least  # of what is put from now on
-            from convrec.serving.engine import Engine  # imports vLLM
+            engine: Any = None
+            if with_engine:
+                from convrec.serving.engine import Engine  # imports vLLM
 
-            engine = Engine(
-                found.path,
-                str(trie.path),
-                max_model_len=limits.context,
-                tensor_parallel=tensor_parallel,
-                **engine_settings,
-            )
-            opened.callback(engine.close)
+                engine = Engine(
+                    found.path,
+                    str(trie.path),
+                    max_model_len=limits.context,
+                    tensor_parallel=tensor_parallel,
+                    **engine_settings,
+                )
+                opened.callback(engine.close)
             recommender = cls(found, served, tokenizer, engine, limits)
+            recommender._show = show
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender
 
@@ -178,6 +150,8 @@ class Recommender:
         conversation: a text, which is the user's; messages {"role": "user" | "assistant", "content": text}, the user's
         last; or "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n", as in the data. seen, exclude: items that must not be in the
         list; what the catalog lacks is passed over. allow: the only items that may be; None: all of the catalog.
+        where: conditions on columns that every item fits, as {"category": ["Mystery"], "price": {"max": 20},
+        "in_stock": True}. why: give items a sentence, where one is so; it may compare them with what the user `liked`.
 
         Raises UserError, which names the argument, for what cannot be read.
         """
@@ -192,7 +166,7 @@ class Recommender:
     def recommend_batch(
         self, conversations: Sequence[Conversation], k: int = 20, filters: Sequence[Filters] | None = None
     ) -> list[Recommendations]:
-        """A list for each conversation, written together. filters: `seen`, `allow`, `exclude` of each.
+        """A list for each conversation, written together. filters: `seen`, `allow`, `where`, ... of each.
 
         Raises UserError, which names the conversation by its number from 0, before any list is written.
         """
@@ -220,10 +194,24 @@ class Recommender:
         facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
         return facts, self.engine.iterate(self._items(prepared))
 
+    def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
+        """`recommend` without the engine, at once: items that are wanted most often, whatever was said. For when no
+        list comes in time, or the engine is gone. Raises UserError as well where nothing is known of popularity."""
+        if self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
+            raise UserError(
+                f"fallback: nothing says which items are popular; give --train, or the catalog a column {COLUMN}"
+            )
+        prepared = self._prepare(conversation, k, **filters)
+        left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
+        best = islice((number for number in prepared.snapshot.popular if number in left), prepared.num_items)
+        items = tuple(self._item(prepared, number, rank, None) for rank, number in enumerate(best, 1))
+        return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
+
     # ---- the catalog
 
     def add_items(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Add items, or replace those with the same item_id: {"item_id", "title", "year" where items have years}.
+        """Add items, or replace those with the same item_id: {"item_id", "title", "year" where items have years} and
+        further columns of the catalog; what is left out has no value.
 
         The next request can have them; lists that are being written do not change. Raises UserError, and adds none.
         """
@@ -253,38 +241,48 @@ class Recommender:
         self,
         conversation: Conversation,
         k: int,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
+        why: bool = False,
+        liked: ItemNames = (),
+        **filters: Any,
     ) -> _Prepared:
         text = conversation_text(conversation)
         snapshot = self.catalog.snapshot
-        trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude)
+        trie, excluded, length, reason = self._choose(snapshot, k, **filters)
+        liked_items = self._find("liked", liked, snapshot)
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
         limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
-        return _Prepared(ids, cut, snapshot.items, trie, excluded, length, reason)
+        return _Prepared(ids, cut, snapshot, trie, excluded, length, reason, liked_items if why else None)
 
     def _choose(
-        self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames
+        self,
+        snapshot: Snapshot,
+        k: int,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+        where: Mapping[str, Any] | None = None,
     ) -> tuple[TrieFile, list[int], int, str | None]:
         """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
             raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.catalog.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
-        trie = snapshot.trie
-        allowed: Collection[int] = snapshot.items.keys()
+        allowed: Set[int] = snapshot.items.keys()
+        of = f"the catalog's {len(allowed)} items"
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
-            if allowed:
-                trie = snapshot.trie_with(frozenset(allowed))
-        excluded = {number for number in excluded if number in allowed}
+            of = f"the {len(allowed)} items allowed"
+        if where is not None:
+            allowed = allowed & find_items(where, self.catalog.columns, snapshot.items, snapshot.values_of)
+            of += f", of which {len(allowed)} fit `where`,"
+        is_part = 0 < len(allowed) < len(snapshot.items)
+        trie = snapshot.trie_with(frozenset(allowed)) if is_part else snapshot.trie
+        excluded &= allowed
         left = len(allowed) - len(excluded)
         reason = None
         if left < k:
-            of = f"the catalog's {len(allowed)} items" if allow is None else f"the {len(allowed)} items allowed"
             reason = f"of {of} {len(excluded)} are seen or excluded, which leaves {left} for a list of {k}"
         return trie, sorted(excluded), min(k, left), reason
 
@@ -316,10 +314,15 @@ class Recommender:
                 written = len(walk.items)
                 walk.advance(token)
                 if len(walk.items) > written:
-                    item = prepared.items[walk.items[-1]]
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
-                    yield RecommendedItem(item.item_id, item.title, item.clean_title, item.year, written + 1, score)
+                    yield self._item(prepared, walk.items[-1], written + 1, score)
+
+    def _item(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
+        item = prepared.snapshot.items[number]
+        why = None if prepared.liked is None else sentence(number, prepared.liked, prepared.snapshot)
+        columns = {name: item.columns[name] for name in self._show}
+        return RecommendedItem(item.item_id, item.title, item.clean_title, item.year, columns, rank, score, why)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import pyarrow as pa
 
 from convrec.lists.catalog import shown_title
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.titles import fold, normalise
+from convrec.serving.columns import YEAR
+from convrec.serving.mentions import COLUMN, Mentions
 from convrec.serving.tries import TrieFile
 
 FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
@@ -21,12 +25,14 @@ class Title(str):
 @dataclass(frozen=True)
 class CatalogItem:
     """item_id: the catalog's, as text; the number of its row where it has none. clean_title: what people call it.
-    display: what lists show beside it, for it to differ from others of that title; None for nothing."""
+    display: what lists show beside it, for it to differ from others of that title; None for nothing. columns: the
+    catalog's further ones, None where the item has no value."""
 
     item_id: str
     clean_title: str
     year: int | None
     display: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def title(self) -> str:
@@ -40,7 +46,8 @@ class CatalogItem:
     @property
     def record(self) -> dict[str, Any]:
         """As the journal has it under its id."""
-        return {"title": self.clean_title, "year": self.year} | ({"display": self.display} if self.display else {})
+        record = {**self.columns, "title": self.clean_title, "display": self.display}
+        return {name: value for name, value in record.items() if value is not None} | {"year": self.year}
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Snapshot:
     """The catalog between two changes. items: those that can be recommended, by their number in the trie.
 
     named: the numbers of the items that have a title, or FOLDED and a folded title, or LINE and a line of a list.
-    trie_with: the trie of these items alone.
+    trie_with: the trie of these items alone. mentions: None where no file has them.
     """
 
     items: Mapping[int, CatalogItem]
@@ -56,6 +63,8 @@ class Snapshot:
     named: Mapping[str, tuple[int, ...]]
     trie: TrieFile
     trie_with: Callable[[frozenset[int]], TrieFile]
+    mentions: Mentions | None
+    _arrays: dict[str, pa.Array] = field(default_factory=dict)
 
     def get(self, item_id: str) -> CatalogItem | None:
         number = self.number_of.get(item_id)
@@ -65,6 +74,24 @@ class Snapshot:
         """Items in the order of their ids, those behind `after`, which need not be there any more."""
         start = bisect_right(self._ids, after)
         return [self.items[self.number_of[item_id]] for item_id in self._ids[start : start + size]]
+
+    def values_of(self, column: str, kind: pa.DataType) -> pa.Array:
+        """Of all items, in their order; `year` is a column here. Made once."""
+        if column not in self._arrays:
+            items = self.items.values()
+            values = [item.year if column == YEAR else item.columns[column] for item in items]
+            self._arrays[column] = pa.array(values, kind)
+        return self._arrays[column]
+
+    def times(self, number: int) -> int:
+        """How often an item is wanted; 0 where nobody knows."""
+        item = self.items[number]
+        return int(item.columns.get(COLUMN) or 0) if self.mentions is None else self.mentions.get((item.line, None), 0)
+
+    @cached_property
+    def popular(self) -> list[int]:
+        """All items, what is wanted most often first; of as many times, what the catalog has first."""
+        return sorted(self.items, key=lambda number: (-self.times(number), number))
 
     @cached_property
     def _ids(self) -> list[str]:

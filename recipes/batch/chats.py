@@ -1,20 +1,25 @@
 """Conversations to recommend for, from JSONL, CSV or parquet; no ground truth is needed."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import read_records
 from convrec.data.schema import CONVERSATION_MARKER, split_prompt
 from convrec.errors import UserError
 from convrec.lists.ranks import split_lines
+from convrec.serving.columns import find_items
 from convrec.serving.conversation import conversation_text
+from convrec.serving.lists import Filters
 from convrec.serving.snapshot import Title
 
 # Of one meaning each; the second ones are the names in the parquet of training and evaluation.
 CONVERSATION, NAME, SEEN = ("conversation", "messages", "prompt"), ("id", "sample_id"), ("seen", "seen_titles")
-KEYS = (*CONVERSATION, *NAME, *SEEN, "allow", "exclude")
+KEYS = (*CONVERSATION, *NAME, *SEEN, "allow", "exclude", "where", "liked")
 
 
 class Chat(NamedTuple):
@@ -23,13 +28,12 @@ class Chat(NamedTuple):
     row: int
     id: str | None
     conversation: str
-    seen: list[str | int]
-    allow: list[str | int] | None
-    exclude: list[str | int]
+    filters: Filters
 
 
-def read_chats(path: Path, unread: set[str] | None = None) -> Iterator[Chat]:
-    """The file's rows. unread: gets the names of columns that are not read.
+def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | None = None) -> Iterator[Chat]:
+    """The file's rows. unread: gets the names of columns that are not read. columns: of the catalog, for `where`; None:
+    it was checked before.
 
     Raises UserError for the file, and at its end for all of its damaged rows, up to 20 of them named.
     """
@@ -38,7 +42,7 @@ def read_chats(path: Path, unread: set[str] | None = None) -> Iterator[Chat]:
         if unread is not None:
             unread.update(name for name in record if name not in KEYS)
         try:
-            yield _read(row, record)
+            yield _read(row, record, columns)
             sound += 1
         except BadRecord as problem:
             damage.add(path, number, problem)
@@ -47,28 +51,27 @@ def read_chats(path: Path, unread: set[str] | None = None) -> Iterator[Chat]:
         raise UserError(f"{path}: no conversations; check how the file was written")
 
 
-def _read(row: int, record: Mapping[str, Any]) -> Chat:
+def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Chat:
     """Raises BadRecord."""
     conversation = _one_of(record, CONVERSATION)
     if conversation is None:
         raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/serving.md)")
     try:
         text = conversation_text(_without_instruction(conversation))
-    except UserError as error:
+        where = record.get("where")
+        where = json.loads(where) if isinstance(where, str) else where  # of a table, whose cells are texts
+        if columns and where is not None:
+            find_items(where, columns, (), lambda _, kind: pa.array([], kind))
+    except (UserError, json.JSONDecodeError) as error:
         raise BadRecord(str(error)) from None
     name = next((record[key] for key in NAME if record.get(key) is not None), None)
     allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
     seen = _names(_one_of(record, SEEN), "seen")
     if record.get("seen_titles") is not None:  # 300 is the film, not the item of that id or row
         seen = [Title(title) for title in seen]
-    return Chat(
-        row,
-        None if name is None else str(name),
-        text,
-        seen,
-        allow,
-        _names(record.get("exclude"), "exclude"),
-    )
+    exclude, liked = (_names(record.get(key), key) for key in ("exclude", "liked"))
+    filters = Filters(seen=seen, allow=allow, exclude=exclude, where=where, liked=liked)
+    return Chat(row, None if name is None else str(name), text, filters)
 
 
 def _without_instruction(conversation: Any) -> Any:

@@ -25,6 +25,8 @@ ITEM = pa.struct(
         ("year", pa.int32()),
         ("rank", pa.int32()),
         ("score", pa.float32()),
+        ("why", pa.string()),
+        ("columns", pa.string()),  # JSON
     ]
 )
 SCHEMA = pa.schema(

@@ -1,5 +1,6 @@
 """What a replica of batch recommendation loads: a Recommender, whose lists cannot be wrong and have scores."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,13 @@ from recipes.batch.parts import SCHEMA
 
 
 def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
-    """settings: of Recommender.load. Returns what writes the lists of a part, of max_items each: a row of SCHEMA for
-    each chat."""
-    recommender = Recommender.load(**settings)
+    """settings: of Recommender.load, and `why`. Returns what writes the lists of a part, of max_items each: a row of
+    SCHEMA for each chat."""
+    recommender = Recommender.load(**{name: value for name, value in settings.items() if name != "why"})
 
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:
-            filters = [Filters(seen=chat.seen, allow=chat.allow, exclude=chat.exclude) for chat in chats]
+            filters = [Filters(**chat.filters, why=settings["why"]) for chat in chats]
             lists = recommender.recommend_batch([chat.conversation for chat in chats], settings["max_items"], filters)
         except Exception:
             if recommender.engine.is_alive:
@@ -33,7 +34,7 @@ def _row(chat: Chat, found: Recommendations) -> dict[str, Any]:
     return {
         "row": chat.row,
         "id": chat.id,
-        "items": [vars(item) for item in found.items],
+        "items": [vars(item) | {"columns": json.dumps(item.columns)} for item in found.items],
         "reason": found.reason,
         "prompt_truncated": found.prompt_truncated,
     }

@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from recipes.serving import http
-from recipes.serving.model import ModelServer
+from recipes.serving.model import ModelServer, load_fallback
 from recipes.serving.replicas import Gone, Model
 from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings, service_key
 
@@ -58,7 +58,8 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         seconds = self.settings.limits.timeout_seconds
-        models = {name: Model([DeployedModel(handle)], seconds) for name, handle in self.models.items()}
+        fallbacks = {model.name: load_fallback(model, self.settings.limits) for model in self.settings.models}
+        models = {name: Model([DeployedModel(one)], seconds, fallbacks[name]) for name, one in self.models.items()}
         return http.build(self.settings, models, self.key)
 
 

@@ -22,6 +22,7 @@ from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
 from recipes.serving import http
 from recipes.serving.errors import error_body
+from recipes.serving.model import load_fallback
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ServiceSettings, service_key
@@ -57,9 +58,12 @@ def serve_here(
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
         processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
+        fallbacks = {model.name: load_fallback(model, settings.limits) for model in settings.models}
         max_items = {process.name: process.ready.result() for process in processes}
         seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
-        models = {name: Model([one for one in processes if one.name == name], seconds) for name in names}
+        models = {
+            name: Model([one for one in processes if one.name == name], seconds, fallbacks[name]) for name in names
+        }
         app = http.build(settings, models, service_key(settings.loopback))
         listener.listen(BACKLOG)
         ready(max_items)

@@ -16,11 +16,43 @@ from convrec.errors import UserError
 from convrec.serving.journal import StateUnreadable
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
-from recipes.serving.schema import ModelSettings, RecommendationRequest
+from recipes.serving.replicas import Fallback
+from recipes.serving.schema import Limits, ModelSettings, RecommendationRequest
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
 MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
 NO_CATALOG = Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
+
+
+def refused(error: UserError) -> Refused:
+    """It is the request's fault: 400, with the field that its message begins with. Where the catalog's state cannot be
+    read it is not: 503, of all requests until it is put right."""
+    if isinstance(error, StateUnreadable):
+        logging.getLogger(__name__).error("%s", error)  # with the file's path, which is not for clients
+        message = "the file of this catalog's changes is damaged or gone; the service's log says more"
+        return Refused(503, message, retry_after=5)
+    field = str(error).partition(":")[0]
+    return Refused(400, str(error), field if field in FIELDS else None)
+
+
+def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
+    """What answers for a model in the front's process, which stays when the model's ends: popular items of the same
+    catalog. None where the operator wants none. Raises UserError."""
+    if limits.fallback_after_seconds is None or model.catalog is None:
+        return None
+    from convrec.serving.recommender import Recommender
+
+    further: dict[str, Any] = {"max_items": limits.max_items, "show": model.show, "with_engine": False}
+    recommender = Recommender.load(model.path, model.catalog, state=model.state, **further)
+    recommender.popular("hello", 1)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return asdict(recommender.popular(**request))
+        except UserError as error:
+            raise refused(error) from None
+
+    return Fallback(limits.fallback_after_seconds, answer)
 
 
 class ModelServer:
@@ -43,6 +75,7 @@ class ModelServer:
                 settings.catalog,
                 state=settings.state,
                 max_items=max_items,
+                show=settings.show,
                 tensor_parallel=settings.tensor_parallel,
                 served_model_name=settings.name,
             )
@@ -125,17 +158,10 @@ class ModelServer:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """A UserError is the request's fault: 400, with the field that its message begins with. Where the catalog's
-        state cannot be read it is none: 503, of all requests until it is put right."""
         try:
             yield
-        except StateUnreadable as error:
-            logging.getLogger(__name__).error("%s", error)  # with the file's path, which is not for clients
-            message = "the file of this catalog's changes is damaged or gone; the service's log says more"
-            raise Refused(503, message, retry_after=5) from None
         except UserError as error:
-            field = str(error).partition(":")[0]
-            raise Refused(400, str(error), field if field in FIELDS else None) from None
+            raise refused(error) from None
         except Exception:
             self.check_health()
             raise

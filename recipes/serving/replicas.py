@@ -1,13 +1,15 @@
 """A model in other processes: what one of them does not answer since it ends, another is asked once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from recipes.serving.errors import ENDED, Refused
 
 END = object()  # of a stream
+LIST, LIST_STREAM = "recommend", "recommend_stream"  # methods that a fallback is for
+LATE = (503, 504)  # statuses that it is for: the process is gone, or too slow
 
 
 class Gone(Exception):
@@ -28,39 +30,57 @@ class Backend(Protocol):
         """The answers of all processes that can be had."""
 
 
+class Fallback(NamedTuple):
+    """seconds: after which a list is late. answer: gives another, of a request's fields those of an answer."""
+
+    seconds: float
+    answer: Callable[[dict[str, Any]], dict[str, Any]]
+
+
 class Model:
     """What the routes ask: methods of ModelServer. All may raise Refused, also for what takes more than `seconds`: an
-    answer, an event of a stream."""
+    answer, an event of a stream. Lists that are late, or whose process is gone, are those of the fallback."""
 
-    def __init__(self, backends: Sequence[Backend], seconds: float) -> None:
-        self.backends, self.seconds = backends, seconds
+    def __init__(self, backends: Sequence[Backend], seconds: float, fallback: Fallback | None = None) -> None:
+        self.backends, self.seconds, self.fallback = backends, seconds, fallback
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         async with aclosing(self.stream(method, *arguments)) as events:
             return await anext(events)
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        late = self.fallback if method in (LIST, LIST_STREAM) else None
         async with aclosing(self._events(method, *arguments)) as events:
             while True:
-                async with self._in_time():
-                    event = await anext(events, END)
+                try:
+                    async with self._in_time(min(late.seconds, self.seconds) if late else self.seconds):
+                        event = await anext(events, END)
+                except Refused as refused:
+                    if late is None or refused.status not in LATE:
+                        raise
+                    break
                 if event is END:
                     return
+                late = None  # what was sent cannot be taken back
                 yield event
+        answer = await asyncio.to_thread(late.answer, *arguments)
+        for item in answer.pop("items") if method == LIST_STREAM else ():
+            yield "item", item
+        yield ("end", answer) if method == LIST_STREAM else answer
 
     async def metrics(self) -> dict[str, str]:
         """Process -> its figures in Prometheus' form."""
-        async with self._in_time():
+        async with self._in_time(self.seconds):
             answers = [answer for one in self.backends if one.is_up for answer in await one.call_all("metrics")]
         return {process: figures for answer in answers for process, figures in answer.items()}
 
     @asynccontextmanager
-    async def _in_time(self) -> AsyncGenerator[None, None]:
+    async def _in_time(self, seconds: float) -> AsyncGenerator[None, None]:
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            message = f"no answer within {self.seconds:g} s, the most of this service; ask again"
+            message = f"no answer within {seconds:g} s, the most of this service; ask again"
             raise Refused(504, message, retry_after=5) from None
 
     async def _events(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:

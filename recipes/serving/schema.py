@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 
@@ -34,6 +34,15 @@ class RecommendationRequest(Strict):
     )
     allow: list[ItemName] | None = Field(default=None, description="only these; null: the whole catalog")
     exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
+    where: dict[str, Any] | None = Field(
+        default=None,
+        description="conditions on the catalog's columns that every item fits: a value, a list of values of which it "
+        'has one, or {"min": ..., "max": ...}',
+    )
+    why: bool = Field(default=False, description="give each item a sentence, where there is one")
+    liked: list[ItemName] = Field(
+        default=[], max_length=MOST_NAMES, description="what the user liked, for `why`; it is not left out"
+    )
     stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
@@ -43,11 +52,13 @@ class CatalogEntry(Strict):
     title: str = Field(description="as lists write it")
     clean_title: str = Field(description="without what tells it from others of that title")
     year: int | None
+    columns: dict[str, Any] = Field(default={}, description="of the catalog, those of `--show`")
 
 
 class ListedItem(CatalogEntry):
     rank: int
-    score: float = Field(description="mean log-probability of the item's tokens")
+    score: float | None = Field(description="mean log-probability of the item's tokens; null in a fallback")
+    why: str | None = Field(description="a sentence that is so of the item; null where there is none")
 
 
 class RecommendedList(Strict):
@@ -59,6 +70,7 @@ class RecommendedList(Strict):
     items: list[ListedItem]
     reason: str | None = Field(description="why there are fewer items than were asked for; null where there are not")
     prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
+    fallback: bool = Field(description="popular items, since the model's list did not come in time")
 
 
 class TextPart(Strict):
@@ -180,6 +192,7 @@ class Limits(Strict):
     max_items: int = Field(default=100, ge=1)
     max_concurrent: int = Field(default=256, ge=1)
     timeout_seconds: float = Field(default=60.0, gt=0)
+    fallback_after_seconds: float | None = Field(default=None, gt=0)  # none: no fallback
 
 
 class ModelSettings(Strict):
@@ -189,6 +202,7 @@ class ModelSettings(Strict):
     path: str
     catalog: str | None = None  # none: a judge, or another model that is only asked for chat completions
     state: str | None = None  # folder of the catalog's changes
+    show: list[str] = []  # columns of the catalog, for answers
     tensor_parallel: int = Field(default=1, ge=1)
 
 

@@ -16,6 +16,7 @@ from recipes.batch.chats import Chat, read_chats
 
 TURNS = [{"role": "user", "content": "Something funny."}]
 TEXT = "USER: Something funny.\n"
+NOTHING = {"seen": [], "allow": None, "exclude": [], "where": None, "liked": []}
 
 
 def chats(path: Path, *records: Any) -> list[Chat]:
@@ -29,24 +30,28 @@ def test_all_forms_of_a_conversation_are_read_alike(tmp_path: Path) -> None:
     of_lines = chats(tmp_path / "chats.jsonl", *forms, {"prompt": prompt, "sample_id": "s", "seen_titles": ["Up"]})
     assert [chat.conversation for chat in of_lines] == [TEXT] * 5
     assert [chat.row for chat in of_lines] == [0, 1, 2, 3, 4]
-    assert (of_lines[4].id, of_lines[4].seen) == ("s", ["Up"])
+    assert (of_lines[4].id, of_lines[4].filters["seen"]) == ("s", ["Up"])
     rows = [{"conversation": TURNS, "id": 7, "seen": ["a"], "allow": None, "exclude": [], "day": 1}] * 2
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
-    assert list(read_chats(tmp_path / "chats.parquet")) == [Chat(n, "7", TEXT, ["a"], None, []) for n in (0, 1)]
+    assert list(read_chats(tmp_path / "chats.parquet")) == [
+        Chat(n, "7", TEXT, NOTHING | {"seen": ["a"]}) for n in (0, 1)
+    ]
     (tmp_path / "chats.csv").write_text("conversation,id,seen,allow\nSomething funny.,7,a | b,c\n")
-    assert list(read_chats(tmp_path / "chats.csv")) == [Chat(0, "7", TEXT, ["a", "b"], ["c"], [])]
+    assert list(read_chats(tmp_path / "chats.csv")) == [
+        Chat(0, "7", TEXT, NOTHING | {"seen": ["a", "b"], "allow": ["c"]})
+    ]
 
 
 def test_seen_titles_are_titles_and_numbers_stay_numbers(tmp_path: Path) -> None:
     records = ({"conversation": "hi", "seen_titles": ["300", 9]}, {"conversation": "hi", "seen": ["300", 9]})
-    titles, names = (chat.seen for chat in chats(tmp_path / "chats.jsonl", *records))
+    titles, names = (chat.filters["seen"] for chat in chats(tmp_path / "chats.jsonl", *records))
     assert [(type(entry), entry) for entry in titles] == [(Title, "300"), (Title, "9")]
     assert [(type(entry), entry) for entry in names] == [(str, "300"), (int, 9)]
     (tmp_path / "chats.csv").write_text("conversation,seen_titles,exclude\nhi,300 | 9,3\n")
     (chat,) = read_chats(tmp_path / "chats.csv")
-    assert [type(entry) for entry in (*chat.seen, *chat.exclude)] == [Title, Title, str]
+    assert [type(entry) for entry in (*chat.filters["seen"], *chat.filters["exclude"])] == [Title, Title, str]
     (again,) = pickle.loads(pickle.dumps([chat]))  # as replicas get it
-    assert [(type(entry), entry) for entry in again.seen] == [(Title, "300"), (Title, "9")]
+    assert [(type(entry), entry) for entry in again.filters["seen"]] == [(Title, "300"), (Title, "9")]
 
 
 def test_other_columns_are_named(tmp_path: Path) -> None:

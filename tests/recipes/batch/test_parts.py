@@ -10,7 +10,7 @@ from convrec.errors import UserError
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA, Parts
 
-CHATS = [Chat(row, None, "USER: hi\n", [], None, []) for row in range(5)]
+CHATS = [Chat(row, None, "USER: hi\n", {}) for row in range(5)]
 
 
 def table(chats: list[Chat]) -> pa.Table:

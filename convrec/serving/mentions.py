@@ -1,0 +1,73 @@
+"""How often training rows want each item, and after what was named: what popularity and sentences say.
+
+`--train` of `convrec serve` and `convrec recommend` counts it, into a small file beside the catalog, which is found
+without it, too. Items are told by their lines, `Title (Year)`.
+"""
+
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.schema import TRUTH, truth_of
+from convrec.data.validation import validate_rl_table
+from convrec.errors import UserError
+from convrec.files import write_table
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import make_matcher
+from convrec.lists.ranks import NO_YEAR, format_item
+from convrec.lists.settings import ListSettings
+
+COLUMN = "mentions"  # of a catalog, of any source, where there is no file
+LEAST = 2  # times that a pair is kept from: once would be somebody's own wish
+# named: among the seen titles of these rows; null: all rows. times: how many rows
+SCHEMA = pa.schema([("item", pa.string()), ("named", pa.string()), ("times", pa.int64())])
+Mentions: TypeAlias = Mapping[tuple[str, str | None], int]  # (item, named) -> times
+
+
+def mentions_file(catalog: Path) -> Path:
+    return catalog.with_suffix(".mentions.parquet")
+
+
+def load_mentions(catalog: Path) -> Mentions | None:
+    """None where there is no file. Raises UserError for a damaged one."""
+    try:
+        columns = pq.read_table(mentions_file(catalog)).select(SCHEMA.names).cast(SCHEMA).to_pydict()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{mentions_file(catalog)}: not readable ({error}); make it again with --train") from None
+    return dict(zip(zip(columns["item"], columns["named"], strict=True), columns["times"], strict=True))
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Those of commands that write lists: the columns to show, and what to count."""
+    names, tables = "columns of the catalog that items have in lists", "training tables of RL to count, once"
+    parser.add_argument("--show", type=lambda text: text.split(","), default=[], metavar="A,B", help=names)
+    parser.add_argument("--train", type=Path, nargs="+", default=[], metavar="FILE", help=tables)
+
+
+def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:
+    """Count these tables; of none, nothing is done. Raises UserError for files that are no training tables of RL."""
+    if not train:
+        return
+    catalog = load_catalog(catalog_file)
+    matcher, times = make_matcher(catalog, ListSettings()), Counter[tuple[int, int | None]]()
+    for file in train:
+        validate_rl_table(file, allow_empty_ground_truth=True, dated=catalog.dated)
+        for batch in pq.ParquetFile(file).iter_batches(columns=["seen_titles", TRUTH]):
+            for row in batch.to_pylist():
+                named = {matcher.index.items[seen] for seen in matcher.seen_rows(row["seen_titles"])}
+                for item in {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}:
+                    times.update((item, other) for other in (None, *(named - {item})))
+    lines = [format_item(title, year or NO_YEAR) for title, year in zip(catalog.titles, catalog.years, strict=True)]
+    rows = [
+        {"item": lines[item], "named": None if named is None else lines[named], "times": count}
+        for (item, named), count in times.most_common()
+        if named is None or count >= LEAST
+    ]
+    write_table(mentions_file(catalog_file), pa.Table.from_pylist(rows, SCHEMA))
