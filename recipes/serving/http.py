@@ -43,7 +43,7 @@ HEALTH_SECONDS = 5.0
 PAGE_HEADERS = {
     # nothing from elsewhere, nothing inline: a title can be no script
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; img-src 'self' data:",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -95,6 +95,7 @@ class Routes:
         self.limits, self.models = settings.limits, models
         self.feedback = FeedbackLog(Path(settings.feedback)) if settings.feedback else None
         self.created = int(time.time())
+        self.has_pictures = any("picture" in model.show for model in settings.models)
         self.metrics: Metrics
 
     def add_to(self, app: FastAPI) -> None:
@@ -111,7 +112,7 @@ class Routes:
         get("/health")(self.health)
         get("/metrics", response_class=PlainTextResponse)(self.get_metrics)
         for path, file in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
-            app.add_api_route(path, _page(file), include_in_schema=False)
+            app.add_api_route(path, _page(file, self.has_pictures), include_in_schema=False)
         described = _described(app.openapi())  # of all routes above
         app.add_api_route("/docs", lambda: HTMLResponse(described, headers=PAGE_HEADERS), include_in_schema=False)
 
@@ -222,9 +223,13 @@ def _described(schema: Mapping[str, Any]) -> str:
     return environment.get_template("docs.html").render(schema, refusals=REFUSALS)
 
 
-def _page(file: str) -> Any:
+def _page(file: str, pictures: bool) -> Any:
+    """pictures: of items, which a shop has at addresses of its own."""
+    policy = "Content-Security-Policy"
+    headers = PAGE_HEADERS | ({policy: f"{PAGE_HEADERS[policy]} https: http:"} if pictures else {})
+
     async def page() -> FileResponse:
-        return FileResponse(PAGE / file, headers=PAGE_HEADERS)
+        return FileResponse(PAGE / file, headers=headers)
 
     return page
 

@@ -3,8 +3,9 @@
 
 const TOLD_ITEMS = 5; // of a list, in the conversation that the model reads next
 const byId = (id) => document.getElementById(id);
-const turns = []; // {role, content}, as POST /v1/recommendations takes them
-const marks = new Map(); // item_id -> {item, kind: "seen" | "liked", told: the model has read it}
+const TOLD = { liked: "I liked", disliked: "I did not like" }; // marks that the model reads, in the next message
+const exchanges = []; // {said: the user's turn, items, note}: those that were answered
+const marks = new Map(); // item_id -> {item, kind: "seen" | "liked" | "disliked", told: the model has read it}
 let running = null; // AbortController of the list that is being written
 let models = [];
 let conversation = 0; // its number: what an earlier one still gets is dropped
@@ -26,6 +27,8 @@ function button(text, className, onClick) {
   return made;
 }
 
+const chosenModel = () => models.find((one) => one.id === byId("model").value);
+const untold = (kind) => [...marks.values()].filter((one) => one.kind === kind && !one.told);
 const withYear = (title, item) => (item.year === null ? title : `${title} (${item.year})`);
 const named = (item) => withYear(item.clean_title, item);
 const listed = (item) => withYear(item.title, item); // as the model writes it
@@ -50,13 +53,21 @@ async function describe() {
     byId("model").replaceChildren(...models.map((model) => new Option(model.id, model.id, false, model.id === chosen)));
     byId("choice").hidden = models.length < 2;
     about();
+    await exemplify();
   } catch (error) {
     byId("about").textContent = error.message;
   }
 }
 
+// What may be written, with a title of this catalog.
+async function exemplify() {
+  if (!chosenModel()) return;
+  const { items } = await (await ask(`v1/catalog/items?limit=1&model=${encodeURIComponent(chosenModel().id)}`)).json();
+  if (items.length) byId("text").placeholder = `Something like ${items[0].clean_title}`;
+}
+
 function about() {
-  const model = models.find((one) => one.id === byId("model").value);
+  const model = chosenModel();
   byId("about").textContent = model
     ? `${model.id}, version ${model.version}; ${model.catalog_items.toLocaleString("en")} items`
     : "This service recommends nothing: it has chat completions alone.";
@@ -66,8 +77,19 @@ function about() {
 
 function mark(item, kind) {
   if (marks.get(item.item_id)?.kind === kind) marks.delete(item.item_id);
-  else marks.set(item.item_id, { item, kind, told: false });
+  else {
+    marks.set(item.item_id, { item, kind, told: false });
+    if (kind !== "seen") tellService(item, kind.replace(/d$/, ""));
+  }
   showMarks();
+  save();
+}
+
+// Feedback, where the service keeps it. The page does not wait for it, and goes on without.
+function tellService(item, event) {
+  if (!chosenModel()?.keeps_feedback) return;
+  const body = JSON.stringify({ list_id: item.list_id, item_id: item.item_id, event });
+  ask("v1/feedback", { method: "POST", body, keepalive: true }).catch((error) => console.warn(error.message));
 }
 
 function showMarks() {
@@ -93,14 +115,43 @@ function markButton(item, kind, text) {
   return made;
 }
 
+// A column's value as text: "a, b" of a list, yes and no, and nothing of null.
+function written(value) {
+  if (Array.isArray(value)) return value.map(written).join(", ");
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return value === null ? "" : String(value);
+}
+
+const address = (value) => (typeof value === "string" && /^https?:\/\//.test(value) ? value : null);
+
 function itemLine(item) {
+  const { picture, link, ...others } = item.columns;
   const line = element("li");
-  const title = element("span", undefined, "title");
-  title.append(element("span", item.clean_title));
-  if (item.year !== null) title.append(" ", element("span", `(${item.year})`, "year"));
-  const both = element("span", undefined, "marks");
-  both.append(markButton(item, "seen", "Seen"), markButton(item, "liked", "Like"));
-  line.append(element("span", item.rank, "rank"), title, both);
+  const title = element(address(link) ? "a" : "span", item.clean_title);
+  if (address(link)) {
+    Object.assign(title, { href: link, target: "_blank", rel: "noopener noreferrer" });
+    title.addEventListener("click", () => tellService(item, "click"));
+  }
+  const heading = element("span", undefined, "title");
+  heading.append(title);
+  if (item.year !== null) heading.append(" ", element("span", `(${item.year})`, "year"));
+  const body = element("div", undefined, "item");
+  body.append(heading);
+  const told = Object.entries(others).map(([name, value]) => [name, written(value)]).filter(([, text]) => text);
+  if (told.length) body.append(element("p", told.map(([name, text]) => `${name}: ${text}`).join(" · "), "columns"));
+  if (item.why) body.append(element("p", item.why, "why"));
+  body.append(element("p", item.item_id, "id"));
+  const buttons = element("span", undefined, "marks");
+  buttons.append(
+    markButton(item, "seen", "Seen"), markButton(item, "liked", "Like"), markButton(item, "disliked", "Not for me"),
+  );
+  line.append(element("span", item.rank, "rank"));
+  if (address(picture)) {
+    const shown = Object.assign(element("img", undefined, "picture"), { src: picture, alt: "", loading: "lazy" });
+    shown.addEventListener("error", () => shown.remove());
+    line.append(shown);
+  }
+  line.append(body, buttons);
   return line;
 }
 
@@ -123,31 +174,42 @@ async function* events(response) {
 
 // Of the conversation what the service takes beside a further message: the newest, from a user's turn on.
 function newest(chosen) {
-  const fit = Math.floor((chosen.max_turns - 1) / 2) * 2;
-  return turns.slice(Math.max(0, turns.length - fit));
+  const fit = Math.floor((chosen.max_turns - 1) / 2);
+  return exchanges.slice(Math.max(0, exchanges.length - fit)).flatMap(({ said, items }) => [
+    said, { role: "assistant", content: items.slice(0, TOLD_ITEMS).map(listed).join("\n") },
+  ]);
+}
+
+// The elements of a message and its answer, which may be to come.
+function showExchange({ said, items, note }) {
+  byId("hint").hidden = true;
+  const shown = { bubble: element("p", said.content, "user"), answer: element("div", undefined, "answer") };
+  Object.assign(shown, { list: element("ol"), note: element("p", note, "note") });
+  shown.list.append(...items.map(itemLine));
+  shown.note.hidden = !note;
+  shown.answer.append(shown.list, shown.note);
+  byId("log").append(shown.bubble, shown.answer);
+  return shown;
 }
 
 async function recommend(text) {
   const mine = conversation;
-  const chosen = models.find((one) => one.id === byId("model").value) ?? { max_turns: 1, max_items: 1 };
-  const liked = [...marks.values()].filter((one) => one.kind === "liked" && !one.told);
-  const likes = liked.length ? `I liked ${liked.map((one) => named(one.item)).join(", ")}.` : "";
-  const said = { role: "user", content: [text, likes].filter(Boolean).join("\n") };
-  byId("hint").hidden = true;
-  const bubble = element("p", said.content, "user");
-  const answer = element("div", undefined, "answer");
-  const list = element("ol");
-  const note = element("p", "Thinking…", "note");
-  answer.append(list, note);
-  byId("log").append(bubble, answer);
+  const chosen = chosenModel() ?? { max_turns: 1, max_items: 1 };
+  const fresh = Object.keys(TOLD).map((kind) => [kind, untold(kind)]).filter(([, marked]) => marked.length);
+  const tastes = fresh.map(([kind, marked]) => `${TOLD[kind]} ${marked.map((one) => named(one.item)).join(", ")}.`);
+  const said = { role: "user", content: [text, ...tastes].filter(Boolean).join("\n") };
+  const { bubble, answer, list, note } = showExchange({ said, items: [], note: "Thinking…" });
   bubble.scrollIntoView({ block: "nearest" });
   running = new AbortController();
   byId("send").textContent = "Stop";
   const items = [];
   let wrong = "";
   try {
+    const last = byId("again").checked ? [] : exchanges.at(-1)?.items ?? [];
     const body = JSON.stringify({
-      conversation: [...newest(chosen), said], k: Math.min(Number(byId("k").value), chosen.max_items), seen: [...marks.keys()].map(asGiven), stream: true,
+      conversation: [...newest(chosen), said], k: Math.min(Number(byId("k").value), chosen.max_items), stream: true,
+      seen: [...marks.keys()].map(asGiven), exclude: last.map((item) => asGiven(item.item_id)), why: true,
+      liked: [...marks.values()].filter((one) => one.kind === "liked").map((one) => asGiven(one.item.item_id)),
       model: byId("model").value,
     });
     const response = await ask("v1/recommendations", { method: "POST", body, signal: running.signal });
@@ -162,6 +224,7 @@ async function recommend(text) {
       } else if (kind === "end") {
         ended = true;
         const notes = [data.reason, data.prompt_truncated ? "The beginning of the conversation was too long and was cut." : ""];
+        if (data.fallback) notes.push("These are popular items: the model did not answer in time.");
         note.textContent = notes.filter(Boolean).join(" ");
       }
     }
@@ -180,20 +243,39 @@ async function recommend(text) {
     answer.append(problem);
     if (!byId("text").value) byId("text").value = text; // to send again
   }
-  if (items.length) { // else the turn was not answered, and is not part of the conversation
-    const told = items.slice(0, TOLD_ITEMS).map(listed).join("\n");
-    turns.push(said, { role: "assistant", content: told });
-    for (const one of liked) one.told = true;
+  if (items.length && !wrong) { // else the turn was not answered whole, and is not part of the conversation
+    exchanges.push({ said, items, note: note.textContent });
+    for (const one of fresh.flatMap(([, marked]) => marked)) one.told = true;
     showMarks();
+    save();
   }
+  byId("log").scrollTop = byId("log").scrollHeight;
+}
+
+// ---- the conversation stays in this tab when the page is loaded again, until there is a new one
+
+function save() {
+  sessionStorage.setItem("conversation", JSON.stringify({ model: byId("model").value, exchanges, marks: [...marks] }));
+}
+
+function restore() {
+  const kept = JSON.parse(sessionStorage.getItem("conversation") ?? "null");
+  if (!kept || !models.some((model) => model.id === kept.model)) return;
+  byId("model").value = kept.model;
+  exchanges.push(...kept.exchanges);
+  for (const [id, one] of kept.marks) marks.set(id, one);
+  exchanges.forEach(showExchange);
+  about();
+  showMarks();
   byId("log").scrollTop = byId("log").scrollHeight;
 }
 
 function restart() {
   running?.abort();
   conversation += 1;
-  turns.length = 0;
+  exchanges.length = 0;
   marks.clear();
+  sessionStorage.removeItem("conversation");
   showMarks();
   byId("log").replaceChildren(byId("hint"));
   byId("hint").hidden = false;
@@ -205,8 +287,7 @@ byId("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running) return running.abort();
   const text = byId("text").value.trim();
-  const hasLikes = [...marks.values()].some((one) => one.kind === "liked" && !one.told);
-  if (!text && !hasLikes) return byId("text").focus();
+  if (!text && !Object.keys(TOLD).some((kind) => untold(kind).length)) return byId("text").focus();
   byId("text").value = "";
   recommend(text);
 });
@@ -220,10 +301,12 @@ document.addEventListener("keydown", (event) => {
 });
 byId("restart").addEventListener("click", restart);
 byId("model").addEventListener("change", restart);
-byId("key-form").addEventListener("submit", (event) => {
+byId("ids").addEventListener("change", () => byId("log").classList.toggle("with-ids", byId("ids").checked));
+byId("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", byId("key").value.trim());
   byId("key").value = "";
-  describe();
+  await describe();
+  if (!exchanges.length) restore();
 });
-describe();
+describe().then(restore);

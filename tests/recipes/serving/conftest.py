@@ -1,7 +1,7 @@
 """The service's application in this process, over a model that needs no engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +24,8 @@ class Films:
 
     def __init__(self) -> None:
         self.items = {str(row): (title, 1980 + row) for row, title in enumerate(TITLES)}
+        self.columns: dict[str, Any] = {}
+        self.why: str | None = None
         self.refusal: Exception | None = None
         self.wait: asyncio.Event | None = None
         self.asked: list[dict[str, Any]] = []
@@ -88,9 +90,10 @@ class Films:
             raise self.refusal
 
     def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        left = [(key, *film) for key, film in self.items.items() if key not in map(str, request["seen"])]
+        without = set(map(str, [*request["seen"], *request["exclude"]]))
+        left = [(key, *film) for key, film in self.items.items() if key not in without]
         return [
-            self._entry(key, title, year) | {"rank": rank, "score": -0.5}
+            self._entry(key, title, year) | {"columns": self.columns, "rank": rank, "score": -0.5, "why": self.why}
             for rank, (key, title, year) in enumerate(left[: request["k"]], 1)
         ]
 
@@ -98,7 +101,13 @@ class Films:
         return {"item_id": item_id, "title": title, "clean_title": title.partition(" [")[0], "year": year}
 
     def _rest(self) -> dict[str, Any]:
-        return {"list_id": LIST_ID, "reason": None, "model_version": "films-1", "prompt_truncated": False}
+        return {
+            "list_id": LIST_ID,
+            "reason": None,
+            "model_version": "films-1",
+            "prompt_truncated": False,
+            "fallback": False,
+        }
 
 
 @pytest.fixture
@@ -108,12 +117,18 @@ def films() -> Films:
 
 @pytest.fixture
 def service(films: Films) -> Callable[..., Any]:
-    """The ASGI application; keyword arguments are limits, but `key`, `loopback` and `feedback`."""
+    """The ASGI application; further keyword arguments are limits."""
 
-    def make(key: str | None = None, loopback: bool = True, feedback: str | None = None, **limits: float) -> Any:
+    def make(
+        key: str | None = None,
+        loopback: bool = True,
+        feedback: str | None = None,
+        show: Sequence[str] = (),
+        **limits: float,
+    ) -> Any:
         names = ("films", "other")
         settings = ServiceSettings(
-            models=[ModelSettings(name=name, path=name, catalog=name) for name in names],
+            models=[ModelSettings(name=name, path=name, catalog=name, show=[*show]) for name in names],
             limits=Limits(**limits),  # type: ignore[arg-type]
             feedback=feedback,
             loopback=loopback,

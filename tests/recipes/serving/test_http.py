@@ -45,7 +45,7 @@ def test_a_stream_has_an_event_for_each_item_and_one_for_the_end(client):
     assert [kind for kind, _ in events] == ["item", "item", "item", "end"]
     assert events[2][1]["title"] == "Ran"
     about = {"model": "films", "model_version": "films-1", "reason": None, "prompt_truncated": False}
-    assert events[3][1] == about | {"list_id": LIST_ID}
+    assert events[3][1] == about | {"list_id": LIST_ID, "fallback": False}
     assert {event["list_id"] for _, event in events} == {LIST_ID}  # so that a list that was left has it as well
 
 

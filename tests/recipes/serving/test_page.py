@@ -1,6 +1,7 @@
 """The chat page in a real browser, over a service in this process whose model needs no engine."""
 
 import asyncio
+import json
 import re
 import threading
 import time
@@ -14,10 +15,12 @@ KEY = "k" * 32
 
 
 @pytest.fixture
-def address(service, request):
-    """Where the page is served; the parameter, if any, is the service's key."""
-    key = getattr(request, "param", None)
-    server = uvicorn.Server(uvicorn.Config(service(key), port=0, log_level="error"))
+def address(service, request, tmp_path):
+    """Where the page is served; the parameter, if any, has options of the service."""
+    options = dict(getattr(request, "param", {}))
+    if options.get("feedback"):
+        options["feedback"] = str(tmp_path / "feedback")
+    server = uvicorn.Server(uvicorn.Config(service(**options), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -59,30 +62,35 @@ def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films
 
     page.get_by_role("button", name="Seen: Alien (1980)").focus()
     page.keyboard.press("Space")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
+    for _ in range(4):
+        page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # Like: Heat
-    assert page.locator("[aria-pressed=true]").count() == 2
+    for _ in range(4):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # Not for me: Ran
+    assert page.locator("[aria-pressed=true]").count() == 3
+    page.get_by_label("Items of the last list may come again").focus()
+    page.keyboard.press("Space")
     page.locator("#text").focus()
-    page.keyboard.press("Enter")  # likes alone are something to say
-    page.locator(".answer").nth(1).locator("li").nth(2).wait_for()
-    assert titles(page) == ["Ran", "<img src=x onerror=alert(1)>", "Amélie"]
+    page.keyboard.press("Enter")  # tastes alone are something to say
+    page.locator(".answer").nth(1).locator("li").nth(1).wait_for()
+    assert titles(page) == ["<img src=x onerror=alert(1)>", "Amélie"]
     asked = films.asked[-1]
-    assert sorted(asked["seen"]) == [0, 1]  # a text could be a title
+    assert sorted(asked["seen"]) == [0, 1, 2]  # a text could be a title
+    assert (asked["liked"], asked["why"]) == ([1], True)
     assert asked["conversation"] == [
         {"role": "user", "content": "something tense"},
         {
             "role": "assistant",
             "content": "Alien (1980)\nHeat (1981)\nRan (1982)\n<img src=x onerror=alert(1)> (1983)\nAmélie (1984)",
         },
-        {"role": "user", "content": "I liked Heat (1981)."},
+        {"role": "user", "content": "I liked Heat (1981).\nI did not like Ran (1982)."},
     ]
 
     page.get_by_role("button", name="Undo: Alien (1980) is seen").click()
     page.keyboard.type("and older ones")
     page.keyboard.press("Enter")
-    page.locator(".answer").nth(2).locator("li").nth(3).wait_for()
+    page.locator(".answer").nth(2).locator("li").nth(2).wait_for()
     assert titles(page)[0] == "Alien"
     assert films.asked[-1]["conversation"][-1]["content"] == "and older ones"  # the like was told before
 
@@ -97,6 +105,7 @@ def test_the_customer_reads_clean_titles_and_the_model_what_it_writes(page, film
     page.locator(".answer li").nth(4).wait_for()
     assert titles(page)[0] == "Alien"
     page.get_by_role("button", name="Like: Alien (1980)").click()
+    page.get_by_label("Items of the last list may come again").check()
     page.locator("#text").focus()
     page.keyboard.press("Enter")
     page.locator(".answer").nth(1).locator("li").nth(3).wait_for()
@@ -108,6 +117,8 @@ def test_the_customer_reads_clean_titles_and_the_model_what_it_writes(page, film
 
 def test_of_a_long_conversation_the_newest_turns_are_sent(page, films):
     page.evaluate("models[0].max_turns = 4")
+    page.get_by_label("Items of the last list may come again").check()
+    page.locator("#text").focus()
     for number, text in enumerate(("first", "second", "third")):
         page.keyboard.type(text)
         page.keyboard.press("Enter")
@@ -116,6 +127,105 @@ def test_of_a_long_conversation_the_newest_turns_are_sent(page, films):
     turns = films.asked[-1]["conversation"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
     assert (turns[0]["content"], turns[2]["content"]) == ("second", "third")
+
+
+SHOP = {"price": 9.99, "genres": ["space", "horror"], "in_stock": True, "colour": None}
+
+
+@pytest.mark.parametrize("address", [{"show": ["picture", "link", *SHOP], "feedback": True}], indirect=True)
+def test_an_item_has_what_the_shop_shows_of_it_and_the_service_hears_what_became_of_it(page, address, films, tmp_path):
+    films.columns = {"picture": f"{address}cover.svg", "link": f"{address}item", **SHOP}
+    cover = '<svg xmlns="http://www.w3.org/2000/svg" width="30" height="40"><rect width="30" height="40"/></svg>'
+    page.route("**/cover.svg", lambda route: route.fulfill(body=cover, content_type="image/svg+xml"))
+    films.why = "Popular: 7 people asked for it."
+    page.keyboard.type("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    first = page.locator(".answer li").first
+    assert first.locator(".columns").inner_text() == "price: 9.99 · genres: space, horror · in_stock: yes"
+    assert first.locator(".why").inner_text() == films.why
+    assert first.locator("img").bounding_box()["width"] == 48
+    page.wait_for_function("document.querySelector('.answer img').naturalWidth === 30")
+    assert first.locator(".id").is_hidden()
+    page.get_by_label("Show ids").check()
+    assert first.locator(".id").inner_text() == "0"
+
+    page.get_by_role("button", name="Like: Alien (1980)").click()
+    page.get_by_role("button", name="Not for me: Heat (1981)").click()
+    with page.context.expect_page():  # a tab of its own
+        page.get_by_role("link", name="Ran").click()
+    (file,) = (tmp_path / "feedback").glob("feedback-*.jsonl")
+    deadline = time.monotonic() + 10
+    while (text := file.read_text()).count('"event"') < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    events = [line for line in map(json.loads, text.splitlines()) if "event" in line]
+    assert [(event["item_id"], event["event"]) for event in events] == [("0", "like"), ("1", "dislike"), ("2", "click")]
+
+
+@pytest.mark.parametrize("address", [{"show": ["picture"]}], indirect=True)
+def test_a_picture_that_is_not_there_leaves_no_hole(page, address, films):
+    films.columns = {"picture": f"{address}gone.png"}
+    page.keyboard.type("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    page.wait_for_function("!document.querySelector('.answer img')")
+
+
+def test_no_script_of_a_catalog_runs_and_no_address_but_of_http_is_followed(page, films):
+    films.columns = {
+        "picture": "javascript:alert(1)",
+        "link": "javascript:alert(1)",
+        "note": "<b onclick=alert(1)>x</b>",
+    }
+    page.keyboard.type("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    assert page.locator(".answer a, .answer img, .answer b").count() == 0
+    assert page.locator(".columns").first.inner_text() == "note: <b onclick=alert(1)>x</b>"
+
+
+def test_a_conversation_outlives_a_reload_and_its_items_do_not_come_again_unasked(page, films):
+    assert page.locator("#text").get_attribute("placeholder") == "Something like Alien"
+    page.locator("#k").select_option("5")
+    films.items |= {"5": ("Solaris", 1972)}
+    page.locator("#text").fill("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    page.get_by_role("button", name="Like: Heat (1981)").click()
+    page.reload()
+    page.locator(".answer li").nth(4).wait_for()
+    assert page.locator(".user").inner_text() == "something tense"
+    assert page.get_by_role("button", name="Like: Heat (1981)").get_attribute("aria-pressed") == "true"
+    page.locator("#text").fill("and now?")
+    page.keyboard.press("Enter")
+    page.locator(".answer").nth(1).locator("li").first.wait_for()
+    page.get_by_role("button", name="Send").wait_for()
+    assert titles(page) == ["Solaris"]
+    assert [turn["content"] for turn in films.asked[-1]["conversation"]][::2] == [
+        "something tense",
+        "and now?\nI liked Heat (1981).",
+    ]
+    page.get_by_role("button", name="New conversation").click()
+    page.reload()
+    page.get_by_text("films, version").wait_for()
+    assert page.locator(".answer, #marks li").count() == 0
+
+
+def test_a_reader_of_screens_hears_of_each_item_what_it_is_and_what_can_be_done(page, films):
+    films.why = "It shares horror with Ran."
+    page.keyboard.type("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    heard = page.locator(".answer li").first.aria_snapshot()
+    assert heard.splitlines() == [
+        "- listitem:",
+        "  - text: 1 Alien (1980)",
+        "  - paragraph: It shares horror with Ran.",
+        *(f"  - 'button \"{name}: Alien (1980)\"': {name}" for name in ("Seen", "Like", "Not for me")),
+    ]
+    named = page.locator("body").aria_snapshot()
+    for name in ('log "Conversation"', 'textbox "Your message"', 'checkbox "Show ids"', 'combobox "Items"'):
+        assert name in named
 
 
 def test_items_appear_one_by_one_and_escape_stops(page, films):
@@ -142,7 +252,7 @@ def test_a_refusal_is_shown_and_the_message_is_there_to_send_again(page, films):
     page.locator(".answer").nth(1).locator("li").nth(4).wait_for()
 
 
-@pytest.mark.parametrize("address", [KEY], indirect=True)
+@pytest.mark.parametrize("address", [{"key": KEY}], indirect=True)
 def test_a_service_with_a_key_asks_for_it(page):
     page.get_by_label("This service asks for a key").fill(KEY)
     page.keyboard.press("Enter")
@@ -158,15 +268,17 @@ def brightness(colour):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_fits_and_can_be_read(page, width, scheme):
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_and_can_be_read(page, films, width, scheme):
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme)
+    films.why = "It shares horror with Ran, which you liked."
     page.keyboard.type("a film with a very long description " * 5)
     page.keyboard.press("Enter")
     page.locator(".answer li").nth(4).wait_for()
     page.get_by_role("button", name="Like: Heat (1981)").click()
     page.get_by_role("button", name="Seen: Ran (1982)").click()
+    page.get_by_role("button", name="Not for me: Alien (1980)").click()
     assert page.evaluate("document.documentElement.scrollWidth") == width
     for selector in ("#send", "#text", "#restart", "#marks li >> nth=0"):
         box = page.locator(selector).bounding_box()
@@ -176,7 +288,16 @@ def test_the_page_fits_and_can_be_read(page, width, scheme):
         assert box["y"] + box["height"] <= 800, selector
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (brightness(paper) > 0.5) == (scheme == "light")
-    for selector in (".title", ".year", ".note", "#send", ".liked[aria-pressed=true]", ".seen[aria-pressed=true]"):
+    for selector in (
+        ".title",
+        ".year",
+        ".why",
+        ".note",
+        "#send",
+        ".liked[aria-pressed=true]",
+        ".seen[aria-pressed=true]",
+        ".disliked[aria-pressed=true]",
+    ):
         colours = "e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
         text, ground = page.locator(selector).first.evaluate(colours)
         light = sorted((brightness(text), brightness(paper if ground == "rgba(0, 0, 0, 0)" else ground)))
