@@ -3,8 +3,9 @@
 **Similarity** is rapidfuzz's `fuzz.ratio` of the folded titles, 0 to 100, with the years as evidence; `fuzzy_cutoff` is
 the least similarity, not the least ratio. A bare ratio of 90 allows one wrong letter only from ten letters on and finds
 half of the misspelt titles. So a year that agrees exactly counts as nine more letters that agree (SAME_YEAR): at 90,
-one wrong letter is then allowed from four letters on, two from eleven. Titles one year apart need the bare ratio;
-further apart none is similar (The Outsider (1981) is not The Outsiders (1983)).
+one wrong letter is then allowed from four letters on, two from eleven; of letters too many or too few one more.
+Titles one year apart need the bare ratio; further apart none is similar (The Outsider (1981) is not The Outsiders
+(1983)).
 
 Three guards refuse what is similar and another title:
 - The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
@@ -229,6 +230,8 @@ class TitleIndex:
         joined = written.replace(" ", ""), title.replace(" ", "")
         if joined[0] == joined[1]:
             return False
+        if self._has_more_typos(written, title, years_differ):
+            return True
         ours, theirs = set(written.split()), set(title.split())
         extra, missing = ours - theirs - UNSTABLE_WORDS, theirs - ours - UNSTABLE_WORDS
         if not extra:
@@ -243,6 +246,15 @@ class TitleIndex:
         ):
             return LETTERS_A_TYPO * OSA.distance(written, title) > max(len(written), len(title))
         return False
+
+    def _has_more_typos(self, written: str, title: str, years_differ: bool) -> bool:
+        """The ratio counts a letter too many half of a wrong one: one more is a typo, not three (Animatrix)."""
+        typos = OSA.distance(written, title)
+        if typos > 1:  # articles and `and` are none, nor is a space behind `The` that became a letter
+            cores = (" ".join(word for word in text.split() if word not in UNSTABLE_WORDS) for text in (written, title))
+            typos = min(typos, OSA.distance(*cores), OSA.distance(written, f"the {title}"))
+        letters = max(len(written), len(title)) + (0 if years_differ else len(SAME_YEAR))
+        return 100 * (typos - 1) > (100 - self.fuzzy_cutoff) * letters
 
     def _is_word(self, word: str, rare: bool = False) -> bool:
         return word in SHORT_WORDS if len(word) < 3 else word in self._words or is_english(word, rare)
