@@ -86,7 +86,8 @@ def main(arguments: list[str]) -> int:
     damage, counts = Damage(given["skip_damaged"]), Counter[str]()
     found = list(rows_of(files, load_catalog(given["catalog"]), damage, counts))
     damage.check(files, counts.total() + len(found))
-    print(*(f"{count:,} {what} left out" for what, count in counts.items() if count), sep="\n")
+    for what, count in (+counts).items():
+        print(f"{count:,} {what} left out")
     if not found:
         raise UserError(f"{state}: of no list was anything clicked, liked or purchased")
     write_jsonl(rows, found)

@@ -79,6 +79,7 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
         "groundtruth_with_release_year": [["M", "1931"]],
         "sample_id": train["sample_id"],
         "id": None,
+        "exposure": None,
     }
     assert conversation_of(train["sample_id"]) == "7"
     sft = read(out, "sft_train")

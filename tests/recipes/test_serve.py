@@ -38,6 +38,8 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
     assert [model.catalog for model in service.models] == [str(files / "catalog.parquet")] * 2 + [None]
     state = files / "outputs" / "serve"
     assert [model.state for model in service.models] == [str(state / "films"), str(state / "b"), None]
+    assert service.feedback is None  # conversations are not kept unless the operator asks
+    assert settings(*both, "--feedback").feedback == str(state)
     assert service.loopback
 
 
