@@ -144,7 +144,7 @@ def test_items_show_the_columns_that_the_operator_names_as_json_can_say_them(
     }  # fmt: skip
     assert list(shown["a"]) == names
     json.dumps([asdict(item) for item in recommender.popular("hi", 5)], allow_nan=False)
-    with pytest.raises(UserError, match="show: the catalog has no column 'prize' of .*did you mean price"):
+    with pytest.raises(UserError, match=r"show: the catalog has no column 'prize' of .*did you mean price"):
         serve(show=["prize"])
 
 
@@ -198,7 +198,7 @@ def test_popular_items_are_those_of_the_counted_rows_or_of_a_column(
     with pytest.raises(UserError, match=r"books\.mentions\.parquet: not readable .*make it again with --train"):
         serve(file)
     mentions_file(file).unlink()
-    with pytest.raises(UserError, match="fallback: nothing says which items are popular; give --train"):
+    with pytest.raises(UserError, match="fallback: nothing says what is popular; give --train"):
         serve(write_books(tmp_path, mentions=None)).popular("hi")
     with pytest.raises(UserError, match="conversation: it is empty"):
         recommender.popular("")

@@ -1,4 +1,4 @@
-"""Popular items in place of lists that are late, over HTTP: the model needs no engine here, the fallback is the real."""
+"""Popular items in place of lists that are late, over HTTP: the fallback is the real one, the model needs no engine."""
 
 import asyncio
 import json
@@ -136,15 +136,15 @@ def test_it_knows_what_was_changed_in_the_catalog_meanwhile(
 def test_a_service_that_could_give_none_does_not_start(settings: ModelSettings) -> None:
     table = pq.read_table(settings.catalog).drop_columns(["mentions"])
     pq.write_table(table, settings.catalog)
-    with pytest.raises(UserError, match="fallback: nothing says which items are popular; give --train"):
+    with pytest.raises(UserError, match="fallback: nothing says what is popular; give --train"):
         load_fallback(settings, Limits(fallback_after_seconds=1))
     judge = ModelSettings(name="judge", path="x")
     assert load_fallback(judge, Limits(fallback_after_seconds=1)) is None
 
 
 def test_a_killed_process_leaves_the_list_to_it(
-    started: Callable[..., Model],
-    settings: ModelSettings,  # noqa: F811
+    started: Callable[..., Model],  # noqa: F811
+    settings: ModelSettings,
 ) -> None:
     """A real process, killed while it answers; the next one is not waited for."""
 
