@@ -184,6 +184,16 @@ def line_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>", chat_template=template)
 
 
+@pytest.fixture(scope="session")
+def unread_model(sound_model: Callable[..., Path], line_tokenizer: Any, tmp_path_factory: Any) -> Path:
+    """A model of which all is read but its weights."""
+    folder = sound_model(tmp_path_factory.mktemp("unread") / "model")
+    line_tokenizer.save_pretrained(folder)
+    config = {"model_type": "qwen2", "vocab_size": 320, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """An installed Chromium, driven by Playwright; it loads nothing from elsewhere.

@@ -208,8 +208,8 @@ class ServedCatalog:
             raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
         if not self.dated and year not in (None, ""):
             raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        columns, number = read_values(record, self.columns, here), number if self.dated else None
-        item = CatalogItem(str(item_id).strip(), title.strip(), number, display, columns)
+        columns = read_values(record, self.columns, here)
+        item = CatalogItem(str(item_id).strip(), title.strip(), number if self.dated else None, display, columns)
         again = parse_item(item.line, self.dated)
         if again is None or normalise(again.title) != normalise(item.title):
             raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")

@@ -198,9 +198,7 @@ class Recommender:
         """`recommend` without the engine, at once: items that are wanted most often, whatever was said. For when no
         list comes in time, or the engine is gone. Raises UserError as well where nothing is known of popularity."""
         if self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
-            raise UserError(
-                f"fallback: nothing says which items are popular; give --train, or the catalog a column {COLUMN}"
-            )
+            raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
         prepared = self._prepare(conversation, k, **filters)
         left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
         best = islice((number for number in prepared.snapshot.popular if number in left), prepared.num_items)
@@ -241,13 +239,16 @@ class Recommender:
         self,
         conversation: Conversation,
         k: int,
+        seen: ItemNames = (),
+        allow: ItemNames | None = None,
+        exclude: ItemNames = (),
+        where: Mapping[str, Any] | None = None,
         why: bool = False,
         liked: ItemNames = (),
-        **filters: Any,
     ) -> _Prepared:
         text = conversation_text(conversation)
         snapshot = self.catalog.snapshot
-        trie, excluded, length, reason = self._choose(snapshot, k, **filters)
+        trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where)
         liked_items = self._find("liked", liked, snapshot)
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
@@ -257,13 +258,7 @@ class Recommender:
         return _Prepared(ids, cut, snapshot, trie, excluded, length, reason, liked_items if why else None)
 
     def _choose(
-        self,
-        snapshot: Snapshot,
-        k: int,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
-        where: Mapping[str, Any] | None = None,
+        self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames, where: Any
     ) -> tuple[TrieFile, list[int], int, str | None]:
         """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:

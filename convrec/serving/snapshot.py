@@ -78,8 +78,7 @@ class Snapshot:
     def values_of(self, column: str, kind: pa.DataType) -> pa.Array:
         """Of all items, in their order; `year` is a column here. Made once."""
         if column not in self._arrays:
-            items = self.items.values()
-            values = [item.year if column == YEAR else item.columns[column] for item in items]
+            values = (item.year if column == YEAR else item.columns[column] for item in self.items.values())
             self._arrays[column] = pa.array(values, kind)
         return self._arrays[column]
 

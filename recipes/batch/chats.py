@@ -60,9 +60,11 @@ def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Cha
         text = conversation_text(_without_instruction(conversation))
         where = record.get("where")
         where = json.loads(where) if isinstance(where, str) else where  # of a table, whose cells are texts
-        if columns and where is not None:
+        if columns is not None and where is not None:
             find_items(where, columns, (), lambda _, kind: pa.array([], kind))
-    except (UserError, json.JSONDecodeError) as error:
+    except json.JSONDecodeError as error:
+        raise BadRecord("where is no JSON (%s)", error) from None
+    except UserError as error:
         raise BadRecord(str(error)) from None
     name = next((record[key] for key in NAME if record.get(key) is not None), None)
     allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None

@@ -62,7 +62,9 @@ SENTENCES = {
     "extra_forbidden": "there is no such field here; leave it out",
     "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
 }
-_ALTERNATIVE = re.compile(r"(str|int|list\[.*|constrained-.*)$")  # how pydantic calls the types of a union
+_ALTERNATIVE = re.compile(
+    r"(str|int|bool|float|dict\[.*|list\[.*|constrained-.*)$"
+)  # how pydantic calls the types of a union
 
 
 def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
@@ -275,7 +277,8 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
     errors = [(*_field(one["loc"]), one) for one in error.errors()]
     field = errors[0][0]
     _, path, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
-    message = SENTENCES.get(wrong["type"], wrong["msg"])
+    is_value = wrong["loc"][-1] == "bool"  # the first alternative of a column's value
+    message = "write a text, a number, true or false" if is_value else SENTENCES.get(wrong["type"], wrong["msg"])
     return JSONResponse(error_body(400, f"{path or 'body'}: {message}", field), 400)
 
 

@@ -58,12 +58,10 @@ def serve_here(
     with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
         supervisor.note(temporary=str(folder))
         processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
-        fallbacks = {model.name: load_fallback(model, settings.limits) for model in settings.models}
+        late = {model.name: load_fallback(model, settings.limits) for model in settings.models}
         max_items = {process.name: process.ready.result() for process in processes}
         seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
-        models = {
-            name: Model([one for one in processes if one.name == name], seconds, fallbacks[name]) for name in names
-        }
+        models = {name: Model([one for one in processes if one.name == name], seconds, late[name]) for name in names}
         app = http.build(settings, models, service_key(settings.loopback))
         listener.listen(BACKLOG)
         ready(max_items)

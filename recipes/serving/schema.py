@@ -4,12 +4,22 @@ import ipaddress
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+)
 
 from convrec.errors import UserError
 
 KEY_VARIABLE = "SERVE_API_KEY"
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | StrictInt  # an id, or `Title (Year)`
+Value = StrictBool | StrictInt | StrictFloat | Annotated[str, StringConstraints(max_length=100_000)]  # of a column
 MOST_NAMES = 10_000  # of a request's lists of items: each is looked up
 FRONT = "front"  # the deployment before those of the models
 
@@ -34,10 +44,9 @@ class RecommendationRequest(Strict):
     )
     allow: list[ItemName] | None = Field(default=None, description="only these; null: the whole catalog")
     exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
-    where: dict[str, Any] | None = Field(
+    where: dict[str, Value | list[Value] | dict[str, Value]] | None = Field(
         default=None,
-        description="conditions on the catalog's columns that every item fits: a value, a list of values of which it "
-        'has one, or {"min": ..., "max": ...}',
+        description="of the catalog's columns: a value, values of which an item has one, or `min` and `max`",
     )
     why: bool = Field(default=False, description="give each item a sentence, where there is one")
     liked: list[ItemName] = Field(
@@ -139,6 +148,7 @@ class FeedbackEvent(Strict):
 
 class ItemRecord(BaseModel):
     model_config = ConfigDict(extra="allow")  # the catalog's further columns
+    __pydantic_extra__: dict[str, Value | list[str] | None]
 
     item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | StrictInt
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]

@@ -43,6 +43,14 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
     assert service.loopback
 
 
+def test_columns_to_show_and_the_wait_for_a_fallback_are_for_every_model(files):
+    given = ["--model", "films", "--catalog", "catalog.parquet", "--judge", "j=films", "--show", "price,link"]
+    service = settings(*given, "--fallback-after-seconds", "2.5")
+    assert [model.show for model in service.models] == [["price", "link"]] * 2  # a judge has no items
+    assert service.limits.fallback_after_seconds == 2.5
+    assert settings(*given).limits.fallback_after_seconds is None
+
+
 def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
     names = {}
     for path in ("a/global_step_2", "a/global_step_4", "b/global_step_4", "b/global_step_4/actor/huggingface"):
@@ -75,6 +83,7 @@ def test_rows_of_a_catalog_that_cannot_be_recommended_are_told_once_and_counted(
         (["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"], "two models of one name"),
         (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
         (["--judge", "films", "--max-items", "0"], "--max-items"),
+        (["--judge", "films", "--fallback-after-seconds", "0"], "--fallback-after-seconds: "),
         (["--judge", "films", "--replicas", "0"], "--replicas 0: at least 1"),
         (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: at least 1"),
     ],

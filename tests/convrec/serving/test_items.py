@@ -23,7 +23,7 @@ from convrec.serving.snapshot import Snapshot, Title
 ROOT = Path(__file__).resolve().parents[3]
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
 LIMITS = {"max_items": 20, "max_tokens": 1000}
-NEW = {"item_id": "n", "title": "Ronin", "year": 1998, "genres": ["action"]}
+NEW = {"item_id": "n", "title": "Ronin", "year": 1998}
 
 
 def write_catalog(folder: Path, films: list[tuple] = FILMS, ids: bool = True) -> Path:

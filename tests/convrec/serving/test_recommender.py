@@ -30,6 +30,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("served")
     item_ids, titles, years = zip(*FILMS, strict=True)
     table = pa.table({"item_id": item_ids, "title": titles, "year": pa.array(years, pa.int32())})
+    genres = [["Chase"] if n % 2 else ["Chase", "Space"] for n in range(len(FILMS))]
+    for name, values in {"price": [n + 0.5 for n in range(len(FILMS))], "genres": genres, "mentions": years}.items():
+        table = table.append_column(name, pa.array(values))
     noted = {"convrec.item": "film", "convrec.num_items": "5"}
     pq.write_table(table.replace_schema_metadata(noted), folder / "catalog.parquet")
     lines = [f"{title} ({year})\n" for _, title, year in FILMS]
@@ -40,9 +43,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def recommender(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recommender]:
     state = tmp_path_factory.mktemp("state")
-    with Recommender.load(*files, state=state, max_items=20, max_prompt_length=300, max_num_seqs=8) as loaded:
+    settings: dict[str, Any] = {"max_items": 20, "max_prompt_length": 300, "max_num_seqs": 8, "show": ["price"]}
+    with Recommender.load(*files, state=state, **settings) as loaded:
         yield loaded
     loaded.close()
+    assert ids(loaded.popular(SAID, k=2)) == ["f11", "f10"]  # needs no engine
     with pytest.raises(RuntimeError, match="the engine was closed"):
         loaded.recommend(SAID)
     with pytest.raises(RuntimeError, match="the engine was closed"):
@@ -76,7 +81,8 @@ def greedy(model: Path, recommender: Recommender, k: int) -> list[RecommendedIte
         if len(walk.items) > len(items):
             item = snapshot.items[walk.items[-1]]
             score = sum(scores) / len(scores) if scores else 0.0
-            items.append(RecommendedItem(item.item_id, item.title, item.title, item.year, len(walk.items), score))
+            rank, columns = len(walk.items), item.columns
+            items.append(RecommendedItem(item.item_id, item.title, item.title, item.year, columns, rank, score, None))
             scores.clear()
     return items
 
@@ -160,6 +166,29 @@ def test_seen_allow_and_exclude(recommender: Recommender) -> None:
     all_of_it = recommender.recommend(SAID, k=20)
     assert all_of_it.reason == "of the catalog's 12 items 0 are seen or excluded, which leaves 12 for a list of 20"
     assert len(all_of_it) == 12
+
+
+def test_columns_filter_as_allow_does_and_come_with_items_and_sentences(recommender: Recommender) -> None:
+    cheap = [item_id for item_id, _, year in FILMS if year < 1996]
+    where = {"price": {"max": 5.5}, "genres": ["Chase"]}
+    expected = recommender.recommend(SAID, k=6, allow=cheap)
+    found = recommender.recommend(SAID, k=6, where=where, why=True, liked=["f0"])
+    assert sorted(ids(found)) == cheap
+    assert [(item.item_id, item.score) for item in found] == [(item.item_id, item.score) for item in expected]
+    assert [item.columns for item in found] == [{"price": int(item.item_id[1:]) + 0.5} for item in found]
+    assert {item.item_id: item.why for item in found} == {
+        "f0": None,
+        **dict.fromkeys(("f1", "f3", "f5"), "Chase, as Film a, which you liked."),
+        **dict.fromkeys(("f2", "f4"), "Chase and Space, as Film a, which you liked."),
+    }
+    assert (found.reason, found.fallback, expected[0].why) == (None, False, None)
+    both = recommender.recommend_batch([SAID], 3, [{"where": where, "allow": ["f4", "f5", "f9"], "seen": ["f5"]}])[0]
+    assert ids(both) == ["f4"]
+    assert both.reason == (
+        "of the 3 items allowed, of which 2 fit `where`, 1 are seen or excluded, which leaves 1 for a list of 3"
+    )
+    with pytest.raises(UserError, match=r"^conversation 1: where: the catalog has no column 'prize'"):
+        recommender.recommend_batch([SAID, SAID], 3, [{}, {"where": {"prize": 3}}])
 
 
 def test_a_conversation_that_is_too_long_keeps_its_end(recommender: Recommender) -> None:

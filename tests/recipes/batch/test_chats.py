@@ -54,6 +54,28 @@ def test_seen_titles_are_titles_and_numbers_stay_numbers(tmp_path: Path) -> None
     assert [(type(entry), entry) for entry in again.filters["seen"]] == [(Title, "300"), (Title, "9")]
 
 
+def test_conditions_are_checked_with_the_catalogs_columns_before_anything_starts(tmp_path: Path) -> None:
+    columns = pa.schema([("price", pa.float64()), ("category", pa.string())])
+    where = {"price": {"max": 20}, "category": ["Mystery"]}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversation": "hi", "where": where, "liked": ["Up", 3]}))
+    (tmp_path / "a.csv").write_text(
+        'conversation,where\nhi,"{""price"": {""max"": 20}, ""category"": [""Mystery""]}"\n'
+    )
+    for file in ("a.jsonl", "a.csv"):
+        (chat,) = read_chats(tmp_path / file, None, columns)
+        assert chat.filters["where"] == where
+    (chat,) = read_chats(tmp_path / "a.jsonl", None, columns)
+    assert chat.filters["liked"] == ["Up", 3]
+    bad = [{"prize": 1}, {"price": "cheap"}, "no JSON", 5]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"conversation": "hi", "where": one}) + "\n" for one in bad))
+    with pytest.raises(UserError) as error:
+        list(read_chats(tmp_path / "b.jsonl", None, columns))
+    for words in ("did you mean price?", "'cheap' is of another type", "where is no JSON", 'where: write {"column"'):
+        assert words in str(error.value)
+    with pytest.raises(UserError, match="no column 'price' .*there are year"):
+        list(read_chats(tmp_path / "a.jsonl", None, pa.schema([])))
+
+
 def test_other_columns_are_named(tmp_path: Path) -> None:
     unread: set[str] = set()
     (tmp_path / "chats.jsonl").write_text(json.dumps({"conversation": "hi", "sean": ["Up"], "time": 3}))

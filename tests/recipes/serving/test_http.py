@@ -1,6 +1,7 @@
 """The routes and their errors, on the application without Ray and without an engine."""
 
 import asyncio
+import functools
 import json
 import re
 
@@ -11,6 +12,7 @@ from recipes.serving.errors import Refused
 from tests.recipes.serving.conftest import LIST_ID
 
 ASK = {"conversation": "a film, please", "k": 3}
+NESTED = functools.reduce(lambda inner, _: [inner], range(900), 1)
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -78,6 +80,17 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
         ({"conversation": "x", "seen": ["1"] * 10_001}, "seen", "10000"),
         ({"conversation": "x", "seen": "Heat"}, "seen", "list"),
         ({"conversation": None}, "conversation", "valid"),
+        ({"conversation": "x", "where": ["Mystery"]}, "where", "dictionary"),
+        (
+            {"conversation": "x", "where": {"price": None}},
+            "where",
+            "where.price: write a text, a number, true or false",
+        ),
+        ({"conversation": "x", "where": {"price": {"max": [1]}}}, "where", "where.price.max: write a text, a number"),
+        ({"conversation": "x", "where": {"price": NESTED}}, "where", "write a text, a number, true or false"),
+        ({"conversation": "x", "where": {"title": "\ud800"}}, "where", "where.title: "),
+        ({"conversation": "x", "liked": "Heat"}, "liked", "list"),
+        ({"conversation": "x", "why": "because"}, "why", "boolean"),
     ],
 )
 def test_what_is_wrong_is_a_400_that_names_the_field(client, films, body, param, word):
@@ -165,6 +178,8 @@ def test_the_catalog_takes_items_and_gives_them_up(client, films):
     assert removed == {"model": "other", "catalog_items": 4, "absent": []}
     assert error_of(client.delete("/v1/catalog/items"), 400)["param"] == "item_ids"
     assert error_of(client.put("/v1/catalog/items", json={"items": []}), 400)["param"] == "items"
+    nested = {"items": [{**item, "tags": NESTED}]}
+    assert error_of(client.put("/v1/catalog/items", json=nested), 400)["param"] == "items"
     true = {"items": [{**item, "item_id": True}]}
     assert error_of(client.put("/v1/catalog/items", json=true), 400)["param"] == "items"
     assert error_of(client.put("/v1/catalog/items", json={"items": [{"title": "x"}]}), 400)["param"] == "items"

@@ -1,0 +1,110 @@
+"""Sentences why: each is so of the sample's catalog and training rows, which are counted again here, by their texts."""
+
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec import Recommender
+from convrec.data.schema import TRUTH
+from convrec.errors import UserError
+from convrec.serving.mentions import load_mentions, mentions_file, write_mentions
+from data_prep.sample import write_sample
+
+
+class Sample(NamedTuple):
+    rows: list[dict[str, Any]]
+    films: dict[str, dict[str, Any]]  # item_id -> row of the catalog
+    recommender: Recommender
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory, unread_model: Path) -> Sample:
+    folder = write_sample(tmp_path_factory.mktemp("sample") / "data", counts={"train": 600, "validation": 1, "test": 1})
+    train, catalog = folder / "train.parquet", folder / "catalog.parquet"
+    write_mentions([train], catalog)
+    films = {str(row): film for row, film in enumerate(pq.read_table(catalog).to_pylist())}
+    recommender = Recommender.load(unread_model, catalog, max_items=20, with_engine=False)
+    return Sample(pq.read_table(train).to_pylist(), films, recommender)
+
+
+def name_of(film: dict[str, Any]) -> list[str]:
+    return [film["title"], str(film["year"])]
+
+
+def wanted_after(sample: Sample, film: dict[str, Any], named: str) -> int:
+    return sum(named in row["seen_titles"] and name_of(film) in row[TRUTH] for row in sample.rows)
+
+
+def test_every_sentence_is_true(sample: Sample) -> None:
+    wanted = Counter(tuple(pair) for row in sample.rows for pair in row[TRUTH])
+    times = {item_id: wanted[tuple(name_of(film))] for item_id, film in sample.films.items()}
+    rng, kinds = random.Random(3), Counter[str]()
+    for liked in ([], *(rng.sample(sorted(sample.films), 3) for _ in range(4))):
+        titles = {sample.films[one]["title"] for one in liked}
+        found = [
+            item
+            for item_id in sample.films
+            for item in sample.recommender.popular("hi", 1, allow=[item_id], liked=liked, why=True)
+        ]
+        assert len(found) == len(sample.films)
+        for item in found:
+            film = sample.films[item.item_id]
+            match item.why and re.split(r" (?=named|as|times,)|, which| wanted this| more often", item.why):
+                case ["Others who", named, count]:
+                    title = named.removeprefix("named ")
+                    assert title in titles - ({film["title"]} if liked == [item.item_id] else set())
+                    assert wanted_after(sample, film, title) == int(count.split()[0]) > 1
+                    kinds["others"] += 1
+                case [genres, other, " you liked."]:
+                    title = other.removeprefix("as ")
+                    (alike, *_) = [sample.films[one] for one in liked if sample.films[one]["title"] == title]
+                    shared = set(genres.removesuffix(",").split(" and "))
+                    assert shared <= {*film["genres"]} & {*alike["genres"]}
+                    kinds["genres"] += 1
+                case [count, "times,", " than nine of ten others."]:
+                    own = times[item.item_id]
+                    assert own == int(count.removeprefix("Wanted "))
+                    fewer = sum(own > other for other in times.values())
+                    assert fewer >= 0.9 * (len(times) - 1)
+                    kinds["popular"] += 1
+                case _:
+                    assert item.why is None
+                    assert not any(
+                        {*film["genres"]} & {*sample.films[one]["genres"]} for one in liked if one != item.item_id
+                    )
+                    assert all(wanted_after(sample, film, title) < 2 for title in titles)
+                    kinds["none"] += 1
+    assert min(kinds[kind] for kind in ("others", "genres", "popular", "none")) > 3, kinds
+
+
+def test_no_sentence_is_given_unasked_and_an_item_is_not_compared_with_itself(sample: Sample) -> None:
+    (item,) = sample.recommender.popular("hi", 1, liked=["0"])
+    assert item.why is None
+    rare = min(sample.films, key=lambda one: sum(name_of(sample.films[one]) in row[TRUTH] for row in sample.rows))
+    (item,) = sample.recommender.popular("hi", 1, allow=[rare], liked=[rare], why=True)
+    assert item.why is None
+    with pytest.raises(UserError, match="liked: write a list"):
+        sample.recommender.popular("hi", 1, liked="0", why=True)
+
+
+def test_counts_are_those_of_the_rows_of_one_catalog(sample: Sample, tmp_path: Path) -> None:
+    snapshot = sample.recommender.catalog.snapshot
+    assert [snapshot.times(int(item_id)) for item_id in sample.films] == [
+        film["mentions"]
+        for film in sample.films.values()  # as `data sample` has counted
+    ]
+    catalog = tmp_path / "catalog.parquet"
+    pq.write_table(pa.Table.from_pylist([*sample.films.values()]), catalog)
+    assert load_mentions(catalog) is None
+    write_mentions([], catalog)
+    assert not mentions_file(catalog).exists()
+    with pytest.raises(UserError, match=r"no\.parquet: no such file"):
+        write_mentions([tmp_path / "no.parquet"], catalog)
+    pairs = [times for (_, named), times in (snapshot.mentions or {}).items() if named is not None]
+    assert min(pairs) == 2  # once would be somebody's own wish

@@ -1,0 +1,161 @@
+"""Popular items in place of lists that are late, over HTTP: the fallback is the real one, the model needs no engine."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+from convrec.errors import UserError
+from convrec.serving.journal import FILE
+from recipes.serving.errors import ENDED, Refused
+from recipes.serving.http import build
+from recipes.serving.model import load_fallback
+from recipes.serving.replicas import Model
+from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
+from tests.recipes.serving.conftest import Films
+from tests.recipes.serving.test_http import error_of, events_of
+from tests.recipes.serving.test_processes import started  # noqa: F401
+
+ASK = {"conversation": "a film, please", "k": 3}
+FIELDS = {"item_id", "title", "clean_title", "year", "columns", "rank", "score", "why"}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, unread_model: Path) -> ModelSettings:
+    table = {"item_id": ["0", "1", "2", "3"], "title": ["Alien", "Heat", "Ran", "Up"], "year": [1979, 1995, 1985, 2009]}
+    further = {"price": [9.5, 3.0, 5.0, None], "mentions": [1, 5, 9, 0], "genres": [["Space"], ["Crime"], ["War"], []]}
+    pq.write_table(pa.table(table | further), tmp_path / "catalog.parquet")
+    files = {"path": str(unread_model), "catalog": str(tmp_path / "catalog.parquet"), "state": str(tmp_path / "state")}
+    return ModelSettings(name="films", show=["price"], **files)
+
+
+@pytest.fixture
+def client(films: Films, settings: ModelSettings) -> Callable[..., TestClient]:
+    def client(after: float | None = 0.1) -> TestClient:
+        limits = Limits(timeout_seconds=3, fallback_after_seconds=after)
+        service = ServiceSettings(models=[settings], limits=limits, loopback=True)
+        models = {"films": Model([films], 3, load_fallback(settings, limits))}
+        return TestClient(build(service, models, None), base_url="http://localhost", raise_server_exceptions=False)
+
+    return client
+
+
+def test_a_list_that_is_late_is_of_popular_items_under_the_same_filters(
+    client: Callable[..., TestClient], films: Films
+) -> None:
+    service = client()
+    assert [item["item_id"] for item in service.post("/v1/recommendations", json=ASK).json()["items"]] == [
+        "0",
+        "1",
+        "2",
+    ]
+    films.wait = asyncio.Event()
+    asked = ASK | {"where": {"price": {"max": 9}}, "exclude": ["2"], "why": True, "liked": ["Heat"]}
+    answer = service.post("/v1/recommendations", json=asked).json()
+    (item,) = answer.pop("items")
+    assert item.keys() == FIELDS
+    assert (item["item_id"], item["columns"], item["score"], item["why"]) == (
+        "1", {"price": 3.0}, None, "Wanted 5 times, more often than nine of ten others."
+    ) or item["why"] is None  # fmt: skip
+    assert answer.pop("reason").startswith("of the catalog's 4 items, of which 2 fit `where`, 1 are")
+    version = answer.pop("model_version")
+    assert version.startswith("model-")
+    assert answer == {"model": "films", "prompt_truncated": False, "fallback": True}
+    put = service.put("/v1/catalog/items", json={"items": []})
+    assert put.status_code == 400
+
+
+def test_a_process_that_is_gone_and_one_too_slow_for_the_service_have_it_but_a_wrong_request_has_not(
+    client: Callable[..., TestClient], films: Films
+) -> None:
+    service = client()
+    for late in (ENDED, Refused(504, "no answer within 3 s")):
+        films.refusal = late
+        answer = service.post("/v1/recommendations", json=ASK).json()
+        assert ([item["item_id"] for item in answer["items"]], answer["fallback"]) == (["2", "1", "0"], True)
+    films.refusal = Refused(400, "k: 30", "k")
+    assert error_of(service.post("/v1/recommendations", json=ASK), 400)["param"] == "k"
+    films.refusal = Refused(503, "gone")
+    wrong = ASK | {"where": {"prize": 1}}
+    error = error_of(service.post("/v1/recommendations", json=wrong), 400)
+    assert (error["param"], "did you mean price?" in error["message"]) == ("where", True)
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+    error_of(service.post("/v1/chat/completions", json=chat), 503)
+    error_of(service.get("/v1/models/films"), 503)
+
+
+def test_a_stream_has_it_before_its_first_item_and_an_error_behind_it(
+    client: Callable[..., TestClient], films: Films
+) -> None:
+    service, streamed = client(), ASK | {"stream": True}
+    films.refusal = Refused(503, "gone")
+    events = events_of(service.post("/v1/recommendations", json=streamed).text)
+    assert [kind for kind, _ in events] == ["item", "error"]  # the model's own first item had been sent
+    films.items.clear()  # nothing is sent before it fails
+    films.wait = asyncio.Event()
+
+    async def nothing(request: dict[str, Any]) -> Any:
+        await asyncio.sleep(30)
+        yield
+
+    films.recommend_stream = nothing  # type: ignore[method-assign]
+    events = events_of(service.post("/v1/recommendations", json=streamed).text)
+    assert [kind for kind, _ in events] == ["item", "item", "item", "end"]
+    assert [data["item_id"] for kind, data in events if kind == "item"] == ["2", "1", "0"]
+    assert events[-1][1]["fallback"] is True
+
+
+def test_without_being_asked_for_there_is_none(client: Callable[..., TestClient], films: Films) -> None:
+    films.refusal = ENDED
+    error_of(client(after=None).post("/v1/recommendations", json=ASK), 503)
+
+
+def test_it_knows_what_was_changed_in_the_catalog_meanwhile(
+    client: Callable[..., TestClient], films: Films, settings: ModelSettings
+) -> None:
+    service, films.refusal = client(), ENDED
+    with (Path(settings.state or "") / FILE).open("a") as journal:  # as the model's process does
+        journal.write(json.dumps({"n": {"title": "Dune", "year": 2021, "mentions": 50, "price": 1}, "2": None}) + "\n")
+    answer = service.post("/v1/recommendations", json=ASK).json()
+    assert [(item["item_id"], item["columns"]["price"]) for item in answer["items"]] == [
+        ("n", 1.0), ("1", 3.0), ("0", 9.5)
+    ]  # fmt: skip
+    with (Path(settings.state or "") / FILE).open("a") as journal:
+        journal.write("no JSON\n")
+    assert "damaged or gone" in error_of(service.post("/v1/recommendations", json=ASK), 503)["message"]
+
+
+def test_a_service_that_could_give_none_does_not_start(settings: ModelSettings) -> None:
+    table = pq.read_table(settings.catalog).drop_columns(["mentions"])
+    pq.write_table(table, settings.catalog)
+    with pytest.raises(UserError, match="fallback: nothing says what is popular; give --train"):
+        load_fallback(settings, Limits(fallback_after_seconds=1))
+    judge = ModelSettings(name="judge", path="x")
+    assert load_fallback(judge, Limits(fallback_after_seconds=1)) is None
+
+
+def test_a_killed_process_leaves_the_list_to_it(
+    started: Callable[..., Model],  # noqa: F811
+    settings: ModelSettings,
+) -> None:
+    """A real process, killed while it answers; the next one is not waited for."""
+
+    async def scenario() -> None:
+        model = started(1)
+        model.fallback = load_fallback(settings, Limits(fallback_after_seconds=60))
+        pid = (await model.ask("describe"))["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert model.fallback
+        model.fallback = model.fallback._replace(seconds=0.5)
+        answer = await asyncio.wait_for(model.ask("recommend", ASK), 10)
+        assert (answer["fallback"], len(answer["items"])) == (True, 3)
+
+    asyncio.run(scenario())
