@@ -4,6 +4,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ def kind_of(path: str | Path) -> str:
     return Path(name).suffix
 
 
+@cache
 def unit_of(path: str | Path) -> str:
     """What the rows of a file are called: a "line" counts from 1, a "record" of a JSON list and a "row" from 0."""
     return "line" if kind_of(path) in LINES else "record" if kind_of(path) == ".json" else "row"

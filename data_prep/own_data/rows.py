@@ -3,7 +3,7 @@ and the forms of an item; `cells` reads items."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -61,49 +61,50 @@ class Row(NamedTuple):
 
 def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turns: Sequence[Turn] | None = None) -> Row:
     """A record of the conversations. Raises BadRow with all that is wrong with it. turns: where they have been read."""
-    problems: list[BadRecord] = []
-    for key in record:
-        with Collected(problems):
-            _check_key(key)
-    is_known = not problems
-    text, time, split = "", None, record.get("split")
-    truth: list[Item] = []
-    demonstration: list[Item] = []
-    seen: list[str] = []
+    problems = [_unknown_key(key) for key in record if key not in KEYS and key != "messages"]
+    if not problems and not record.get("ground_truth") and not record.get("demonstration"):
+        problems.append(BadRecord(NOTHING_WANTED))
+    text = ""
+
+    def read(column: str, by: Callable[..., Any], *further: Any) -> Any:
+        with Collected(problems, column):
+            return by(record.get(column), *further)
+
     with Collected(problems):
         if "messages" in record and "conversation" in record:
             raise BadRecord("both conversation and messages, which are the same; keep one")
-        text = conversation_text(turns or read_turns(record.get("messages", record.get("conversation")))[0])
-    with Collected(problems, "ground_truth"):
-        truth = reader.items(record.get("ground_truth"))
-    with Collected(problems, "demonstration"):
-        demonstration = reader.items(record.get("demonstration"))
-        check_demonstration(demonstration, num_items, reader.matcher)
-    with Collected(problems, "seen"):
-        seen = reader.titles(record.get("seen"))
-    with Collected(problems, "time"):
-        time = None if record.get("time") is None else read_time(record["time"])
-    with Collected(problems):
-        if split is not None and split not in SPLITS:
-            raise BadRecord("split is %r; write train, validation or test", split)
-    names: dict[str, str | None] = {}
-    for key in ("conversation_id", "id"):
-        with Collected(problems):
-            names[key] = _read_name(record, key)
-    if is_known and not record.get("ground_truth") and not record.get("demonstration"):
-        problems.append(BadRecord(NOTHING_WANTED))
+        turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())
+        text = conversation_text(turns)
+    truth = read("ground_truth", reader.items)
+    demonstration = read("demonstration", _read_demonstration, reader, num_items)
+    seen, time, split = read("seen", reader.titles), read("time", _read_if_given, read_time), read("split", _read_split)
+    names = [read(column, _read_if_given, _read_name) for column in ("conversation_id", "id")]
     if problems:
         raise BadRow(problems)
     pairs = dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in truth)
-    repeated = len(truth) - len(pairs)
-    return Row(text, list(pairs), seen, demonstration, time, names["conversation_id"], split, names["id"], repeated)
+    return Row(text, list(pairs), seen, demonstration, time, names[0], split, names[1], len(truth) - len(pairs))
 
 
-def _check_key(key: str) -> None:
-    if key not in KEYS and key != "messages":
-        near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
-        raise BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
+def _unknown_key(key: str) -> BadRecord:
+    near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
+    return BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
+
+
+def _read_if_given(value: Any, read: Callable[[Any], Any]) -> Any:
+    return None if value is None else read(value)
+
+
+def _read_demonstration(cell: Any, reader: ItemReader, num_items: int) -> list[Item]:
+    items = reader.items(cell)
+    check_demonstration(items, num_items, reader.matcher)
+    return items
+
+
+def _read_split(split: Any) -> str | None:
+    if split not in (None, *SPLITS):
+        raise BadRecord("is %r; write train, validation or test", split)
+    return split
 
 
 def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher) -> None:
@@ -133,12 +134,11 @@ def read_again(item: Item, matcher: Matcher) -> Item | None:
     return parse_item(format_item(*item), matcher.catalog.dated)
 
 
-def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
-    """(turns of user and recommender, what is left out: kind -> count) of a list of turns, or of a text in which every
-    turn begins with its speaker. Raises BadRow."""
+def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
+    """Turns of user and recommender, of a list of turns or of a text in which every turn begins with its speaker.
+    left_out gets what is not read: kind -> count. Raises BadRow."""
     if turns is None or turns == []:
         raise BadRecord(f"no conversation; {TURNS}")
-    left_out: Counter[str] = Counter()
     read: list[Turn] = []
     problems: list[BadRecord] = []
     if isinstance(turns, str):
@@ -160,7 +160,7 @@ def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
         raise BadRow(problems)
     if not read:
         raise BadRecord(f"no turn of a user; {TURNS}")
-    return read, left_out
+    return read
 
 
 def conversation_text(turns: Sequence[Turn]) -> str:
@@ -184,11 +184,7 @@ def _turns_of_text(text: str) -> list[dict[str, str]]:
 
 def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
     """A text; of content blocks (OpenAI's, Anthropic's) their texts. The others are counted."""
-
-    def is_block(part: Any) -> bool:
-        return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
-
-    if isinstance(content, list) and all(map(is_block, content)):
+    if isinstance(content, list) and all(map(_is_block, content)):
         texts = [part if isinstance(part, str) else part.get("text") for part in content]
         texts = [text for text in texts if isinstance(text, str)]
         left_out["pictures and other content without text"] += len(content) - len(texts) if texts else 0
@@ -196,6 +192,10 @@ def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
     if not isinstance(content, str | None):
         raise BadRecord("the content of turn %s is a %s; write a text", index, type(content).__name__)
     return (content or "").strip()
+
+
+def _is_block(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
 
 
 def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:
@@ -236,10 +236,7 @@ def read_time(value: Any) -> float:
     return float(seconds)
 
 
-def _read_name(record: Mapping[str, Any], key: str) -> str | None:
-    value = record.get(key)
-    if value is None:
-        return None
+def _read_name(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise BadRecord(f"{key} is %r; write a text or a number, or leave it out", value)
+        raise BadRecord("is %r; write a text or a number, or leave it out", value)
     return str(value).strip()
