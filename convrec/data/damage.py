@@ -47,6 +47,7 @@ class BadRecord(ValueError):
         super().__init__(text % tuple(map(_brief, values)) if values else text)
         self.pattern = re.sub("%[rs]", "...", text) if values else text
         self.column = ""
+        self.problems: Sequence[BadRecord] = [self]
 
     def __str__(self) -> str:
         return f"{self.column} {super().__str__()}".lstrip()
@@ -81,7 +82,7 @@ class Collected:
     def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
         if not isinstance(problem, BadRecord):
             return False
-        for one in problem.problems if isinstance(problem, BadRow) else [problem]:
+        for one in problem.problems:
             one.column = one.column or self.column
             self.problems.append(one)
         return True
@@ -112,7 +113,7 @@ class Damage:
 
     def add(self, path: str | Path, row: int, problem: BadRecord | str, lost: int = 1) -> None:
         problem = BadRecord(problem) if isinstance(problem, str) else problem
-        for one in problem.problems if isinstance(problem, BadRow) else [problem]:
+        for one in problem.problems:
             self.findings.append(Problem(path, row, one, lost))
 
     def rows(self) -> dict[tuple[str | Path, int], Problem]:

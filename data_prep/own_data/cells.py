@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeAlias
 
-from convrec.data.damage import BadRecord, BadRow, Collected
+from convrec.data.damage import BadRecord, BadRow
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
@@ -204,8 +204,10 @@ def _read_all(entries: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
     found: list[Any] = []
     problems: list[BadRecord] = []
     for entry in entries:
-        with Collected(problems):
+        try:
             found.append(read(entry))
+        except BadRecord as problem:
+            problems += problem.problems
     if problems:
         raise BadRow(problems)
     return found

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, BadRow, Collected
@@ -66,23 +67,27 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
         problems.append(BadRecord(NOTHING_WANTED))
     text = ""
 
-    def read(column: str, by: Callable[..., Any], *further: Any) -> Any:
+    def read(column: str, by: Callable[..., Any], otherwise: Any = None) -> Any:
+        if (value := record.get(column)) is None:
+            return otherwise
         with Collected(problems, column):
-            return by(record.get(column), *further)
+            return by(value)
 
     with Collected(problems):
         if "messages" in record and "conversation" in record:
             raise BadRecord("both conversation and messages, which are the same; keep one")
         turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())
         text = conversation_text(turns)
-    truth = read("ground_truth", reader.items)
-    demonstration = read("demonstration", _read_demonstration, reader, num_items)
-    seen, time, split = read("seen", reader.titles), read("time", _read_if_given, read_time), read("split", _read_split)
-    names = [read(column, _read_if_given, _read_name) for column in ("conversation_id", "id")]
+    truth = read("ground_truth", reader.items, [])
+    demonstration = read("demonstration", partial(_read_demonstration, reader, num_items), [])
+    seen = read("seen", reader.titles, [])
+    time, split = read("time", read_time), read("split", _read_split)
+    conversation_id, own_id = read("conversation_id", _read_name), read("id", _read_name)
     if problems:
         raise BadRow(problems)
     pairs = dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in truth)
-    return Row(text, list(pairs), seen, demonstration, time, names[0], split, names[1], len(truth) - len(pairs))
+    repeated = len(truth) - len(pairs)
+    return Row(text, list(pairs), seen, demonstration, time, conversation_id, split, own_id, repeated)
 
 
 def _unknown_key(key: str) -> BadRecord:
@@ -91,18 +96,14 @@ def _unknown_key(key: str) -> BadRecord:
     return BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
 
 
-def _read_if_given(value: Any, read: Callable[[Any], Any]) -> Any:
-    return None if value is None else read(value)
-
-
-def _read_demonstration(cell: Any, reader: ItemReader, num_items: int) -> list[Item]:
+def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
     items = reader.items(cell)
     check_demonstration(items, num_items, reader.matcher)
     return items
 
 
-def _read_split(split: Any) -> str | None:
-    if split not in (None, *SPLITS):
+def _read_split(split: Any) -> str:
+    if split not in SPLITS:
         raise BadRecord("is %r; write train, validation or test", split)
     return split
 
@@ -146,8 +147,8 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
     if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
-        with Collected(problems):
-            if not isinstance(turn, dict) or not {"role", "content"} <= turn.keys():
+        try:
+            if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
                 raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
             role, content = turn["role"], _texts(turn["content"], index, left_out)
             if role in TOOLS or (not content and (turn.get("tool_calls") or isinstance(turn["content"], list))):
@@ -156,6 +157,8 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
                 left_out["instructions to a model"] += 1
             else:
                 read.append(_read_turn(role, content, index, turn.get("items")))
+        except BadRecord as problem:
+            problems.append(problem)
     if problems:
         raise BadRow(problems)
     if not read:
