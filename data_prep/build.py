@@ -236,7 +236,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
     add("--criteria", help="reflect: those of a pointwise judge, criteria.yaml beside it (the defaults)")
     add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 with --remap none)")
-    add("--max-epochs", type=int, default=100, help="adjust: passes of the fit; 0: w = 1 and b = 0 (%(default)s)")
+    add("--max-epochs", type=int, default=500, help="adjust: most passes of the fit; 0: w = 1, b = 0 (%(default)s)")
     add("--workers", type=int, help="remap, adjust: processes (one for every core)")
     add_models(parser)
     given = parser.parse_args(argv)

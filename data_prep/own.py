@@ -74,8 +74,8 @@ def convert_own(
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
     {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of
-    the rows, and of the items, that may be left out as damaged; None: none. reading: form, truth and recommenders of
-    `Source`.
+    the rows, and of the items, that may be left out as damaged; None: none. reading: columns of `read_catalog`; form,
+    truth and recommenders of `Source`.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT})
@@ -243,11 +243,22 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     return "\n".join([*lines, f"wrote {out}: {counts['read']:,} rows read"])
 
 
+def _columns(text: str) -> dict[str, str]:
+    """{"item_id": "sku", "title": "name"} of `item_id=sku,title=name`."""
+    parts = [[name.strip() for name in part.split("=")] for part in text.split(",")]
+    if not all(len(part) == 2 and all(part) for part in parts) or len(dict(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text}: write item_id=sku,title=name, each of our names once")
+    return dict(parts)
+
+
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
     parser.add_argument("--catalog", required=True, metavar="FILE", help=READABLE)
+    parser.add_argument(
+        "--columns", type=_columns, default={}, metavar="OURS=THEIRS,...", help="what the catalog calls title, ..."
+    )
     parser.add_argument("--preview", type=int, metavar="N", help="show what would become of the first N rows instead")
     parser.add_argument("--format", dest="form", choices=FORMS, help="of the conversations (guessed)")
     parser.add_argument("--truth", choices=TRUTHS, default=GIVEN, help="what was wanted (%(default)s)")
@@ -262,7 +273,7 @@ def main(arguments: list[str]) -> int:
     if count is not None and count < 1:
         parser.error(f"--preview {count}: give 1 or more")
     if count is not None:
-        names = ("conversations", "catalog", "num_items", "form", "truth", "recommenders")
+        names = ("conversations", "catalog", "num_items", "columns", "form", "truth", "recommenders")
         print(preview(count, **{name: given[name] for name in names}))
         return 0
     summary = convert_own(**given, rule=rule, progress=True)

@@ -4,6 +4,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ def kind_of(path: str | Path) -> str:
     return Path(name).suffix
 
 
+@cache
 def unit_of(path: str | Path) -> str:
     """What the rows of a file are called: a "line" counts from 1, a "record" of a JSON list and a "row" from 0."""
     return "line" if kind_of(path) in LINES else "record" if kind_of(path) == ".json" else "row"
@@ -45,6 +47,7 @@ class BadRecord(ValueError):
         super().__init__(text % tuple(map(_brief, values)) if values else text)
         self.pattern = re.sub("%[rs]", "...", text) if values else text
         self.column = ""
+        self.problems: Sequence[BadRecord] = [self]
 
     def __str__(self) -> str:
         return f"{self.column} {super().__str__()}".lstrip()
@@ -79,7 +82,7 @@ class Collected:
     def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
         if not isinstance(problem, BadRecord):
             return False
-        for one in problem.problems if isinstance(problem, BadRow) else [problem]:
+        for one in problem.problems:
             one.column = one.column or self.column
             self.problems.append(one)
         return True
@@ -110,7 +113,7 @@ class Damage:
 
     def add(self, path: str | Path, row: int, problem: BadRecord | str, lost: int = 1) -> None:
         problem = BadRecord(problem) if isinstance(problem, str) else problem
-        for one in problem.problems if isinstance(problem, BadRow) else [problem]:
+        for one in problem.problems:
             self.findings.append(Problem(path, row, one, lost))
 
     def rows(self) -> dict[tuple[str | Path, int], Problem]:

@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,14 +37,17 @@ class CatalogRead(NamedTuple):
     told: list[str]
 
     def catalog(self) -> Catalog:
-        names = {"title", "year", "item_id", "display"}.intersection(self.table.column_names)
+        names = {"title", "year", "item_id", "display", "aliases"}.intersection(self.table.column_names)
         return Catalog.from_columns(self.table.select(sorted(names)).to_pydict())
 
 
-def read_catalog(path: Path, damage: Damage) -> CatalogRead:
+def read_catalog(path: Path, damage: Damage, columns: Mapping[str, str] = MappingProxyType({})) -> CatalogRead:
     """Damaged rows go to `damage`. All items have a year or none has; where none has and most titles end in `(1999)`,
-    that is their year. Items with a year that is out of range are left out, where they are few."""
+    that is their year. Items with a year that is out of range are left out, where they are few. columns: our name of a
+    column -> the file's own. Raises UserError where the file lacks one, or has another of our name."""
     records = dict(read_records(path, damage))
+    if columns:
+        records = _renamed(path, records, columns)
     without = [record for record in records.values() if record.get("year") in (None, "")]
     ending = [(record, behind) for record in without if (behind := _year_behind(record))]
     told = []
@@ -91,6 +95,19 @@ def read_catalog(path: Path, damage: Damage) -> CatalogRead:
     table = pa.table(columns | _further_columns(path, items, damage))
     left_out = [f"{unit_of(path)} {row}: {found}; left out" for row, found in impossible.items()]
     return CatalogRead(table, not undated, left_out, told)
+
+
+def _renamed(
+    path: Path, records: Mapping[int, dict[str, Any]], columns: Mapping[str, str]
+) -> dict[int, dict[str, Any]]:
+    there = dict.fromkeys(name for record in records.values() for name in record)
+    for ours, given in columns.items():
+        if given not in there:
+            raise UserError(f"{path}: no column {given}, which --columns names; it has {', '.join(there)}")
+        if ours in there and ours not in columns.values():
+            raise UserError(f"{path}: --columns {ours}={given}, but it has a column {ours} too; rename or drop one")
+    ours_of = {given: ours for ours, given in columns.items()}
+    return {row: {ours_of.get(name, name): record[name] for name in record} for row, record in records.items()}
 
 
 def _year_behind(record: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -10,12 +10,15 @@ import json
 import re
 import tokenize
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeAlias
 
-from convrec.data.damage import BadRecord, BadRow, Collected
+from convrec.data.damage import BadRecord, BadRow
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, Item, parse_item
+from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
+from convrec.lists.titles import CACHE_SIZE, normalise
 from data_prep.own_data.catalog import ItemIds
 
 Knows: TypeAlias = Callable[[str], bool]  # whether a text is an item, by what the catalog has
@@ -35,25 +38,25 @@ class ItemReader:
 
     def __init__(self, matcher: Matcher, ids: ItemIds) -> None:
         self.matcher, self.ids, self.dated = matcher, ids, matcher.catalog.dated
+        self.editions: dict[str, list[Item]] = {}  # title without `display` -> its items, as lists write them
+        catalog = matcher.catalog
+        for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
+            if catalog.displays and year is not None:
+                self.editions.setdefault(normalise(catalog.clean_title(row)), []).append(Item(title, year))
+        self._seen_in = lru_cache(maxsize=CACHE_SIZE)(self._titles_in)  # titles recur, and rows are read twice
 
     def items(self, cell: Any) -> list[Item]:
         """The items of a cell of ground truth or a demonstration. Raises BadRow with all that is wrong with it."""
-        return self._read_all(self.split(cell), self._item)
+        return _read_all(self.split(cell), self._item)
 
     def titles(self, cell: Any) -> list[str]:
         """The titles of a cell of seen items; years that are written all the same are taken off. Raises BadRow."""
-        return self._read_all(self._entries(cell, self._is_title), self._title)
+        if isinstance(cell, list) and all(isinstance(entry, str) for entry in cell):
+            return list(chain.from_iterable(_read_all(cell, self._seen_in)))
+        return list(chain.from_iterable(_read_all(self._entries(cell, self._is_title), self._titles)))
 
-    @staticmethod
-    def _read_all(entries: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
-        found: list[Any] = []
-        problems: list[BadRecord] = []
-        for entry in entries:
-            with Collected(problems):
-                found.append(read(entry))
-        if problems:
-            raise BadRow(problems)
-        return found
+    def _titles_in(self, entry: str) -> list[str]:
+        return list(chain.from_iterable(_read_all(self._entries([entry], self._is_title), self._titles)))
 
     # ---- from a cell to its entries
 
@@ -143,7 +146,7 @@ class ItemReader:
         if not self.dated:
             if year not in (None, ""):
                 raise BadRecord("holds %r with a year, but the catalog has no years; leave years out of both", entry)
-            return Item(title, NO_YEAR)
+            return self._only(entry, Item(title, NO_YEAR))
         if isinstance(entry, str):
             item = parse_item(entry)
             if item is None:
@@ -153,16 +156,31 @@ class ItemReader:
         number = parse_year(year)
         if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
             raise BadRecord(f"holds %r: %r is no year from {OLDEST_YEAR} to {NEWEST_YEAR}; write it right", entry, year)
-        return Item(title, number)
+        return self._only(entry, Item(title, number))
 
-    def _title(self, entry: Any) -> str:
+    def _only(self, entry: Any, item: Item) -> Item:
+        """The item of its title and year; of a title that only `display` tells apart, the one that has it. Raises
+        BadRecord where there are several."""
+        editions = self.editions.get(normalise(item.title), [])
+        shown = [edition for edition in editions if edition.year == item.year]
+        if not shown or item in shown:
+            return item
+        if len(shown) > 1:
+            names = ", ".join(format_item(*edition) for edition in shown)
+            told = "holds %r, which is %s items of the catalog (%s); write the item_id, or the title as it stands here"
+            raise BadRecord(told, entry, len(shown), names)
+        return shown[0]
+
+    def _titles(self, entry: Any) -> list[str]:
+        """The title of an entry; of a title alone that several items share, those of all."""
         if by_id := self._by_id(entry):
-            return by_id.title
+            return [by_id.title]
         title, _ = _title_and_year(entry)
         item = parse_item(title) if self.dated and isinstance(entry, str) else None
         if item:
             self._check_rest(entry, item)
-        return item.title if item else title
+            title = item.title
+        return [edition.title for edition in self.editions.get(normalise(title), ())] or [title]
 
     def _check_rest(self, entry: str, item: Item) -> None:
         rest = _behind_year(entry, item)
@@ -180,6 +198,19 @@ class ItemReader:
         if isinstance(entry, int) and not isinstance(entry, bool):
             return self.ids.find(entry)
         return self.ids.read(entry.strip()) if isinstance(entry, str) else None
+
+
+def _read_all(entries: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
+    found: list[Any] = []
+    problems: list[BadRecord] = []
+    for entry in entries:
+        try:
+            found.append(read(entry))
+        except BadRecord as problem:
+            problems += problem.problems
+    if problems:
+        raise BadRow(problems)
+    return found
 
 
 def _as_list(text: str) -> list[Any] | None:

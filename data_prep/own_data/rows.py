@@ -3,9 +3,10 @@ and the forms of an item; `cells` reads items."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, BadRow, Collected
@@ -63,40 +64,27 @@ class Row(NamedTuple):
 
 def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turns: Sequence[Turn] | None = None) -> Row:
     """A record of the conversations. Raises BadRow with all that is wrong with it. turns: where they have been read."""
-    problems: list[BadRecord] = []
-    for key in record:
-        with Collected(problems):
-            _check_key(key)
-    is_known = not problems
-    text, time, split = "", None, record.get("split")
-    truth: list[Item] = []
-    demonstration: list[Item] = []
-    exposure: list[Item] = []
-    seen: list[str] = []
+    problems = [_unknown_key(key) for key in record if key not in KEYS and key != "messages"]
+    if not problems and not record.get("ground_truth") and not record.get("demonstration"):
+        problems.append(BadRecord(NOTHING_WANTED))
+    text = ""
+
+    def read(column: str, by: Callable[..., Any], otherwise: Any = None) -> Any:
+        if (value := record.get(column)) is None:
+            return otherwise
+        with Collected(problems, column):
+            return by(value)
+
     with Collected(problems):
         if "messages" in record and "conversation" in record:
             raise BadRecord("both conversation and messages, which are the same; keep one")
-        text = conversation_text(turns or read_turns(record.get("messages", record.get("conversation")))[0])
-    with Collected(problems, "ground_truth"):
-        truth = reader.items(record.get("ground_truth"))
-    with Collected(problems, "demonstration"):
-        demonstration = reader.items(record.get("demonstration"))
-        check_demonstration(demonstration, num_items, reader.matcher)
-    with Collected(problems, "exposure"):
-        exposure = reader.items(record.get("exposure"))
-    with Collected(problems, "seen"):
-        seen = reader.titles(record.get("seen"))
-    with Collected(problems, "time"):
-        time = None if record.get("time") is None else read_time(record["time"])
-    with Collected(problems):
-        if split is not None and split not in SPLITS:
-            raise BadRecord("split is %r; write train, validation or test", split)
-    names: dict[str, str | None] = {}
-    for key in ("conversation_id", "id"):
-        with Collected(problems):
-            names[key] = _read_name(record, key)
-    if is_known and not record.get("ground_truth") and not record.get("demonstration"):
-        problems.append(BadRecord(NOTHING_WANTED))
+        turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())
+        text = conversation_text(turns)
+    truth, exposure = (read(column, reader.items, []) for column in ("ground_truth", "exposure"))
+    demonstration = read("demonstration", partial(_read_demonstration, reader, num_items), [])
+    seen = read("seen", reader.titles, [])
+    time, split = read("time", read_time), read("split", _read_split)
+    conversation_id, own_id = read("conversation_id", _read_name), read("id", _read_name)
     if problems:
         raise BadRow(problems)
     truths, shown = (
@@ -104,14 +92,25 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
         for items in (truth, exposure)
     )
     repeated = len(truth) - len(truths)
-    return Row(text, truths, seen, demonstration, time, names["conversation_id"], split, names["id"], repeated, shown)
+    return Row(text, truths, seen, demonstration, time, conversation_id, split, own_id, repeated, shown)
 
 
-def _check_key(key: str) -> None:
-    if key not in KEYS and key != "messages":
-        near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
-        raise BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
+def _unknown_key(key: str) -> BadRecord:
+    near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
+    return BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
+
+
+def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
+    items = reader.items(cell)
+    check_demonstration(items, num_items, reader.matcher)
+    return items
+
+
+def _read_split(split: Any) -> str:
+    if split not in SPLITS:
+        raise BadRecord("is %r; write train, validation or test", split)
+    return split
 
 
 def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher) -> None:
@@ -141,12 +140,11 @@ def read_again(item: Item, matcher: Matcher) -> Item | None:
     return parse_item(format_item(*item), matcher.catalog.dated)
 
 
-def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
-    """(turns of user and recommender, what is left out: kind -> count) of a list of turns, or of a text in which every
-    turn begins with its speaker. Raises BadRow."""
+def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
+    """Turns of user and recommender, of a list of turns or of a text in which every turn begins with its speaker.
+    left_out gets what is not read: kind -> count. Raises BadRow."""
     if turns is None or turns == []:
         raise BadRecord(f"no conversation; {TURNS}")
-    left_out: Counter[str] = Counter()
     read: list[Turn] = []
     problems: list[BadRecord] = []
     if isinstance(turns, str):
@@ -154,8 +152,8 @@ def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
     if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
-        with Collected(problems):
-            if not isinstance(turn, dict) or not {"role", "content"} <= turn.keys():
+        try:
+            if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
                 raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
             role, content = turn["role"], _texts(turn["content"], index, left_out)
             if role in TOOLS or (not content and (turn.get("tool_calls") or isinstance(turn["content"], list))):
@@ -164,11 +162,13 @@ def read_turns(turns: Any) -> tuple[list[Turn], Counter[str]]:
                 left_out["instructions to a model"] += 1
             else:
                 read.append(_read_turn(role, content, index, turn.get("items")))
+        except BadRecord as problem:
+            problems.append(problem)
     if problems:
         raise BadRow(problems)
     if not read:
         raise BadRecord(f"no turn of a user; {TURNS}")
-    return read, left_out
+    return read
 
 
 def conversation_text(turns: Sequence[Turn]) -> str:
@@ -192,11 +192,7 @@ def _turns_of_text(text: str) -> list[dict[str, str]]:
 
 def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
     """A text; of content blocks (OpenAI's, Anthropic's) their texts. The others are counted."""
-
-    def is_block(part: Any) -> bool:
-        return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
-
-    if isinstance(content, list) and all(map(is_block, content)):
+    if isinstance(content, list) and all(map(_is_block, content)):
         texts = [part if isinstance(part, str) else part.get("text") for part in content]
         texts = [text for text in texts if isinstance(text, str)]
         left_out["pictures and other content without text"] += len(content) - len(texts) if texts else 0
@@ -204,6 +200,10 @@ def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
     if not isinstance(content, str | None):
         raise BadRecord("the content of turn %s is a %s; write a text", index, type(content).__name__)
     return (content or "").strip()
+
+
+def _is_block(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
 
 
 def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:
@@ -244,10 +244,7 @@ def read_time(value: Any) -> float:
     return float(seconds)
 
 
-def _read_name(record: Mapping[str, Any], key: str) -> str | None:
-    value = record.get(key)
-    if value is None:
-        return None
+def _read_name(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise BadRecord(f"{key} is %r; write a text or a number, or leave it out", value)
+        raise BadRecord("is %r; write a text or a number, or leave it out", value)
     return str(value).strip()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from convrec.data.damage import BadRecord, Damage, place_of
@@ -56,11 +57,10 @@ class Source:
 
     def _rows_of(self, record: dict[str, Any], form: str) -> Iterator[tuple[Mapping[str, Any], Sequence[Turn] | None]]:
         try:
-            turns, left_out = read_turns(record.get("messages", record.get("conversation")))
+            turns = read_turns(record.get("messages", record.get("conversation")), self.left_out)
         except BadRecord:
             yield record, None  # read_row says what is wrong with it, and with the rest
             return
-        self.left_out += left_out
         is_given = any(record.get(name) for name in WANTED)
         is_named = any(turn.items is not None for turn in turns)
         if not is_given and (is_named or self.truth == NEXT_TURNS):
@@ -107,12 +107,17 @@ class Source:
 
 
 def open_source(
-    paths: Sequence[Path], catalog: Path, num_items: int, damage: Damage, **reading: Any
+    paths: Sequence[Path],
+    catalog: Path,
+    num_items: int,
+    damage: Damage,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    **reading: Any,
 ) -> tuple[CatalogRead, Source]:
-    """The catalog, and the conversations that are read with it. reading: of `Source`."""
+    """The catalog, whose `columns` are renamed, and the conversations that are read with it. reading: of `Source`."""
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
-    items = read_catalog(catalog, damage)
+    items = read_catalog(catalog, damage, columns)
     if not items.dated or damage.share is not None:
         damage.check([catalog], len(items.table))  # whether years are missed in the rows depends on it
     known = items.catalog()
@@ -124,7 +129,7 @@ def preview(
 ) -> str:
     """What would become of the first `count` rows, and what is wrong with the records up to there.
 
-    Raises UserError for a file that cannot be read at all. reading: of `Source`.
+    Raises UserError for a file that cannot be read at all. reading: columns, and what `Source` takes.
     """
     damage = Damage()
     items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, **reading)

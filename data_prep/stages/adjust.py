@@ -80,12 +80,17 @@ def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
         "ground_truths_not_candidates": counts.ground_truths - counts.candidates,
         "epochs": len(fitted.history),
         "log_likelihood": [round(fitted.history[at] / counts.fitted, 4) for at in (0, -1) if fitted.history],
-        "warnings": _warnings(counts, settings),
+        "warnings": _warnings(counts, settings, fitted),
     }
 
 
-def _warnings(counts: Counts, settings: dict[str, Any]) -> list[str]:
+def _warnings(counts: Counts, settings: dict[str, Any], fitted: Fit) -> list[str]:
     warnings = []
+    if fitted.stopped:
+        warnings.append(
+            f"w and b are not at the maximum: the fit stopped after {len(fitted.history)} passes ({fitted.stopped}); "
+            "give more --max-epochs, or a higher --penalty"
+        )
     if settings["max_epochs"] and len(counts.conversations) < FEW_CONVERSATIONS:
         warnings.append(
             f"w and b of every item are fitted to {len(counts.conversations)} conversations: fewer than "
@@ -190,11 +195,11 @@ def _fit(
         return fit(pass_over, len(writable_M), settings["penalty"], settings["max_epochs"])
 
 
-Weights = tuple[np.ndarray, np.ndarray]  # w and b, float32; b is -inf for items that may be in no list
+Weights = tuple[np.ndarray, np.ndarray]  # w and b, float64; b is -inf for items that may be in no list
 
 
 def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weights:
-    return w_M.astype(np.float32), np.where(writable_M, b_M, -np.inf).astype(np.float32)
+    return w_M, np.where(writable_M, b_M, -np.inf)
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
@@ -238,7 +243,7 @@ def rewrite_range(
     for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), *weights):
         for b, final_M in zip(rows, final_BM, strict=True):
             kept[b] = remap.top_candidates(final_M, len(candidates[b]))
-            scores[b] = final_M[kept[b]]
+            scores[b] = final_M[kept[b]].astype(np.float32)
     columns = [names, kept, scores]
     schema = remap.CANDIDATES_SCHEMA
     table = pa.table(

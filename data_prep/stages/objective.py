@@ -9,8 +9,9 @@ With n_x ground truths in x, the indicator t_xm, and pi_x the softmax over the i
     dF/dw_m = sum_x s_xm (t_xm - n_x pi_xm) - 2 penalty (w_m - 1)
 
 F is linear in (w, b), less log-sum-exps of what is linear in them, less a square: strictly concave, with one maximum,
-whatever the order of the conversations. L-BFGS climbs to it. Each pass over the conversations makes their scores again
-from vectors, a block at a time.
+whatever the order of the conversations. L-BFGS climbs to it, until the gradient says that it is there: a step's gain
+says nothing, since a step can be short far below the maximum. Each pass over the conversations makes their scores again
+from vectors, a block at a time; what is summed of them is float64, or its rounding would hide the gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from scipy.optimize import minimize
 
 from data_prep.stages.remap import score_blocks
 
-TOLERANCE = 1e-5  # of a step's gain, relative to F
+TOLERANCE = 1e-4  # of the gradient by the variables of `_scaled`, where an item's curvature is about 1
 
 
 class Part(NamedTuple):
@@ -56,8 +57,8 @@ MATRICES = ("added_BM", "seen_BM", "truth_BM")
 def final_blocks(
     part: Part, vectors_SMD: np.ndarray, w_M: np.ndarray, b_M: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(rows, s, w s + b) of a block, the last -inf where an item may not be in the list. b: float32, -inf for items
-    that may be in none. The arrays are the caller's to change."""
+    """(rows, s, w s + b) of a block; s float32, the last float64, and -inf where an item may not be in the list. w and
+    b: float64, b -inf for items that may be in none. The arrays are the caller's to change."""
     for rows, scores_BM in score_blocks(part.query_BD, part.spaces_B, list(vectors_SMD), part.added_BM):
         final_BM = scores_BM * w_M
         final_BM += b_M
@@ -106,7 +107,7 @@ def sums(part: Part, vectors_SMD: np.ndarray, w_M: np.ndarray, b_M: np.ndarray, 
         pi_BM = np.exp(final_BM, out=final_BM)
         total_B = pi_BM.sum(axis=1)
         log_likelihood -= (count_B * (top_B + np.log(total_B))).sum(dtype=float)
-        weight_B = (count_B / total_B).astype(np.float32)
+        weight_B = count_B / total_B
         for power in range(powers):
             if power:
                 pi_BM *= scores_BM
@@ -118,6 +119,7 @@ class Fit(NamedTuple):
     w_M: np.ndarray  # float64
     b_M: np.ndarray
     history: list[float]  # log-likelihood after each pass over the conversations; the first at w = 1 and b = 0
+    stopped: str = ""  # why the fit stopped below the maximum; "" where it is there, or was not asked for
 
 
 def fit(pass_over: Callable[[np.ndarray, np.ndarray, int], Sums], num_items: int, penalty: float, most: int) -> Fit:
@@ -127,7 +129,6 @@ def fit(pass_over: Callable[[np.ndarray, np.ndarray, int], Sums], num_items: int
         return Fit(*start, [])
     first = pass_over(*start, 3)
     history: list[float] = []
-    scale = max(first.truth_PM[0].sum(), 1.0)
     to_weights, to_gradient = _scaled(first.truth_PM + first.model_PM, penalty)
 
     def loss(u_2M: np.ndarray) -> tuple[float, np.ndarray]:
@@ -136,12 +137,12 @@ def fit(pass_over: Callable[[np.ndarray, np.ndarray, int], Sums], num_items: int
         history.append(found.log_likelihood)
         value = found.log_likelihood - penalty * (((w_M - 1) ** 2).sum() + (b_M**2).sum())
         by_b_M, by_w_M = (found.truth_PM - found.model_PM)[:2] - 2 * penalty * np.stack([b_M, w_M - 1])
-        return -value / scale, -to_gradient(by_w_M, by_b_M) / scale
+        return -value, -to_gradient(by_w_M, by_b_M)
 
-    options = {"maxfun": most, "maxiter": most, "ftol": TOLERANCE, "gtol": 0.0}
+    options = {"maxfun": most, "maxiter": most, "ftol": 0.0, "gtol": TOLERANCE}
     found = minimize(loss, np.zeros(2 * num_items), jac=True, method="L-BFGS-B", options=options)
     w_M, b_M = to_weights(found.x)
-    return Fit(w_M, b_M, history)
+    return Fit(w_M, b_M, history, "" if found.success else found.message)
 
 
 def _scaled(curvature_PM: np.ndarray, penalty: float) -> tuple[Callable, Callable]:

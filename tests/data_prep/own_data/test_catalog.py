@@ -12,7 +12,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
-from data_prep.own import convert_own, format_summary
+from data_prep.own import convert_own, format_summary, main
 
 SONGS = [
     {"item_id": "s1", "title": "Hello", "display": "Adele"},
@@ -88,6 +88,54 @@ def test_a_ground_truth_that_is_no_id_is_named(tmp_path: Path, catalog: list, tr
 )
 def test_an_item_whose_id_says_nothing_is_named(tmp_path: Path, item: dict, problem: str) -> None:
     assert problem in refused(tmp_path, [*SONGS, item], ground_truth=["s1"])
+
+
+@pytest.mark.parametrize("truth", ["Hello", ["Hello"], {"title": "Hello"}])
+def test_a_title_of_several_items_is_a_finding_that_names_them(tmp_path: Path, truth: Any) -> None:
+    problem = refused(tmp_path, SONGS, ground_truth=[truth])
+    assert "line 1: ground_truth holds" in problem
+    assert "which is 2 items of the catalog (Hello [Adele], Hello [Lionel Richie]); write the item_id" in problem
+    assert "2 items of the catalog (Intro [s3], Intro [s4])" in refused(tmp_path, SONGS, demonstration=["Intro"])
+    _, row = converted(tmp_path, SONGS, ground_truth=["Yellow", "s1"], seen=["Hello"])  # one Yellow; all of Hello
+    assert row["groundtruth_with_release_year"] == [["Yellow [Coldplay]", ""], ["Hello [Adele]", ""]]
+    assert row["seen_titles"] == ["Hello [Adele]", "Hello [Lionel Richie]"]
+
+
+def test_a_title_of_two_items_of_one_year_is_a_finding(tmp_path: Path) -> None:
+    editions = [{"item_id": n, "title": "Heat", "year": 1995} for n in (1, 2)]
+    problem = refused(
+        tmp_path, [*editions, {"item_id": 3, "title": "Heat", "year": 1986}], ground_truth=["Heat (1995)"]
+    )
+    assert "'Heat (1995)', which is 2 items of the catalog (Heat [1] (1995), Heat [2] (1995))" in problem
+
+
+def test_an_alias_is_ground_truth_of_its_item(tmp_path: Path) -> None:
+    catalog = [{"title": "Spirited Away", "year": 2001, "aliases": ["Sen to Chihiro"]}, {"title": "Heat", "year": 1995}]
+    converted(tmp_path, catalog, ground_truth=["Sen to Chihiro (2001)"])
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
+
+
+def test_columns_of_a_shops_catalog_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shop.csv").write_text("sku,name,price\nB-1,Dune,9.5\nB-2,Emma,4\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversation": "USER: hi", "ground_truth": ["B-2"]}))
+    argv = ["--conversations", str(tmp_path / "rows.jsonl"), "--catalog", str(tmp_path / "shop.csv")]
+    argv += ["--out", str(tmp_path / "out"), "--columns"]
+    assert main([*argv, "item_id=sku,title=name"]) == 0
+    assert pq.read_table(tmp_path / "out" / "catalog.parquet").to_pylist() == [
+        {"title": "Dune", "year": None, "item_id": "B-1", "price": 9.5},
+        {"title": "Emma", "year": None, "item_id": "B-2", "price": 4.0},
+    ]
+    for given, problem in (
+        ("item_id=id,title=name", "shop.csv: no column id, which --columns names; it has sku, name, price"),
+        ("price=name", "shop.csv: --columns price=name, but it has a column price too; rename or drop one"),
+    ):
+        assert main([*argv, given, "--overwrite"]) == 2
+        assert problem in capsys.readouterr().err
+    for given in ("sku", "title=", "title=name,title=sku"):
+        with pytest.raises(SystemExit):
+            main([*argv, given])
+        assert "write item_id=sku,title=name, each of our names once" in capsys.readouterr().err
 
 
 def test_the_catalog_notes_what_the_prompt_asks_for(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A record of one's own conversations: what is read, and what is said of a damaged one."""
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -131,8 +132,8 @@ def test_turns_of_a_text_by_any_name_and_line_break(names: tuple[str, str], end:
 
 def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
     turns = [{"role": "system", "content": "Be brief."}, USER, {"role": "tool", "content": "2 films"}, USER]
-    read, left_out = read_turns(turns)
-    assert conversation_text(read) == "USER: hi\nUSER: hi\n"
+    left_out: Counter[str] = Counter()
+    assert conversation_text(read_turns(turns, left_out)) == "USER: hi\nUSER: hi\n"
     assert left_out == {"instructions to a model": 1, "turns of tools, or without text": 1}
 
 
@@ -174,7 +175,7 @@ contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
 def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
-    text = conversation_text(read_turns([{"role": role, "content": content} for role, content in turns])[0])
+    text = conversation_text(read_turns([{"role": role, "content": content} for role, content in turns], Counter()))
     assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from scipy.optimize import minimize
 
 from data_prep.stages import remap
 from data_prep.stages.objective import Part, fit, sums
@@ -99,6 +100,40 @@ def test_the_fit_is_the_maximum_of_the_slow_form():
     # strictly concave with curvature of 2 * .5 at least: no higher than |gradient|^2 / 2 above
     assert (w.grad.square().sum() + b.grad.square().sum()).item() / 2 < 1e-3 * (best.item() - start)
     assert found.history[0] == pytest.approx(slow_objective(scores, is_open, truth, torch.ones(30), torch.zeros(30), 0))
+
+
+def slow_maximum(scores, is_open, truth, penalty):
+    """w, b and F by another optimiser, which knows no scaling, on the slow form."""
+
+    def loss(x):
+        x = torch.tensor(x, requires_grad=True)
+        value = -slow_objective(scores, is_open, truth, *x.chunk(2), penalty)
+        value.backward()
+        return value.item(), x.grad.numpy()
+
+    start = np.repeat([1.0, 0.0], scores.shape[1])
+    found = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 10_000})
+    return *np.split(found.x, 2), -found.fun
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_another_optimiser_finds_the_same_at_the_papers_penalty(seed):
+    part, vectors, scores, is_open, truth = random_part(np.random.default_rng(seed), rows=200)
+    w, b, best = slow_maximum(scores, is_open, truth, 0.01)
+    found = fit(lambda w, b, powers: sums(part, vectors, w, b, powers), 30, 0.01, 500)
+    assert not found.stopped
+    value = slow_objective(scores, is_open, truth, torch.tensor(found.w_M), torch.tensor(found.b_M), 0.01)
+    assert best - value == pytest.approx(0, abs=1e-5)
+    np.testing.assert_allclose(found.w_M, w, atol=1e-2)
+    np.testing.assert_allclose(found.b_M, b, atol=1e-2)
+    differs = np.argsort(-(found.w_M * scores + found.b_M)) != np.argsort(-(w * scores + b))
+    assert differs.any(axis=1).mean() <= 0.02  # lists with two items that are all but equal
+
+
+def test_a_fit_that_is_cut_off_says_so():
+    part, vectors, *_ = random_part(np.random.default_rng(1))
+    found = fit(lambda w, b, powers: sums(part, vectors, w, b, powers), 30, 0.01, 5)
+    assert "LIMIT" in found.stopped
 
 
 def flips(count, share):
