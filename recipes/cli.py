@@ -36,6 +36,7 @@ COMMANDS = {  # what is typed -> help
     "train judge pairwise": "a judge that says which of two responses is better",
     "data reddit-v2": "the released Reddit-v2 download",
     "data own": "conversations and a catalog of your own",
+    "data ratings": "ratings of users, as conversations",
     "data sample": "the sample data",
     "data judge": "preferences and ratings for judges",
     "data judge-sample": "sample data for judges",
@@ -129,6 +130,8 @@ def function_of(command: str) -> Callable[[list[str]], int]:
             from data_prep.reddit_v2 import main
         case "data own":
             from data_prep.own import main
+        case "data ratings":
+            from data_prep.ratings import main
         case "data sample":
             from data_prep.sample import main
         case "data judge":

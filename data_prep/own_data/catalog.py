@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
-from convrec.data.records import read_records
+from convrec.data.records import Records, read_records
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
 from convrec.lists.ranks import Item
@@ -40,10 +40,11 @@ class CatalogRead(NamedTuple):
         return Catalog.from_columns(self.table.select(sorted(names)).to_pydict())
 
 
-def read_catalog(path: Path, damage: Damage) -> CatalogRead:
+def read_catalog(path: Path, damage: Damage, entries: Records | None = None) -> CatalogRead:
     """Damaged rows go to `damage`. All items have a year or none has; where none has and most titles end in `(1999)`,
-    that is their year. Items with a year that is out of range are left out, where they are few."""
-    records = dict(read_records(path, damage))
+    that is their year. Items with a year that is out of range are left out, where they are few. entries: the file's,
+    where `read_records` does not read them."""
+    records = dict(entries or read_records(path, damage))
     without = [record for record in records.values() if record.get("year") in (None, "")]
     ending = [(record, behind) for record in without if (behind := _year_behind(record))]
     told = []
