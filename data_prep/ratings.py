@@ -58,10 +58,11 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     users_E, items_E, times_E = users_E[order_E], items_E[order_E], None if times_E is None else times_E[order_E]
     split_E, splits = _split(users.dictionary, users_E, times_E, given)
     cuts = cut(users_E, items_E, split_E, splits["by"] == "time", given.wanted, given.max_history, given.rows_per_user)
+    num_users, num_twice = len(users.dictionary), len(table) - num_unknown - len(order_E)
     told = [
         f"{num_read:,} ratings, {num_read - len(table):,} of them too low or damaged, {num_unknown:,} of items that "
-        f"{items_path} lacks, {len(table) - num_unknown - len(order_E):,} of an item that the user had rated before",
-        f"{len(users.dictionary) - len(np.unique(cuts.first_R)):,} of {len(users.dictionary):,} users have too few for a row",
+        f"{items_path} lacks, {num_twice:,} of an item that the user had rated before",
+        f"{num_users - len(np.unique(cuts.first_R)):,} of {num_users:,} users rated too little for a row",
     ]
     if given.min_rating is None:
         told.append("every rating counts as liked; --min-rating 4 takes those from 4 on")

@@ -37,6 +37,8 @@ def read_ratings(path: Path, given: Sequence[str], min_rating: float | None, dam
     for cells in _blocks(path, given, damage):
         num_read += len(cells)
         roles = [role for role in cells if role != "rating" or min_rating is not None]
+        if min_rating is not None and "rating" not in roles:
+            raise UserError(f"{path}: no column of ratings, by which --min-rating chooses; --columns rating=NAME")
         values = pd.DataFrame({role: _values(role, cells[role].fillna("").astype("str").str.strip()) for role in roles})
         for role in roles:
             for row, cell in cells.loc[values[role].isna(), role].items():
@@ -74,10 +76,11 @@ def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict
     found = {role: next((plain[name] for name in known if name in plain), "") for role, known in ROLES.items()}
     found |= dict(entry.split("=", 1) for entry in given)
     for role, column in found.items():
-        if role not in ROLES or (column not in names and (column or role in ("user", "item"))):
+        is_there = column in names and [*found.values()].count(column) == 1
+        if role not in ROLES or not (is_there or (column == "" and role in ("rating", "time"))):
             raise UserError(
-                f"{path}: no column {column or '?'} for {role} among {', '.join(names)}; name it with --columns "
-                f"{role}=NAME or, where the file has no header, all in their order: --columns {' '.join(ROLES)}"
+                f"{path}: no column {column or '?'} of its own for {role} among {', '.join(names)}; name it with "
+                f"--columns {role}=NAME or, where there is no header, all in their order: --columns {' '.join(ROLES)}"
             )
     return {column: role for role, column in found.items() if column}
 

@@ -4,6 +4,7 @@ What is run is the page's own text: each edit below names what it replaces, whic
 `make serve` are left to the end-to-end tests of the demo and of the service.
 """
 
+import json
 import os
 import re
 import shutil
@@ -115,6 +116,27 @@ def test_ones_own_catalog(project: Path) -> None:
     assert "Recall@3" in printed
     rows = pq.read_table(project / "outputs" / "books" / "rows.parquet")
     assert rows.num_rows == 1
+
+
+def test_ratings(project: Path) -> None:
+    found = blocks(
+        "ratings.md",
+        ("range(3000)", "range(300)"),
+        ("TOTAL_STEPS=450", "TOTAL_STEPS=20"),
+        ("TOTAL_STEPS=48", "TOTAL_STEPS=1 ROLLOUT_N=2"),
+        ("data.val_max_samples=64", "data.val_max_samples=16"),
+        ('SIZES="', 'SIZES="--limit 24 '),
+    )
+    ((_, program),) = (block for block in found if block[0] == "python")
+    (project / "make_ratings.py").write_text(program)
+    printed = shell(project, *scripts_of(found))
+    assert "300 users rated too little for a row" in printed
+    for name in ("popularity", "neighbours", "ease"):
+        assert f"the model minus {name}, ndcg@20: " in printed
+    metrics = json.loads((project / "outputs" / "ratings" / "rank_grpo_test" / "metrics.json").read_text())
+    ndcg = {name: result["ndcg@20"]["mean"] for name, result in metrics["results"]["paper"].items()}
+    assert min(ndcg["ease"], ndcg["neighbours"]) > ndcg["popularity"]
+    assert latest_step(project / "outputs" / "ratings" / "rank_grpo") == 1
 
 
 def raylets() -> set[psutil.Process]:
