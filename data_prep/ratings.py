@@ -36,12 +36,13 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     path, items_path = Path(given.ratings), Path(given.items or given.ratings)
     check_out(Path(given.out), given.overwrite, FILES)
     damage = Damage(given.skip_damaged, end="Nothing was written.")
-    check_rule(given.rule)
+    borders = check_rule(given.rule)
+    if missing := [file for file in (path, items_path) if not file.is_file()]:
+        raise UserError(f"{missing[0]}: no such file; name one file of ratings, and one of items")
     for name in ("max_history", "wanted", "rows_per_user", "num_items"):
         if getattr(given, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(given, name)}: give 1 or more")
     table, num_read = read_ratings(path, given.columns, given.min_rating, damage)
-    damage.check([path], num_read)
     users, names = (table[name].chunk(0) for name in ("user", "item"))
     ids = names.dictionary.to_pylist()
     by_title = enumerate({"item_id": title, "title": title} for title in ids)
@@ -56,7 +57,7 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     order_E = in_order(users_E, items_E, times_E)
     num_unknown = int((items_E < 0).sum())
     users_E, items_E, times_E = users_E[order_E], items_E[order_E], None if times_E is None else times_E[order_E]
-    split_E, splits = _split(users.dictionary, users_E, times_E, given)
+    split_E, splits = _split(users.dictionary, users_E, times_E, given, borders)
     cuts = cut(users_E, items_E, split_E, splits["by"] == "time", given.wanted, given.max_history, given.rows_per_user)
     num_users, num_twice = len(users.dictionary), len(table) - num_unknown - len(order_E)
     told = [
@@ -83,18 +84,18 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _split(
-    users: pa.Array, users_E: np.ndarray, times_E: np.ndarray | None, given: argparse.Namespace
+    users: pa.Array, users_E: np.ndarray, times_E: np.ndarray | None, given: argparse.Namespace, borders: Borders
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """(place in SPLITS of each rating, what summary.json says of it). Raises UserError."""
-    rule, borders = given.rule, check_rule(given.rule)
+    rule = given.rule
     if not any(rule):
         return np.zeros(len(users_E), np.int8), {"by": "nothing: all is train"}
     if (given.split_by or ("user" if times_E is None else "time")) == "user":
         if any(borders):
             raise UserError("--validation-from and --test-from go by time; give --validation-share and --test-share")
         shares = (rule.validation_share, rule.test_share)
-        split_U = [SPLITS.index(split_by_hash(hash64(name), *shares)) for name in users.to_pylist()]
-        return np.array(split_U, np.int8)[users_E], {"by": "user"}
+        splits_U = (SPLITS.index(split_by_hash(hash64(name.as_py()), *shares)) for name in users)
+        return np.fromiter(splits_U, np.int8)[users_E], {"by": "user"}
     if times_E is None:
         raise UserError(f"{given.ratings}: no column for the time, which --split-by time needs; --columns time=NAME")
     if not any(borders):
@@ -108,8 +109,13 @@ def _split(
 def item_records(path: Path, damage: Damage) -> Records:
     """Id, title and what else a catalog has of every item, in any of MovieLens' forms or with a header."""
     if divider := {".dat": "::", ".item": "|"}.get(path.suffix):
-        for line, text in enumerate(path.read_text(encoding="latin-1").splitlines(), 1):
-            item_id, title, *others = text.split(divider)
+        content = path.read_bytes()
+        try:
+            lines = content.decode("utf-8").split("\n")
+        except UnicodeDecodeError:  # 100K and 1M; 10M is UTF-8
+            lines = content.decode("latin-1").split("\n")
+        for line, text in enumerate(filter(None, lines), 1):
+            item_id, title, *others = [*text.rstrip("\r").split(divider), ""]
             yield line, {"item_id": item_id, "title": title} | ({"genres": others[0]} if divider == "::" else {})
         return
     for number, record in read_records(path, damage):

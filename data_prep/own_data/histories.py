@@ -65,7 +65,7 @@ def cut(
     again those before them, `rows` times. A row of validation or test is cold where its history has fewer than COLD
     items, or nothing that it wants is in train.
     """
-    begin_S = np.array([0, *(np.flatnonzero(np.diff(users_E) | np.diff(split_E)) + 1)])
+    begin_S = np.append(0, np.flatnonzero(np.diff(users_E) | np.diff(split_E)) + 1)
     stop_S, in_split_S = np.append(begin_S[1:], len(users_E)), split_E[begin_S]
     first_S = np.searchsorted(users_E, users_E[begin_S])
     parts = []
@@ -87,7 +87,7 @@ def cut(
 
 def rows_of(cuts: Cuts, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog, seed: int) -> Iterator[Row]:
     """items_E: rows of the catalog; users_E: names. The wording is that of the seed, the user and the place."""
-    for start, middle, end, split, is_cold, first in zip(*map(np.ndarray.tolist, cuts), strict=True):
+    for start, middle, end, split, is_cold, first in zip(*cuts, strict=True):
         items = items_E[start:end].tolist()
         titles, years = [catalog.titles[item] for item in items], [catalog.years[item] or NO_YEAR for item in items]
         user = users_E[middle].as_py()
@@ -97,5 +97,5 @@ def rows_of(cuts: Cuts, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog
         listed = f"{', '.join(others)} and {last}" if others else last
         question = WORDINGS[hash64(f"{seed} {name}") % len(WORDINGS)].format(listed)
         truth = [(title, str(year) if catalog.dated else "") for title, year in zip(titles, years, strict=True)]
-        split_name = SPLITS[split] + "_cold" * is_cold
+        split_name = SPLITS[split] + "_cold" * int(is_cold)
         yield Row(f"USER: {question}\n", truth[len(seen) :], seen, [], None, user, split_name, name, 0)

@@ -33,7 +33,7 @@ def read_ratings(path: Path, given: Sequence[str], min_rating: float | None, dam
     """(`user` and `item`, dictionaries, and `time`, seconds, where the file has it; rows read) of the rows that are
     rated `min_rating` or better; None: of all. given: see `find_columns`. Damaged rows go to `damage`. Raises
     UserError."""
-    tables, num_read = [], 0
+    tables, num_read, num_sound = [], 0, 0
     for cells in _blocks(path, given, damage):
         num_read += len(cells)
         roles = [role for role in cells if role != "rating" or min_rating is not None]
@@ -46,12 +46,14 @@ def read_ratings(path: Path, given: Sequence[str], min_rating: float | None, dam
         if damage.share is None:
             damage.check()  # at once: not a finding for each of millions of rows
         values = values.dropna()
+        num_sound += len(values)
         if min_rating is not None:
             values = values[values.pop("rating") >= min_rating]
         columns = {role: pa.array(values[role], pa.string()).dictionary_encode() for role in ("user", "item")}
         tables.append(pa.table(columns | {role: values[role].astype("int64") for role in values if role == "time"}))
-    if not num_read:
-        raise UserError(f"{path}: no ratings; check how the file was written")
+    damage.check([path], num_sound)
+    if not any(map(len, tables)):
+        raise UserError(f"{path}: no ratings that count, of {num_read:,}; check how it was written, and --min-rating")
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), num_read
 
 
@@ -87,8 +89,6 @@ def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict
 
 def _blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
     """Cells of the roles that there are; the index is the rows' numbers."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; name a file of ratings")
     try:
         if kind_of(path) == ".parquet":
             roles = find_columns(path, pq.read_schema(path).names, given)

@@ -45,7 +45,7 @@ def movielens(folder: Path, layout: str) -> tuple[Path, Path]:
     if layout == "25M":
         lines.insert(0, "userId,movieId,rating,timestamp")
         entries.insert(0, "movieId,title,genres")
-    encoding = "utf-8" if layout == "25M" else "latin-1"
+    encoding = "utf-8" if layout == "25M" else "latin-1"  # as GroupLens' files are
     (folder / ratings).write_text("\n".join(lines) + "\n", encoding=encoding)
     (folder / items).write_text("\n".join(entries) + "\n", encoding=encoding)
     return folder / ratings, folder / items
@@ -138,6 +138,8 @@ def test_without_items_the_ratings_name_them(tmp_path: Path) -> None:
     [
         (["--test-share", "0.2", "--split-by", "time"], "no column for the time, which --split-by time needs"),
         (["--test-from", "2020-01-01"], "--validation-from and --test-from go by time"),
+        (["--ratings", "none.csv"], "none.csv: no such file; name one file of ratings"),
+        (["--items", "none.dat"], "none.dat: no such file; name one file of ratings, and one of items"),
         (["--wanted", "0"], "--wanted 0: give 1 or more"),
         (["--columns", "item=place"], "of its 10 ratings none is of an item in"),
     ],
