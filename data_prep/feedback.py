@@ -20,7 +20,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import write_jsonl
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.ranks import parse_item
-from data_prep.own import add_table_options, convert_own, format_summary
+from data_prep.own import add_output_options, convert_own, format_summary
 from data_prep.own_data.splits import SplitRule
 
 FILES = "feedback-*.jsonl"  # in --state; recipes/serving/feedback.py writes them, and says what is in a line
@@ -71,13 +71,12 @@ def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data feedback", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--state", type=Path, default=Path("outputs/serve"), help="the service's (%(default)s)")
     parser.add_argument("--catalog", required=True, metavar="FILE", help="what was served, as .parquet")
-    add_table_options(parser)
+    add_output_options(parser, "rows")
     given = vars(parser.parse_args(arguments))
     rule, state = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("state")
-    if not given["out"]:
-        parser.error("give --out")
     rows, files = Path(f"{Path(given['out'])}.jsonl"), sorted(state.glob(FILES))
     if not files:
         raise UserError(f"{state}: no {FILES}; give the --state of a service that was started with --feedback")

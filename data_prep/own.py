@@ -16,7 +16,7 @@ none of these all is train.
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
+from data_prep.own_data.catalog import CatalogRead
 from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
 from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
@@ -51,7 +52,8 @@ from data_prep.tables import (
     table_writer,
 )
 
-TABLES = ("train", "sft_train", "validation", "sft_validation", "test")
+TABLES = ("train", "sft_train", "validation", "sft_validation", "test", "validation_cold", "test_cold")
+FILES = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT}
 BY_OWN_WORD = SplitRule()
 # null where a row has none: its own name; what was shown for it, best first, as pairs like its ground truth
 FURTHER = (pa.field("id", pa.string()), RL_SCHEMA.field(TRUTH).with_name("exposure"))
@@ -70,19 +72,17 @@ def convert_own(
     progress: bool = False,
     **reading: Any,
 ) -> dict[str, Any]:
-    """Check and write; returns what summary.json holds. Raises UserError, and then OUT is as it was.
+    """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
 
-    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
-    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. skip_damaged: the share of
-    the rows, and of the items, that may be left out as damaged; None: none. reading: columns of `read_catalog`; form,
-    truth and recommenders of `Source`.
+    skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading: columns
+    of `read_catalog`; form, truth and recommenders of `Source`.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
-    check_out(out, overwrite, {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT})
+    check_out(out, overwrite, FILES)
     borders = check_rule(rule)
     damage = Damage(skip_damaged, end="Nothing was written.")
     items, source = open_source(paths, Path(catalog), num_items, damage, **reading)
-    known, matcher = source.reader.matcher.catalog, source.reader.matcher
+    matcher = source.reader.matcher
     rows = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
     mentions: Counter[bool] = Counter()  # whether the catalog has it -> ground truths
     facts = complete(list(_facts(rows, matcher, mentions, damage)), rule, damage)
@@ -101,30 +101,12 @@ def convert_own(
     is_divided = len(set(split_of.values())) > 1 and facts[0].split is None
     warnings = [warning] if is_divided and (warning := common_opening(facts)) else []
 
-    with folder_written_whole(out) as folder:
-        noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
-        pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
-        sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
-        writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
-        files, counts = _write_tables(folder, writing, split_of, matcher, item, num_items)
-        summary = {
-            "files": files,
-            "catalog": {
-                "items": len(known),
-                "dated": items.dated,
-                "never_matched": [*items.left_out, *_unreadable_titles(known, matcher)],
-                "merged": known.spellings(),
-            },
-            "read": [*items.told, *source.told()],
-            "splits": described,
-            "warnings": warnings,
-            "rows": counts,
-            "damaged": damage.counts(),
-        }
-        write_json(folder / "summary.json", summary)
-        if damage:
-            damage.write_report(folder / REPORT)
-    return summary
+    sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
+    writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
+    told = {"read": source.told(), "splits": described, "warnings": warnings}
+    return write_data(
+        out, items, matcher, writing, lambda row: split_of[conversation_name(row)], item, num_items, damage, told
+    )
 
 
 def _facts(
@@ -157,8 +139,49 @@ def conversation_name(row: Row) -> int:
     return hash64(row.conversation_id if row.conversation_id is not None else beginning(row.conversation))
 
 
+def write_data(
+    out: Path,
+    items: CatalogRead,
+    matcher: Matcher,
+    rows: Iterable[Row],
+    split_of: Callable[[Row], str],
+    item: str,
+    num_items: int,
+    damage: Damage,
+    told: dict[str, Any],
+) -> dict[str, Any]:
+    """Write OUT; returns what its summary.json holds.
+
+    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
+    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. split_of: of TABLES. told:
+    "read", "splits" and "warnings".
+    """
+    known = matcher.catalog
+    with folder_written_whole(out) as folder:
+        noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
+        pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
+        files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
+        summary = {
+            "files": files,
+            "catalog": {
+                "items": len(known),
+                "dated": items.dated,
+                "never_matched": [*items.left_out, *_unreadable_titles(known, matcher)],
+                "merged": known.spellings(),
+            },
+            **told,
+            "read": [*items.told, *told["read"]],
+            "rows": counts,
+            "damaged": damage.counts(),
+        }
+        write_json(folder / "summary.json", summary)
+        if damage:
+            damage.write_report(folder / REPORT)
+    return summary
+
+
 def _write_tables(
-    folder: Path, rows: Iterable[Row], split_of: dict[int, str], matcher: Matcher, item: str, num_items: int
+    folder: Path, rows: Iterable[Row], split_of: Callable[[Row], str], matcher: Matcher, item: str, num_items: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """(numbers of each table with rows, counts over all rows)."""
     ids, dated = SampleIds(), matcher.catalog.dated
@@ -171,7 +194,7 @@ def _write_tables(
             schema = pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *FURTHER])
             writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", schema))
         for row in rows:
-            split = split_of[conversation_name(row)]
+            split = split_of(row)
             prompt = prompt_text(row.conversation, num_items, item, dated)
             record = {
                 "prompt": message("user", prompt),
@@ -251,6 +274,20 @@ def _columns(text: str) -> dict[str, str]:
     return dict(parts)
 
 
+def add_output_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """What `write_data` and a SplitRule are told; `what` is split."""
+    parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
+    parser.add_argument(
+        "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
+    )
+    parser.add_argument("--validation-from", metavar="DATE", help=f"{what} from this date or time on are validation")
+    parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
+    parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help=f"of the {what}, by time")
+    parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="and the last of them")
+    add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
+
+
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
@@ -259,13 +296,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--columns", type=_columns, default={}, metavar="OURS=THEIRS,...", help="what the catalog calls title, ..."
     )
+    parser.add_argument("--out", help="folder to write")
     parser.add_argument("--preview", type=int, metavar="N", help="show what would become of the first N rows instead")
     parser.add_argument("--format", dest="form", choices=FORMS, help="of the conversations (guessed)")
     parser.add_argument("--truth", choices=TRUTHS, default=GIVEN, help="what was wanted (%(default)s)")
     parser.add_argument(
         "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
     )
-    add_table_options(parser)
+    add_output_options(parser, "rows")
     given = vars(parser.parse_args(arguments))
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
     if (count is None) == (given["out"] is None):
@@ -279,18 +317,3 @@ def main(arguments: list[str]) -> int:
     summary = convert_own(**given, rule=rule, progress=True)
     print(format_summary(summary, given["out"]))
     return 0
-
-
-def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """What is written: arguments of `convert_own`, and those of SplitRule."""
-    parser.add_argument("--out", help="folder to write")
-    parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
-    parser.add_argument(
-        "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
-    )
-    parser.add_argument("--validation-from", metavar="DATE", help="rows from this date or time on are validation")
-    parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
-    parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help="of the rows, by time")
-    parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="the last of the rows, by time")
-    add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")

@@ -37,6 +37,7 @@ COMMANDS = {  # what is typed -> help
     "data reddit-v2": "the released Reddit-v2 download",
     "data own": "conversations and a catalog of your own",
     "data feedback": "what users did with the lists that were served",
+    "data ratings": "ratings of users, as conversations",
     "data sample": "the sample data",
     "data judge": "preferences and ratings for judges",
     "data judge-sample": "sample data for judges",
@@ -132,6 +133,8 @@ def function_of(command: str) -> Callable[[list[str]], int]:
             from data_prep.own import main
         case "data feedback":
             from data_prep.feedback import main
+        case "data ratings":
+            from data_prep.ratings import main
         case "data sample":
             from data_prep.sample import main
         case "data judge":

@@ -98,6 +98,7 @@ COMMANDS = {
     ("recipes/matrix", "recipes/plot"),
     ("data_prep/judge_sample", "data_prep/judge"),
     ("data_prep/feedback", "data_prep/own"),
+    ("data_prep/ratings", "data_prep/own"),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))

@@ -16,7 +16,7 @@ SHARE = 0.05  # --skip-damaged without a value
 SHOWN = 20  # different reasons of one message
 NAMED = 5  # rows that one of them names
 LONGEST_VALUE = 300  # characters of one that is quoted in a message
-LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".dat", ".data", ".item")  # the last three: MovieLens
 
 
 def kind_of(path: str | Path) -> str:

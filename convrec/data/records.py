@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -58,15 +59,17 @@ def read_records(path: Path, damage: Damage) -> Records:
         raise UserError(f"{path}: not readable as gzip ({error}); fetch it again") from None
 
 
-def _read_jsonl(path: Path, damage: Damage) -> Records:
-    for line, text in _lines(path):
+def _read_jsonl(path: Path, damage: Damage, by_record: bool = False) -> Records:
+    """by_record: lines are counted as the records of a list are, from 0 and without blank ones."""
+    lines = ((line, text) for line, text in _lines(path) if isinstance(text, BadRecord) or text.strip())
+    for record, (line, text) in enumerate(lines):
+        number = record if by_record else line
         try:
             if isinstance(text, BadRecord):
                 raise text
-            if text.strip():
-                yield line, _checked(_parsed(text, "write one object a line, line breaks in texts as \\n"))
+            yield number, _checked(_parsed(text, "write one object a line, line breaks in texts as \\n"))
         except BadRecord as problem:
-            damage.add(path, line, problem)
+            damage.add(path, number, problem)
 
 
 def _read_lines(path: Path, damage: Damage) -> Records:
@@ -79,27 +82,27 @@ def _read_lines(path: Path, damage: Damage) -> Records:
 
 
 def _read_json(path: Path, damage: Damage) -> Records:
-    """A list of records; such a list in an object ({"tickets": [...]}); a record, or one a line."""
+    """A list of records; such a list in an object ({"tickets": [...]}); a record, or one a line, line by line."""
+    with _opened(path) as file:
+        begin = list(islice((line for line in file if line.strip()), 2))
+    if len(begin) == 2 and all(line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{") for line in begin):
+        yield from _read_jsonl(path, damage, by_record=True)
+        return
     with _opened(path) as file:
         content = file.read()
     try:
-        text = content.decode("utf-8-sig")
+        value = _parsed(content.decode("utf-8-sig"), "write [{...}, ...]")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: no UTF-8 ({error}); save the file as UTF-8") from None
-    try:
-        value, lines = _parsed(text, "write [{...}, ...]"), []
     except BadRecord as problem:
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines[:2]):
-            raise UserError(f"{path}: {problem}") from None
-        value = lines
+        raise UserError(f"{path}: {problem}") from None
     if isinstance(value, dict):
         value = next((value[name] for name in ENVELOPES if isinstance(value.get(name), list)), [value])
     if not isinstance(value, list) or value == [{}]:
         raise UserError(f"{path}: its JSON is no list of records; write [{{...}}, ...], or a record a line")
     for number, entry in enumerate(value):
         try:
-            yield number, _checked(_parsed(entry, "write {...}") if lines else entry)
+            yield number, _checked(entry)
         except BadRecord as problem:
             damage.add(path, number, problem)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
-from convrec.data.records import read_records
+from convrec.data.records import Records, read_records
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
 from convrec.lists.ranks import Item
@@ -41,11 +41,14 @@ class CatalogRead(NamedTuple):
         return Catalog.from_columns(self.table.select(sorted(names)).to_pydict())
 
 
-def read_catalog(path: Path, damage: Damage, columns: Mapping[str, str] = MappingProxyType({})) -> CatalogRead:
+def read_catalog(
+    path: Path, damage: Damage, columns: Mapping[str, str] = MappingProxyType({}), entries: Records | None = None
+) -> CatalogRead:
     """Damaged rows go to `damage`. All items have a year or none has; where none has and most titles end in `(1999)`,
     that is their year. Items with a year that is out of range are left out, where they are few. columns: our name of a
-    column -> the file's own. Raises UserError where the file lacks one, or has another of our name."""
-    records = dict(read_records(path, damage))
+    column -> the file's own. entries: the file's, where `read_records` does not read them. Raises UserError where the
+    file lacks a column, or has another of our name."""
+    records = dict(entries or read_records(path, damage))
     if columns:
         records = _renamed(path, records, columns)
     without = [record for record in records.values() if record.get("year") in (None, "")]

@@ -52,6 +52,11 @@ class Borders(NamedTuple):
             return "validation"
         return "train"
 
+    def described(self) -> dict[str, Any]:
+        """As summary.json has them."""
+        dates = {name: time and datetime.fromtimestamp(time, UTC).isoformat() for name, time in self._asdict().items()}
+        return {"by": "time"} | dates
+
 
 def borders_at_shares(rows: Mapping[float, int], validation: float, test: float) -> Borders:
     """Borders so that the last `test` of the rows and the last `validation` before them are split off.
@@ -152,5 +157,4 @@ def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[d
     if by_share:
         rows = Counter(latest[fact.conversation] for fact in facts)
         borders = borders_at_shares(rows, rule.validation_share, rule.test_share)
-    shown = {name: time and datetime.fromtimestamp(time, UTC).isoformat() for name, time in borders._asdict().items()}
-    return {name: borders.split_of(time) for name, time in latest.items()}, {"by": "time"} | shown
+    return {name: borders.split_of(time) for name, time in latest.items()}, borders.described()

@@ -1,4 +1,5 @@
-"""Baselines scored as a model is: popularity, retrieval from similar training conversations, a model behind an API."""
+"""Baselines scored as a model is: popularity, retrieval from similar training conversations, items that go with those
+seen, a model behind an API."""
 
 import os
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from convrec.data.schema import conversation_text, truth_of
+from convrec.errors import UserError
 from convrec.generation.answers import Answer, Store
 from convrec.generation.generate import Messages
 from convrec.lists.metrics import popularity_baseline
@@ -22,6 +24,7 @@ from convrec.same_request import digest
 from recipes.evaluation.split import Split, as_items
 
 NEIGHBOURS = 50
+EASE_PENALTY, EASE_ITEMS = 100.0, 20_000  # lambda; items of which the matrix and its inverse take 6.4 GB
 API = "api:"  # --model api:NAME
 Lists = list[list[Item | None]]  # one for each row of the split
 
@@ -67,10 +70,65 @@ def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int)
     return lists
 
 
+def neighbours(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
+    """Item-item neighbours: the cosines of an item with the seen ones, over the training rows that name them; of the
+    seen ones each counts for the NEIGHBOURS items nearest to it."""
+    try:
+        from implicit.nearest_neighbours import ItemItemRecommender
+    except ModuleNotFoundError:
+        raise UserError("--baselines neighbours needs the package implicit; pip install 'convrec[ratings]'") from None
+    items_K, named_RK = _named(split, train_rows)
+    model = ItemItemRecommender(K=NEIGHBOURS + 1)  # an item's nearest is the item itself
+    model.fit(named_RK.multiply(1 / np.sqrt(named_RK.sum(axis=0))).tocsr(), show_progress=False)
+    return _going_with_seen(split, items_K, named_RK, model.similarity, num_items)
+
+
+def ease(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
+    """EASE (Steck, Embarrassingly shallow autoencoders for sparse data, WWW 2019): of the training rows X the weights
+    B = I - P / diag(P) with P = (X'X + EASE_PENALTY I)^-1, summed over the seen items. The diagonal of B is 0."""
+    items_K, named_RK = _named(split, train_rows)
+    if len(items_K) > EASE_ITEMS:
+        told = (
+            f"--train names {len(items_K):,} items, of which EASE makes a full matrix; it takes {EASE_ITEMS:,} at most"
+        )
+        raise UserError(f"--baselines ease: {told}; take neighbours")
+    inverse_KK = np.linalg.inv((named_RK.T @ named_RK).toarray() + EASE_PENALTY * np.eye(len(items_K)))
+    return _going_with_seen(split, items_K, named_RK, -inverse_KK / np.diag(inverse_KK), num_items)
+
+
+def _named(split: Split, train_rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, Any]:
+    """(K items that training rows have seen or want, as catalog rows; (R, K) sparse, 1 where a row does)."""
+    from scipy import sparse
+
+    wanted = split.wanted_rows(train_rows)
+    named = [
+        {*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in zip(train_rows, wanted, strict=True)
+    ]
+    items_K, index = np.unique([item for items in named for item in items], return_inverse=True)
+    ends_R = np.cumsum([0, *map(len, named)])
+    return items_K, sparse.csr_matrix((np.ones(len(index)), index, ends_R), shape=(len(named), len(items_K)))
+
+
+def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_KK: Any, num_items: int) -> Lists:
+    """Of each row the unseen items with the largest sums of weights over the seen ones; on a tie the more popular."""
+    popularity_K = np.asarray(named_RK.sum(axis=0)).ravel()
+    tie_break_K = popularity_K / (1e9 * popularity_K.max(initial=1))
+    lists: Lists = []
+    for row in split.rows:
+        seen = np.flatnonzero(np.isin(items_K, split.reader.seen_rows(row["seen_titles"])))
+        scores_K = np.asarray(weights_KK[seen].sum(axis=0)).ravel() + tie_break_K
+        scores_K[seen] = -np.inf
+        order = np.argsort(-scores_K, kind="stable")[: min(num_items, len(items_K) - len(seen))]
+        lists.append(as_items(split.catalog, items_K[order].tolist()))
+    return lists
+
+
 # of the split, the rows of the training split, and the number of items
 BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
     "popularity": popular,
     "retrieval": retrieve,
+    "neighbours": neighbours,
+    "ease": ease,
 }
 
 

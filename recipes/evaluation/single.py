@@ -35,10 +35,10 @@ def evaluate(options: EvaluationOptions) -> dict[str, Any]:
 
 def answer_and_score(setup: Setup) -> dict[str, Any]:
     """{"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings",
-    "paired", "slices", "constrained", "damaged"}.
+    "paired", "minus", "slices", "constrained", "damaged"}.
 
     A summary is scoring.summary's, with the measures beyond accuracy in the first protocol, which "paired" (this model
-    minus that of `against`) and "slices" (slice_results) are of.
+    minus that of `against`), "minus" (this model minus each baseline) and "slices" (slice_results) are of.
     With `constrained` the model writes a second list for each prompt, held to the catalog: "results" has their summary
     as "constrained", "constrained" how many were checked and, "paired", how much they gain over the free ones, which
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
@@ -116,6 +116,12 @@ def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, An
         "warnings": [*setup.warnings, *([train.warnings[-1]] if train.damaged else [])],
         "damaged": {"data": len(split.damaged), "train": len(train.damaged)},
     }
+    if "model" in first:
+        metrics["minus"] = {
+            name: paired_differences(first[name], first["model"], split, settings)
+            for name in first
+            if name not in OF_MODEL
+        }
     if "constrained" in first:
         metrics["constrained"] = {"paired": paired_differences(first["model"], first["constrained"], split, settings)}
     if setup.before:

@@ -4,6 +4,7 @@ What is run is the page's own text: each edit below names what it replaces, whic
 `make serve` are left to the end-to-end tests of the demo and of the service.
 """
 
+import json
 import os
 import re
 import shutil
@@ -176,6 +177,27 @@ def test_from_clicks_to_a_better_model(project: Path) -> None:
     assert all(one["results"]["paper"]["model"]["ndcg@20"]["n"] > 0 for one in (before, after))
     assert after["paired"]["ndcg@20"]["n"] == before["results"]["paper"]["model"]["ndcg@20"]["n"]
     assert printed.lower().count("ndcg@20") >= 3  # of each model, and the difference
+
+
+def test_ratings(project: Path) -> None:
+    found = blocks(
+        "ratings.md",
+        ("range(3000)", "range(300)"),
+        ("TOTAL_STEPS=450", "TOTAL_STEPS=20"),
+        ("TOTAL_STEPS=48", "TOTAL_STEPS=1 ROLLOUT_N=2"),
+        ("data.val_max_samples=64", "data.val_max_samples=16"),
+        ('SIZES="', 'SIZES="--limit 24 '),
+    )
+    ((_, program),) = (block for block in found if block[0] == "python")
+    (project / "make_ratings.py").write_text(program)
+    printed = shell(project, *scripts_of(found))
+    assert "300 users rated too little for a row" in printed
+    for name in ("popularity", "neighbours", "ease"):
+        assert f"the model minus {name}, ndcg@20: " in printed
+    metrics = json.loads((project / "outputs" / "ratings" / "rank_grpo_test" / "metrics.json").read_text())
+    ndcg = {name: result["ndcg@20"]["mean"] for name, result in metrics["results"]["paper"].items()}
+    assert min(ndcg["ease"], ndcg["neighbours"]) > ndcg["popularity"]
+    assert latest_step(project / "outputs" / "ratings" / "rank_grpo") == 1
 
 
 def raylets() -> set[psutil.Process]:

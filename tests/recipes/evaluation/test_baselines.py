@@ -1,16 +1,22 @@
 """What a model is compared with: retrieval on a corpus to score by hand, a model behind an API, the paper's figures."""
 
 import csv
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from sklearn.linear_model import Ridge
 
+from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from recipes import evaluate
-from recipes.evaluation.baselines import retrieve
+from recipes.evaluation import baselines
+from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, ease, neighbours, retrieve
 from recipes.evaluation.split import Split, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
@@ -59,6 +65,94 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
     (items,) = retrieve(split, TRAIN, 3)
     assert [item.title for item in items if item] == ["Alien"]
+
+
+SEEN = [
+    row("1", "robbery", ["Heat"], ["Alien"]),
+    row("2", "robbery", ["Heat"], ["Alien"]),
+    row("3", "sharks", ["Jaws"], ["Heat"]),
+]
+
+
+def titles(lists: list[list[Any]]) -> list[list[str]]:
+    return [[item.title for item in items] for items in lists]
+
+
+@pytest.fixture
+def seen_split(files: dict[str, str]) -> Split:
+    seen = [["Alien"], ["jaws (1975)"], ["Heat", "Alien"], [], ["Up"]]
+    rows = [row(str(place), "", ["Heat"], names) for place, names in enumerate(seen)]
+    return read_split(write_rows(Path(files["data"]), rows), files["catalog"])
+
+
+def test_neighbours_are_the_items_that_go_with_those_seen(seen_split: Split) -> None:
+    """Rows of training that name Alien: 1, 2; Heat: 1, 2, 3; Jaws: 3. Cosines: Alien and Heat 2 / sqrt(2 * 3) = .82,
+    Heat and Jaws 1 / sqrt(3 * 1) = .58, Alien and Jaws 0."""
+    assert titles(neighbours(seen_split, SEEN, 3)) == [
+        ["Heat", "Jaws"],
+        ["Heat", "Alien"],  # a title in any case and with a year was seen, and is in no list
+        ["Jaws"],
+        ["Heat", "Alien", "Jaws"],  # nothing seen, so popularity decides
+        ["Heat", "Alien", "Jaws"],  # training rows name no Up: it says nothing, and is in no list
+    ]
+
+
+def test_ease_has_the_weights_that_fit_training_best_with_none_of_an_item_on_itself(seen_split: Split) -> None:
+    """B of min |X - X B|^2 + lambda |B|^2 with diag(B) = 0: for each item scikit-learn's ridge regression on the
+    others. The weights of the seen items are summed."""
+    rows_RK = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 1]] * 60, float)  # Alien, Heat, Jaws
+    weights_KK = np.zeros((3, 3))
+    for item in range(3):
+        others = [other for other in range(3) if other != item]
+        ridge = Ridge(alpha=EASE_PENALTY, fit_intercept=False).fit(rows_RK[:, others], rows_RK[:, item])
+        weights_KK[others, item] = ridge.coef_
+    names, lists = ("Alien", "Heat", "Jaws"), titles(ease(seen_split, SEEN * 60, 3))
+    for place, seen in enumerate(([0], [2], [1, 0])):
+        order = np.argsort(-weights_KK[seen].sum(axis=0))
+        assert lists[place] == [names[item] for item in order if item not in seen]
+    assert lists[3:] == [["Heat", "Alien", "Jaws"]] * 2
+
+
+def test_ease_refuses_a_matrix_that_is_too_large(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "EASE_ITEMS", 2)
+    with pytest.raises(UserError, match=r"--baselines ease: --train names 3 items.* 2 at most; take neighbours"):
+        ease(seen_split, SEEN, 3)
+
+
+def test_without_its_library_neighbours_say_what_to_install(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "implicit.nearest_neighbours", None)
+    with pytest.raises(UserError, match=r"pip install 'convrec\[ratings\]'"):
+        neighbours(seen_split, SEEN, 3)
+
+
+def test_a_model_is_paired_with_every_baseline_row_by_row(
+    files: dict[str, str],
+    tmp_path: Path,
+    chat_server: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        row("a", "crime", ["Heat"], ["Alien"]),
+        row("b", "sharks", ["Jaws"], ["Heat"]),
+        row("c", "aliens", ["Alien"]),
+    ]
+    write_rows(Path(files["data"]), rows)
+    write_rows(Path(files["train"]), SEEN)
+    monkeypatch.setenv("LLM_BASE_URL", chat_server(lambda body, count: "Jaws (1975)").url)
+    monkeypatch.setenv("LLM_API_KEY", "none")
+    out = tmp_path / "out"
+    assert evaluate.main([*of_api(files, out), "--num-items", "2", "--ks", "1", "2", "--baselines", *BASELINES]) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    results = metrics["results"]["paper"]
+    assert list(metrics["minus"]) == list(BASELINES)
+    for name, pair in metrics["minus"].items():
+        gain = results["model"]["ndcg@2"]["mean"] - results[name]["ndcg@2"]["mean"]
+        assert pair["ndcg@2"]["mean"] == pytest.approx(gain)
+        assert pair["n"] == 3
+    # a: Heat is first; b: Alien is, which goes with Heat more than Jaws does, the wanted one
+    assert results["neighbours"]["recall@1"]["mean"] == pytest.approx(1 / 3)
+    assert "the model minus neighbours, ndcg@2: " in capsys.readouterr().out
 
 
 def of_api(files: dict[str, str], out: Path) -> list[str]:

@@ -1,0 +1,121 @@
+"""Files of ratings as their programs write them, damaged ones, and what is said of these."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from convrec.data.damage import Damage
+from convrec.errors import UserError
+from data_prep.own_data.ratings import ROLES, read_ratings
+
+AMAZON = {"reviewerID": "196", "asin": "0000031887", "overall": 5.0, "reviewText": "Good", "unixReviewTime": 881250949}
+GOODREADS = {"user_id": "196", "book_id": 7, "rating": 4, "date_added": "Fri Dec 05 01:49:09 -0800 1997"}
+STEAM = (
+    "app_id,helpful,date,is_recommended,hours,user_id\n10,0,1997-12-04,true,36.3,196\n20,0,1997-12-05,false,1.5,22\n"
+)
+REVIEWS = 'Id,ProductId,UserId,Score,Time,Text\n1,B1,196,5,881250949,"Good,\nvery good"\n2,B2,22,1,881250950,Bad\n'
+TIME = 881250949  # 1997-12-04T15:55:49Z
+# file -> (content, --columns, the item that 196 liked, the time of it)
+LAYOUTS = {
+    "u.data": ("196\t242\t5\t881250949\n22\t377\t1\t878887116\n", (), "242", TIME),  # MovieLens 100K
+    "ratings.dat": ("196::1193::5::881250949\n22::661::3::978302109\n", (), "1193", TIME),  # 1M
+    "ratings.csv": ("userId,movieId,rating,timestamp\n196,296,5.0,881250949\n22,3,0.5,1147868817\n", (), "296", TIME),
+    "ratings_Books.csv": ("196,0000031887,5.0,881250949\n22,0001,1.0,881250950\n", tuple(ROLES), "0000031887", TIME),
+    "Books_5.json.gz": (json.dumps(AMAZON) + "\n", (), "0000031887", TIME),
+    "Books.csv.gz": ("user_id,parent_asin,rating,timestamp\n196,B01,5.0,881250949123\n", (), "B01", TIME),
+    "Reviews.csv": (REVIEWS, (), "B1", TIME),  # with line breaks in cells
+    "goodreads.jsonl": (json.dumps(GOODREADS) + "\n", (), "7", 881315349),
+    "goodreads_interactions.csv": ("user_id,book_id,is_read,rating,is_reviewed\n196,948,1,5,0\n", (), "948", None),
+    "steam-200k.csv": (
+        "196,Dota 2,play,4.9,0\n22,Alien,play,.5,0\n",
+        ("user", "item", "-", "rating", "-"),
+        "Dota 2",
+        None,
+    ),
+    "recommendations.csv": (STEAM, (), "10", 881193600),
+    "own.csv": ("who;what;how\n196;x;4\n", ("user=who", "item=what", "rating=how"), "x", None),
+}
+
+
+def write(path: Path, content: str) -> Path:
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ratings_of_any_layout_are_read(name: str, tmp_path: Path) -> None:
+    content, columns, item, time = LAYOUTS[name]
+    least = 1 if name == "recommendations.csv" else 4  # recommended is 1
+    table, num_read = read_ratings(write(tmp_path / name, content), columns, least, Damage())
+    expected = {"user": "196", "item": item} | ({} if time is None else {"time": time})
+    assert table.to_pylist() == [expected]
+    assert num_read == (2 if "22" in content else 1)
+
+
+def test_parquet_has_numbers_and_moments_of_its_own(tmp_path: Path) -> None:
+    times = pd.to_datetime(["1997-12-04 15:55:49", "1997-12-05 00:00:00"])
+    frame = pd.DataFrame({"userId": [196, 22], "movieId": [242, 3], "rating": [4.5, 1.0], "timestamp": times})
+    frame.to_parquet(tmp_path / "ratings.parquet")
+    table, _ = read_ratings(tmp_path / "ratings.parquet", (), 4, Damage())
+    assert table.to_pylist() == [{"user": "196", "item": "242", "time": TIME}]
+
+
+def test_without_a_least_rating_all_count_whatever_the_column_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "user,item,rating\n1,a,\n1,b,none\n2,a,1\n")
+    table, num_read = read_ratings(path, (), None, Damage())
+    assert table.to_pylist() == [{"user": "1", "item": "a"}, {"user": "1", "item": "b"}, {"user": "2", "item": "a"}]
+    assert num_read == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "told"),
+    [
+        ("user,item,rating,time\n1,a,5,1\n2,,5,1\n", (), "line 3: item is ''; fill it in"),
+        ("user,item,rating,time\n,a,5,1\n", (), "line 2: user is ''; fill it in"),
+        ("user,item,rating,time\n1,a,good,1\n", (), "line 2: rating is 'good'; write a number"),
+        ("user,item,rating,time\n1,a,5,soon\n", (), "line 2: time is 'soon'; write a date, or seconds"),
+        ("1,a,5,1\n2,b,x,1\n", tuple(ROLES), "line 2: rating is 'x'; write a number"),
+        ("user,item,rating\n1,a,5\n2\n", (), "Row #3: Expected 3 columns, got 1"),
+        (
+            "user,thing,rating\n1,a,5\n",
+            (),
+            "no column ? of its own for item among user, thing, rating; name it with --columns item=",
+        ),
+        ("user,item\n1,a\n", (), "no column of ratings, by which --min-rating chooses; --columns rating=NAME"),
+        ("user,item,rating\n1,a,5\n", ("rating=stars",), "no column stars of its own for rating"),
+        ("user,item,rating\n1,a,5\n", ("ratign=rating",), "no column rating of its own for"),
+        ("user,item,rating\n1,a,5\n", ("item=user",), "no column user of its own for user"),
+        ("user,item,rating\n", (), "no ratings that count, of 0; check how it was written, and --min-rating"),
+        ("user,item,rating\n1,a,3.5\n", (), "no ratings that count, of 1"),
+        ("", (), "not readable (Empty CSV file)"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_file_row_and_fix(
+    content: str, columns: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "ratings.csv", content)
+    with pytest.raises(UserError) as raised:
+        read_ratings(path, columns, 4, Damage())
+    assert str(path) in str(raised.value)
+    assert told in str(raised.value)
+
+
+def test_damaged_rows_are_left_out_where_they_may_be(tmp_path: Path) -> None:
+    path = write(tmp_path / "ratings.csv", "user,item,rating\n1,a,5\n2,,5\n3,c,x\n4,d,5\n")
+    damage = Damage(0.5)
+    table, num_read = read_ratings(path, (), 4, damage)
+    assert (table["user"].to_pylist(), num_read) == (["1", "4"], 4)
+    assert {row: str(found.problem) for (_, row), found in damage.rows().items()} == {
+        3: "item is ''; fill it in",
+        4: "rating is 'x'; write a number",
+    }
+
+
+def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "ratings.csv.gz", "user,item\n" + "1,a\n" * 10_000)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"ratings\.csv\.gz: not readable"):
+        read_ratings(path, (), None, Damage())
