@@ -80,7 +80,7 @@ def random_batch(seed=0, B=6, T=24, num_ranks=4, mixed=False, spread=0.1):
     else:
         advantages = torch.randn(B, T, generator=g, dtype=F64).gather(1, units.clamp(min=0))
     advantages = advantages.masked_fill(units < 0, 0)
-    settings_ = {"num_ranks": num_ranks, "global_batch_size": B, "batch_num_tokens": int((units >= 0).sum())}
+    settings_ = {"num_ranks": num_ranks, "global_batch_size": B, "batch_num_tokens": max(int((units >= 0).sum()), 1)}
     return log_prob, old, ref, advantages, units, settings_
 
 
