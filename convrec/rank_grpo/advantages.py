@@ -102,10 +102,10 @@ def assign_units(
         stop_mask_BT: True at the response's end-of-sequence token; a row without one was truncated.
         preset: "paper" takes ranks of `token_rank_ids`: each of the first N overflow items is a unit of its own with
             `overflow_penalty`, later ones are none; the stop token of a list shorter than N is a unit of its own with
-            `underflow_penalty`, of any other list it is part of the last item. "reference" takes ranks of `reference_rank_ids`: all
-            overflow tokens share one unit; the stop token always shares its rank's unit (so its ratio), but its
-            advantage is `end_of_list_reward` when the list has exactly N items and `underflow_penalty` when it is
-            shorter.
+            `underflow_penalty`, of any other list it is part of the last item. "reference" takes ranks of
+            `reference_rank_ids`: all overflow tokens share one unit; the stop token always shares its rank's unit (so
+            its ratio), but its advantage is `end_of_list_reward` when the list has exactly N items and
+            `underflow_penalty` when it is shorter.
         mask_truncated: truncated rows train nothing.
 
     Returns unit_ids_BT (long, -1 none) and advantages_BT (dtype of `rank_advantages_BK`, 0 where the unit is -1).
