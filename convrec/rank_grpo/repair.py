@@ -69,9 +69,10 @@ class ListRepair:
         end = behind
         while not self._text(ids[end - 1 : end]):  # the end of the sequence stays
             end -= 1
-        # so do blanks and delimiters around the line, which are in tokens of its rank
-        before, _, after = self._text(ids[start:end]).partition(old)
-        new = self.tokenizer.encode(f"{before}{line}{after}", add_special_tokens=False)
+        # so do the delimiter and blanks behind the line; encoded as behind another line, without what is in front
+        text = self.lists.delimiter + line + self._text(ids[start:end]).partition(old)[2]
+        new = self.tokenizer.encode(text, add_special_tokens=False)
+        new = [token for token, of_line in zip(new, self._ranks(new), strict=True) if of_line == 0]
         repaired = [*ids[:start], *new, *ids[end:]]
         is_alike = self._ranks(repaired) == [*ranks[:start], *[rank] * (len(new) + behind - end), *ranks[behind:]]
         return (repaired, rank, start) if is_alike and len(repaired) <= self.most_tokens else None

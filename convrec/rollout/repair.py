@@ -73,9 +73,7 @@ class RepairedGroups(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             output.reward_score = None  # verl scores what has no score
             await self._score([rollout])
             if not rollout.info["relevance"][rank]:
-                raise RuntimeError(
-                    f"sample {sample['index']}: the reward does not see the title put at rank {rank + 1}"
-                )
+                raise RuntimeError(f"sample {sample['index']}: no hit at rank {rank + 1}, which got a wanted title")
             return
 
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
