@@ -65,6 +65,7 @@ class GroupedRollouts(RepairedGroups):
         super().__init__(*args, **kwargs)
         self.first_failure: str | None = None
         self.waiting: list[Prompt] = []
+        self.siblings = {}
         self.single_turn: SingleTurnAgentLoop | None = None
         gc.freeze()  # what was imported stays
 
@@ -99,8 +100,8 @@ class GroupedRollouts(RepairedGroups):
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
-        n = self.rollout_config.val_kwargs.n if trajectory["validate"] else self.rollout_config.n
-        n = int(prompt.get("__rollout_n__", n))
+        config = self.config.actor_rollout_ref.rollout
+        n = int(prompt.get("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n))
         if not self._goes_in_groups(prompt):
             if self.repair is not None and not trajectory["validate"]:
                 self.siblings[prompt["uid"]] = Siblings(n)

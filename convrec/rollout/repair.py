@@ -1,7 +1,6 @@
 """Prompts that no rollout hits, repaired before their responses go to TransferQueue (docs/explanation/method.md 3).
 
-Here the rollouts of a prompt are scored in one process, and the trainer finds lengths, forced tokens, scores and old
-log-probs of a repaired list as of any other.
+Their rollouts are scored in one process here, and to what follows a repaired list is one like any other.
 """
 
 import asyncio
@@ -21,7 +20,6 @@ from convrec.rank_grpo.repair import NOT_SAMPLED, ListRepair
 from convrec.rollout.responses import SampledResponse, rollout_seed
 
 REPAIRED = "repaired"  # of extra_fields: what the reward function had returned of the list as it was sampled
-DRAW = -1  # in place of a session's number in the seed
 
 
 class Siblings:
@@ -34,10 +32,7 @@ class Siblings:
 class RepairedGroups(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's `AgentLoopWorkerTQ` with `convrec.repair`."""
 
-    @cached_property
-    def siblings(self) -> dict[str, Siblings]:
-        """Of prompts that go verl's way, by uid."""
-        return {}
+    siblings: dict[str, Siblings]  # of prompts that go verl's way, by uid
 
     @cached_property
     def repair(self) -> ListRepair | None:
@@ -59,7 +54,7 @@ class RepairedGroups(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
         wanted, seen = [(title, year) for title, year in truth["groundtruth"]], truth.get("seen")
-        random = Random(rollout_seed(self.config.data.seed, sample["global_steps"], sample["index"], DRAW))
+        random = Random(rollout_seed(self.config.data.seed, sample["global_steps"], sample["index"], -1))
         for rollout in random.sample(rollouts, len(rollouts)):
             output = rollout.output
             found = self.repair.repaired(output.response_ids, wanted, () if seen is None else seen, random)

@@ -153,6 +153,7 @@ class World:
         worker.distillation_enabled, worker.teacher_client = False, None
         worker.reward_loop_worker_handles = [Answers(compute_score=score)]
         worker.first_failure, worker.waiting, worker.single_turn = None, [], None
+        worker.siblings = {}
         if not in_groups:
             monkeypatch.setattr(worker, "_goes_in_groups", lambda sample: False)
         self.worker = worker
