@@ -29,7 +29,7 @@ REWARD_PARTS: dict[str, str] = {  # name -> its return r_k
     DIVERSITY: "mean over the catalog items of earlier ranks of 1 - genres in common / genres of either; 0 without any",
     "novelty": "log(S / m) / log(S): m mentions of the item (at least 1), S of all; 0 to 1",
     "popularity": "m / the most mentions of an item",
-    "repeats": "1 where the item stands at an earlier rank, else 0",
+    "repeats": "1 where the line names what an earlier rank names, in the catalog or not, else 0",
     "out_of_catalog": "1 for a line that is no item of the catalog, else 0",
 }
 OF_COLUMNS: dict[str, str] = {  # the name goes on with a column's name

@@ -100,12 +100,12 @@ def assign_units(
         rank_ids_BT: 0-based rank per token, -1 none; the stop token has the last started rank, -1 in an empty list.
         rank_advantages_BK: from `rank_advantages`; K = num_ranks.
         stop_mask_BT: True at the response's end-of-sequence token; a row without one was truncated.
-        preset: "paper" takes ranks of `token_rank_ids`: each overflow item is a unit of its own with
-            `overflow_penalty`; the stop token of a list shorter than N is a unit of its own with `underflow_penalty`,
-            of any other list it is part of the last item. "reference" takes ranks of `reference_rank_ids`: all
-            overflow tokens share one unit; the stop token always shares its rank's unit (so its ratio), but its
-            advantage is `end_of_list_reward` when the list has exactly N items and `underflow_penalty` when it is
-            shorter.
+        preset: "paper" takes ranks of `token_rank_ids`: each of the first N overflow items is a unit of its own with
+            `overflow_penalty`, later ones are none; the stop token of a list shorter than N is a unit of its own with
+            `underflow_penalty`, of any other list it is part of the last item. "reference" takes ranks of
+            `reference_rank_ids`: all overflow tokens share one unit; the stop token always shares its rank's unit (so
+            its ratio), but its advantage is `end_of_list_reward` when the list has exactly N items and
+            `underflow_penalty` when it is shorter.
         mask_truncated: truncated rows train nothing.
 
     Returns unit_ids_BT (long, -1 none) and advantages_BT (dtype of `rank_advantages_BK`, 0 where the unit is -1).
@@ -124,6 +124,8 @@ def assign_units(
     advantages_BT = advantages_BT.masked_fill(short_stop_BT, underflow_penalty)
     if preset == "paper":
         unit_ids_BT = torch.where(overflow_BT, rank_ids_BT + 1, rank_ids_BT).masked_fill(short_stop_BT, num_ranks)
+        # a list that never ends must not outweigh the batch: its overflow weighs at most what its ranks do
+        unit_ids_BT = unit_ids_BT.masked_fill(rank_ids_BT >= 2 * num_ranks, -1)
     elif preset == "reference":
         unit_ids_BT = rank_ids_BT.masked_fill(overflow_BT, num_ranks + 1)
         exact_stop_BT = stop_mask_BT & (num_items_B1 == num_ranks)

@@ -24,7 +24,8 @@ Aggregation = Literal["rank-mean", "token-mean", "seq-mean-token-mean"]
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
 # exp(20) = 4.9e8. A log-ratio above this (of a unit, or of the reference over the policy at a token) is taken as this
-# and has gradient 0, as in verl. Below there is nothing to guard: exp underflows to 0.
+# and has gradient 0, as in verl; such a unit has no part in the loss either, where it would hide all others. Below
+# there is nothing to guard: exp underflows to 0.
 MAX_LOG_RATIO = 20.0
 
 
@@ -220,10 +221,12 @@ def policy_term(
     low, high = 1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high
     positive_BU, negative_BU = advantage_sums_2BU
     ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
-    loss = -(weight_BU * (positive_BU * ratio_BU.clamp(max=high) + negative_BU * ratio_BU.clamp(min=low))).sum()
+    too_large_BU = log_ratio_BU > MAX_LOG_RATIO
+    gained_BU = weight_BU * (positive_BU * ratio_BU.clamp(max=high) + negative_BU * ratio_BU.clamp(min=low))
+    loss = -gained_BU.masked_fill_(too_large_BU, 0).sum()
     active_BU = positive_BU * (ratio_BU <= high) + negative_BU * (ratio_BU >= low)
     grad_BU = -weight_BU * active_BU * ratio_BU * mean_BU
-    grad_BU.masked_fill_(log_ratio_BU > MAX_LOG_RATIO, 0)
+    grad_BU.masked_fill_(too_large_BU, 0)
     clipped_low_BU, clipped_high_BU = (ratio_BU < low) & (negative_BU < 0), (ratio_BU > high) & (positive_BU > 0)
     return PolicyTerm(loss, grad_BU, ratio_BU, clipped_low_BU, clipped_high_BU)
 

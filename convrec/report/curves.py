@@ -72,6 +72,8 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
     ),
     "rank_grpo": (
         *(Panel(f"rank_grpo/return@{k}", f"Return at rank {k}", "mean return", smooth=True) for k in REPORTED_RANKS),
+        Panel("rank_grpo/zero_std/all_ranks", "Prompts without signal, samples", "share", smooth=True),
+        Panel("rank_grpo/zero_std/all", "Ranks of prompts without signal, samples", "share", smooth=True, span=SHARE),
         Panel("val/ndcg", "Validation NDCG in training (strict)", "NDCG", span=QUALITY, error=_VALIDATED),
         Panel("rank_grpo/catalog_hit_ratio", "In catalog, samples", "share of items", smooth=True, span=SHARE),
         Panel("actor/kl", "KL to the start", "nats a token", smooth=True),

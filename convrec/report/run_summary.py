@@ -47,6 +47,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
         "preset": "convrec.preset",
         "matching": "convrec.matching",
         "items": "convrec.num_items",
+        "prompts without a hit": "convrec.repair",
         **_RL,
     },
     "judge_pointwise": _JUDGE,

@@ -5,7 +5,6 @@ Here a reward gets bounded retries and a time limit, and then the run ends with 
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable
 from functools import cached_property
@@ -20,16 +19,11 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from convrec.errors import one_line
 from convrec.rollout.groups import GroupedRollouts
+from convrec.rollout.responses import rollout_seed
 
 logger = logging.getLogger(__name__)
 
 REWARD_ATTEMPTS = 3
-
-
-def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
-    """Of one rollout: a run that is resumed samples what it would have sampled. 31 bits."""
-    text = f"{seed}/{step}/{sample_index}/{session}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1
 
 
 class ConvRecAgentLoopWorker(GroupedRollouts):

@@ -40,6 +40,11 @@ class ListConstraint:
         rows = truth.get("rows", [truth])
         return self._excluded(tuple(sorted({title for row in rows for title in _titles(row.get("seen"))})))
 
+    def row_of(self, item: int) -> int | None:
+        """The catalog row whose line lists write for an item; None for one that is in no list."""
+        lines = self.reader.catalog.lines_of(item)
+        return int(self.reader.catalog.row_W[lines[0]]) if lines else None
+
     def extra_args(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Of vLLM's sampling parameters."""
         return {ITEMS: self.num_items, EXCLUDE: self.excluded(sample)}

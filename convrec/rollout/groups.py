@@ -8,6 +8,7 @@ a validation's answers, which no worker trains on, go straight back to the drive
 
 import asyncio
 import gc
+import itertools
 import logging
 import random
 import time
@@ -24,7 +25,6 @@ from verl.experimental.agent_loop.agent_loop import (
     get_trajectory_info,
 )
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
@@ -35,6 +35,7 @@ from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
 from convrec.rollout.queue import keep_to_this_run
+from convrec.rollout.repair import RepairedGroups, Siblings
 from convrec.rollout.responses import Prompt, SampledResponse
 from convrec.rollout.reward_manager import GroupRewardManager
 
@@ -56,7 +57,7 @@ def groups_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
         yield group
 
 
-class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+class GroupedRollouts(RepairedGroups):
     """verl's `AgentLoopWorkerTQ`, in groups. What it does not know (agents, tools, images) goes verl's way."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,6 +65,7 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         super().__init__(*args, **kwargs)
         self.first_failure: str | None = None
         self.waiting: list[Prompt] = []
+        self.siblings = {}
         self.single_turn: SingleTurnAgentLoop | None = None
         gc.freeze()  # what was imported stays
 
@@ -98,12 +100,16 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
+        config = self.config.actor_rollout_ref.rollout
+        n = int(prompt.get("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n))
         if not self._goes_in_groups(prompt):
+            if self.repair is not None and not trajectory["validate"]:
+                self.siblings[prompt["uid"]] = Siblings(n)
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            self.siblings.pop(prompt["uid"], None)
             return
         sample = {name: value for name, value in prompt.items() if name not in ("agent_name", "__rollout_n__")}
-        n = self.rollout_config.val_kwargs.n if trajectory["validate"] else self.rollout_config.n
-        self.waiting.append(Prompt(sample, sampling_params, trajectory, int(prompt.get("__rollout_n__", n))))
+        self.waiting.append(Prompt(sample, sampling_params, trajectory, n))
         await asyncio.sleep(0)  # verl starts a task for each prompt of a call before any of them runs on
         taken, self.waiting = self.waiting, []
         await asyncio.gather(*(self._run_group(group) for group in groups_of(taken)))
@@ -145,6 +151,9 @@ class GroupedRollouts(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             await _put_status(uids, partition, "running")
             rollouts = await self._generate(prompts)
             await self._score(rollouts)
+            if partition == "train":
+                of_prompt = itertools.groupby(rollouts, lambda rollout: rollout.sample["uid"])
+                await asyncio.gather(*(self.repair_prompt([*some]) for _, some in of_prompt))
             await tq.async_kv_batch_put(
                 keys=[rollout.key for rollout in rollouts],
                 fields=list_of_dict_to_tensordict([self._fields(rollout) for rollout in rollouts]),

@@ -1,5 +1,6 @@
 """A prompt, and a response to it, in the forms that verl and the reward have of them."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,11 @@ class SampledResponse:
     def key(self) -> str:
         """verl's form: prompt, session, index among the outputs of a session (a single turn has one)."""
         return f"{self.sample['uid']}_{self.sample['session_id']}_0"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the reward function returned."""
+        return self.output.extra_fields["reward_extra_info"]
 
     def tag(self) -> dict[str, Any]:
         prompt, response, extra = self.output.prompt_ids, self.output.response_ids, self.output.extra_fields
@@ -64,3 +70,9 @@ class SampledResponse:
         fields["position_ids"] = torch.arange(len(fields["input_ids"]))
         fields["multi_modal_inputs"] = {}
         return fields
+
+
+def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
+    """Of one rollout: a run that is resumed samples what it would have sampled. 31 bits."""
+    text = f"{seed}/{step}/{sample_index}/{session}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1

@@ -9,6 +9,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from convrec.rank_grpo.loss_metrics import metric_aggregation
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.repair import NOT_SAMPLED
 
 
 def rank_grpo_loss(
@@ -43,14 +44,16 @@ def rank_grpo_loss(
         rollout_is_weights_BT=batch.get("rollout_is_weights"),
     )
     verl_metrics = {key: Metric(metric_aggregation(key), value) for key, value in metrics.items()}
+    # what a repair has written tells nothing about the policy
+    sampled = mask & (batch["rollout_log_probs"] < NOT_SAMPLED) if "rollout_log_probs" in batch else mask
     # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is. Where those are the
     # rollout's, which must not be compared with themselves, it is this one but for the updates made since
     policy_log_prob = (log_prob if old_is_rollout else batch.get("old_log_probs", log_prob)).detach()
     per_token = data["dp_size"] / num_tokens
     # temperature 1 and no truncation: the mean surprisal of the samples estimates the entropy without bias
-    verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * mask).sum() * per_token)
+    verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * sampled).sum() * per_token)
     if "rollout_log_probs" in batch:
-        difference = (policy_log_prob - batch["rollout_log_probs"]).abs() * mask
+        difference = (policy_log_prob - batch["rollout_log_probs"]).abs() * sampled
         verl_metrics["rollout_diff_mean"] = Metric("sum", difference.sum() * per_token)
         verl_metrics["rollout_diff_max"] = Metric("max", difference.max())
     return loss, verl_metrics

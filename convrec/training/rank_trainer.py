@@ -34,7 +34,9 @@ from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_adv
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
+from convrec.rank_grpo.repair import NOT_SAMPLED
 from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
+from convrec.rollout.repair import REPAIRED
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
 from convrec.training.loss import rank_grpo_loss
@@ -42,6 +44,8 @@ from convrec.training.trainer_base import ConvRecMixin, scalar_infos
 from convrec.training.worker import ConvRecDetachWorker
 
 logger = logging.getLogger(__name__)
+
+SAMPLED = "rank_grpo/sampled_tokens"
 
 
 class RankGRPOMixin(ConvRecMixin):
@@ -84,19 +88,27 @@ class RankGRPOMixin(ConvRecMixin):
         """Skip the pass when strictly on-policy, but for the one that compares rollout and actor at start-up."""
         if self.rollout_is_checked and is_on_policy(self.config, self.parameter_sync_step):
             return batch
-        return super()._compute_old_log_prob(batch, metrics)
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self.settings.repair != "none":  # verl's comparison of rollout and actor takes in what no rollout sampled
+            for name in [name for name in metrics if name.startswith("training/rollout_")]:
+                del metrics[name]
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         fields = ["uid", "responses", "response_mask", "extra_fields"]
         fields += ["loss_mask"] if self.settings.constrained else []
+        fields += ["rollout_log_probs"] if self.settings.repair != "none" else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         is_padding = np.array([tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
-        infos = [extra["reward_extra_info"] for extra in data["extra_fields"]]
-        uid = list(data["uid"])
+        uid, extra_fields = list(data["uid"]), list(data["extra_fields"])
+        infos = [extra["reward_extra_info"] for extra in extra_fields]
         returns_BK = torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32)
         real = np.flatnonzero(~is_padding)
-        uid_of_real, scalars = [uid[i] for i in real], scalar_infos([infos[i] for i in real])
-        metrics.update(rank_metrics(returns_BK[real], uid_of_real, self.settings.num_items, scalars))
+        uid_of_real = [uid[i] for i in real]
+        # a repaired list trains as it is, and is logged as what the policy had written
+        sampled = [extra_fields[i].get(REPAIRED, infos[i]) for i in real]
+        sampled_BK = torch.tensor([info["rank_returns"] for info in sampled], dtype=torch.float32)
+        metrics.update(rank_metrics(sampled_BK, uid_of_real, self.settings.num_items, scalar_infos(sampled)))
         if not self.is_rank_level:
             return super()._compute_advantage(batch, metrics)
 
@@ -112,7 +124,8 @@ class RankGRPOMixin(ConvRecMixin):
             weights: Mapping[str, float] = self.settings.rewards
             returns_PBK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32).transpose(0, 1)
             advantages_PBK = part_advantages(returns_PBK, list(weights.values()), uid, norm_by_std)
-            metrics.update(part_metrics(list(weights), returns_PBK[:, real], advantages_PBK[:, real], uid_of_real))
+            of_parts = torch.tensor([info["part_returns"] for info in sampled], dtype=torch.float32).transpose(0, 1)
+            metrics.update(part_metrics(list(weights), of_parts, advantages_PBK[:, real], uid_of_real))
             if self.settings.reward_combination == "normalised":
                 advantages_BK = advantages_PBK.sum(dim=0)
         units_BT, advantages_BT = assign_units(
@@ -142,7 +155,11 @@ class RankGRPOMixin(ConvRecMixin):
         }
         if self.settings.mask_truncated:
             # verl's engine counts a mini-batch's tokens by it: those of dropped rows are not in the token mean
-            output["loss_mask"] = loss_mask_BT * is_stop_BT.any(1, keepdim=True)
+            output["loss_mask"] = loss_mask_BT = loss_mask_BT * is_stop_BT.any(1, keepdim=True)
+        if self.settings.repair != "none":
+            metrics["rank_grpo/repaired"] = sum(REPAIRED in extra_fields[i] for i in real) / len(set(uid_of_real))
+            is_sampled_BT = data["rollout_log_probs"].to_padded_tensor(padding=0) < NOT_SAMPLED
+            metrics[SAMPLED] = ((loss_mask_BT * is_sampled_BT).sum() / loss_mask_BT.sum().clamp(min=1)).item()
         if self.config.algorithm.rollout_correction.rollout_is is not None:
             output |= self._rollout_correction(batch, units_BT, metrics)
         nested = {key: response_to_nested(value, nested_mask) for key, value in output.items()}
@@ -161,6 +178,8 @@ class RankGRPOMixin(ConvRecMixin):
         fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         padded = data.to_padded_tensor()
+        sampled_BT = padded["rollout_log_probs"] < NOT_SAMPLED
+        padded["rollout_log_probs"] = padded["rollout_log_probs"].where(sampled_BT, padded["old_log_probs"])
         if correction.rollout_is == "rank":
             log_ratio_BT = sum_over_units(padded["old_log_probs"] - padded["rollout_log_probs"], units_BT)
             weights_BT, found = compute_rollout_correction_weights(
@@ -181,6 +200,8 @@ class RankGRPOMixin(ConvRecMixin):
         if self.is_rank_level:
             parts = {key: metrics.pop(key) for key in list(metrics) if key.startswith("actor/") and ":" in key}
             metrics.update(finish_policy_metrics({k.removeprefix("actor/"): v for k, v in parts.items()}, "actor/"))
+            for name in {"actor/entropy", "actor/rollout_diff_mean"} & metrics.keys():
+                metrics[name] /= metrics.get(SAMPLED, 1.0)  # sums over sampled tokens had been divided by all
         mean = metrics.get("actor/rollout_diff_mean")
         if mean is not None and not mean <= self.settings.rollout_check_bound:
             logger.warning(

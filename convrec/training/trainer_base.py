@@ -19,6 +19,7 @@ from verl.trainer.ppo.utils import Role
 from verl.workers.utils.padding import response_from_nested
 
 from convrec.checkpoints import saving
+from convrec.rank_grpo.repair import NOT_SAMPLED
 from convrec.rollout import agent_loop as rollout
 from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
@@ -219,7 +220,8 @@ class ConvRecMixin(ValidatesDirectly):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         data["log_probs"] = response_from_nested(data["log_probs"], data["loss_mask"])
         data = data.to_padded_tensor()
-        difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[data["loss_mask"].bool()]
+        sampled = data["loss_mask"].bool() & (data["rollout_log_probs"] < NOT_SAMPLED)
+        difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[sampled]
         mean, largest, bound = difference.mean().item(), difference.max().item(), self.settings.rollout_check_bound
         logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
         if not mean <= bound:

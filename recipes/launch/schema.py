@@ -266,6 +266,10 @@ LISTS: dict[str, Setting] = RL | {
     "convrec.constrained": Setting(
         Boolean, "lists hold unseen items of the catalog only, in sampling and in training", "CONSTRAINED"
     ),
+    "convrec.repair": Setting(
+        one_of(("none", "zero")), "zero: of a prompt that no rollout hits, one gets a wanted title", "REPAIR"
+    ),
+    "convrec.repair_ranks": Setting(PositiveInteger, "a repair takes one of the first so many ranks", null="all N"),
     "convrec.overflow_penalty": Setting(NonPositiveNumber, "advantage of an item after the N-th"),
     "convrec.underflow_penalty": Setting(NonPositiveNumber, "advantage of a stop before the N-th item"),
     "convrec.mask_truncated": Setting(

@@ -39,6 +39,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_rank_reward(ours)
     _check_rollout_correction(config.algorithm)
     _check_dynamic_sampling(config)
+    _check_repair(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -151,6 +152,25 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
             f"{key}: verl compares DCG@N, which says nothing about REWARDS or a reward of your own, so that prompts "
             f"with signal would be thrown away: leave {key}.enable=false"
         )
+
+
+def _check_repair(config: DictConfig) -> None:
+    """What a repaired list is read, scored or trained by is what the trainer has for sampled ones."""
+    ours, rollout, key = config.convrec, config.actor_rollout_ref.rollout, "convrec.repair (REPAIR)"
+    if ours.repair == "none":
+        return
+    if (ours.repair_ranks or 0) > ours.num_items:
+        raise UserError(f"convrec.repair_ranks={ours.repair_ranks}: more than NUM_ITEMS={ours.num_items}; lower it")
+    if config.algorithm.adv_estimator != registration.NAME:
+        raise UserError(f"{key}: GRPO and GSPO would credit all of a list for one title; take ALGORITHM=rank_grpo")
+    if ours.preset != "paper" or ours.matching == "reference":
+        raise UserError(f"{key}: by PRESET=reference or its matching a line may have another's rank; take PRESET=paper")
+    if config.algorithm.rollout_correction.bypass_mode:
+        raise UserError(f"{key}: bypass_mode has no old log-probs for a title that no rollout sampled; leave it false")
+    if config.reward.custom_reward_function.path != "pkg://reward.catalog_match":
+        raise UserError(f"{key}: another reward.custom_reward_function does not say what hits; give REWARD a function")
+    if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.enable_rollout_routing_replay:
+        raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")
 
 
 def check_judge(config: DictConfig, mode: str) -> list[str]:

@@ -55,3 +55,25 @@ def test_fused_log_probs_are_those_of_whole_logits(two_steps):
     ):
         for name in NAMES:
             assert row[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("more", [(), ("actor_rollout_ref.actor.ppo_epochs=2",)])
+def test_a_repair_changes_what_trains_and_not_what_is_logged_of_the_policy(two_steps, more):
+    """The first step samples what the plain run does. With mu 2 old log-probs are the actor's, of repaired lists."""
+    first, second = two_steps(f"repair {len(more)}", "convrec.repair=zero", *more)
+    plain = two_steps.plain[0]
+    assert first["rank_grpo/no_hit"] >= first["rank_grpo/repaired"] > 0
+    for name in (
+        "rank_grpo/no_hit",
+        "rank_grpo/dcg",
+        "rank_grpo/recall",
+        "rank_grpo/zero_std/all",
+        "rank_grpo/return@1",
+    ):
+        assert first[name] == plain[name], name
+    assert first["critic/advantages/max"] > 0
+    assert first["actor/policy_loss"] != plain["actor/policy_loss"]
+    assert first["rank_grpo/sampled_tokens"] < 1
+    for row in (first, second):
+        assert row["actor/rollout_diff_max"] < 1e-2
+        assert not any(name.startswith("training/rollout_") for name in row)

@@ -34,6 +34,10 @@ CURVES = (
     "actor/entropy",
     "rank_grpo/duplicates",
     "rank_grpo/num_items",
+    "rank_grpo/no_hit",
+    "rank_grpo/repaired",
+    "rank_grpo/zero_std/all",
+    "rank_grpo/zero_std/all_ranks",
     "val/ndcg",
     "val/recall",
 )

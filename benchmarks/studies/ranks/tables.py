@@ -28,8 +28,10 @@ CONTRASTS = (
     ("grpo_mu2", "grpo"),
     ("rank_exp_inf_mu2", "rank_exp_inf"),
     ("rank_exp_inf_mu2", "grpo_mu2"),
+    ("rank_exp_inf_repair", "rank_exp_inf"),
+    ("constrained_repair", "constrained"),
 )
-AT_EQUAL_KL = CONTRASTS[:4]
+AT_EQUAL_KL = (*CONTRASTS[:4], *CONTRASTS[-2:])
 FEWEST_ROWS = 50  # of a column of the table by wanted titles
 
 

@@ -41,10 +41,13 @@ class Toy:
     tokens_M: np.ndarray
 
     @classmethod
-    def drawn(cls, num_ranks: int, num_items: int, seed: int, most_tokens: int = 1) -> "Toy":
-        """Logits are normal with standard deviation 1; an item has 1 to `most_tokens` tokens, each as likely."""
+    def drawn(cls, num_ranks: int, num_items: int, seed: int, most_tokens: int = 1, shared: bool = False) -> "Toy":
+        """Logits are normal with standard deviation 1; an item has 1 to `most_tokens` tokens, each as likely. shared:
+        all ranks have the same logits."""
         rng = np.random.default_rng(seed)
         logits = rng.normal(size=(num_ranks, num_items))
+        if shared:
+            logits[1:] = logits[0]
         probabilities_NM = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         return cls(probabilities_NM, rng.integers(1, most_tokens + 1, size=num_items))
 
@@ -125,6 +128,24 @@ def dcg_gradient(toy: Toy) -> np.ndarray:
     return logits_NM.grad.numpy()
 
 
+def exp_inf_gradients(toy: Toy) -> dict[str, np.ndarray]:
+    """(N, M) expected gradients of exp_inf in the logits, of large groups and any number of ranks: as it is (divided by
+    each rank's standard deviation), centred only, and centred and discounted as DCG is.
+
+    In closed form: r_k is 1 when rank k draws a wanted item m that no earlier rank drew, which has the probability
+    q_km = prod_{j<k} (1 - p_jm), so that E[r_k score_k] = p_k (q_k - p_k . q_k). Divided by one deviation for all ranks
+    the last two keep their direction; by each rank's own, the last is the first again, whatever its discount.
+    """
+    p_NM = toy.probabilities_NM
+    q_NM = np.vstack([np.ones(p_NM.shape[1]), (1 - p_NM).cumprod(axis=0)[:-1]])
+    q_NM[:, WANTED:] = 0
+    hit_N1 = (p_NM * q_NM).sum(axis=1, keepdims=True)
+    centred_NM = p_NM * (q_NM - hit_N1)
+    discount_N1 = 1 / np.log2(np.arange(len(p_NM))[:, None] + 2)
+    by_rank_NM = centred_NM / (np.sqrt(hit_N1 * (1 - hit_N1)) + 1e-4)
+    return {"exp_inf": by_rank_NM, "centred": centred_NM, "centred, discounted": discount_N1 * centred_NM}
+
+
 def weight_of_choice(toy: Toy, lists_LN: np.ndarray, aggregation: Aggregation) -> np.ndarray:
     """(L, N): what the loss multiplies an advantage by in the gradient of a choice's log-probability, but for a factor
     that is the same everywhere (1 / (G N), and in a large batch 1 / its tokens). All are 1 where items have one token.
@@ -170,9 +191,16 @@ def token_places(toy: Toy, lists_BN: np.ndarray) -> tuple[torch.Tensor, np.ndarr
 
 
 def simulated(
-    toy: Toy, credit: str, group_size: int, groups: int, seed: int, aggregation: Aggregation = PAPER
+    toy: Toy,
+    credit: str,
+    group_size: int,
+    groups: int,
+    seed: int,
+    aggregation: Aggregation = PAPER,
+    shared: bool = False,
 ) -> tuple[Gradient, float]:
     """Of groups of `group_size` lists, by the program's own advantages and loss; and the standard error of its ratio.
+    shared: in the logits that all ranks share, (1, M).
 
     The error is by 20 parts of the groups. |E g|^2 is estimated without bias: the mean's own variance is taken off.
     """
@@ -195,6 +223,8 @@ def simulated(
     scale = tokens / group_size if aggregation == "token-mean" else num_ranks
     ascent_BN = -scale * np.take_along_axis(log_prob_BT.grad.numpy(), first_BN, axis=1)
     of_group_SNM = (ascent_BN[:, :, None] * toy.scores(lists_BN)).reshape(groups, group_size, *toy.shape).sum(axis=1)
+    if shared:
+        of_group_SNM = of_group_SNM.sum(axis=1, keepdims=True)
     parts = [_gradient(part) for part in np.array_split(of_group_SNM, 20)]
     error = np.std([part.ratio for part in parts], ddof=1) / np.sqrt(len(parts))
     return _gradient(of_group_SNM), float(error)

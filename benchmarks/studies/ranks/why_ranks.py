@@ -13,8 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.studies.ranks.toy import CREDITS, LIST, LOSSES, PAPER, Toy, dcg_gradient, exact, simulated
+from benchmarks.studies.ranks.toy import (
+    CREDITS,
+    LIST,
+    LOSSES,
+    PAPER,
+    Gradient,
+    Toy,
+    dcg_gradient,
+    exact,
+    exp_inf_gradients,
+    simulated,
+)
 from convrec.rank_grpo.policy_loss import Aggregation
+
+SPREAD = {"": np.mean, " least": np.min, " most": np.max}
 
 
 def geometric_mean(values: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
@@ -74,6 +87,40 @@ def simulated_row(ranks: int, size: int, num_items: int, lists: int) -> dict[str
     return row
 
 
+def bias_row(num_ranks: int, num_items: int, seeds: int, shared: bool) -> dict[str, float]:
+    """`exp_inf_gradients` against the gradient of expected DCG: cosines, means over the toys. shared: all ranks have
+    the same logits, whose gradient is the sum over the ranks."""
+    cosines: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        toy = Toy.drawn(num_ranks, num_items, seed, shared=shared)
+        target = in_parameters(dcg_gradient(toy), shared)
+        for name, gradient_NM in exp_inf_gradients(toy).items():
+            found = Gradient(in_parameters(gradient_NM, shared), np.zeros(1)).cosine(target)
+            cosines.setdefault(name, []).append(found)
+    row = {"ranks": float(num_ranks), "shared": float(shared)}
+    return row | {f"{name}{what}": float(of(found)) for name, found in cosines.items() for what, of in SPREAD.items()}
+
+
+def in_parameters(gradient_NM: np.ndarray, shared: bool) -> np.ndarray:
+    return gradient_NM.sum(axis=0, keepdims=True) if shared else gradient_NM
+
+
+def shared_row(num_ranks: int, num_items: int, size: int, groups: int, seeds: int) -> dict[str, float]:
+    """Of each credit where all ranks have the same logits, groups of `size` lists: the signal-to-noise ratio as a
+    multiple of LIST's and the cosine, means (of ratios: geometric) over the toys."""
+    toys = [Toy.drawn(num_ranks, num_items, seed, shared=True) for seed in range(seeds)]
+    targets = [in_parameters(dcg_gradient(toy), shared=True) for toy in toys]
+    row: dict[str, float] = {"ranks": num_ranks, "rollouts": size}
+    base: np.ndarray | float = 1.0
+    for credit in CREDITS:
+        found = [simulated(toy, credit, size, groups, seed=1, shared=True)[0] for toy in toys]
+        ratio = geometric_mean([one.ratio for one in found])
+        base = ratio if credit == LIST else base
+        row[f"{credit} times"] = float(ratio / base)
+        row[f"{credit} cosine"] = float(np.mean([one.cosine(to) for one, to in zip(found, targets, strict=True)]))
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--figure", type=Path, help="PNG to draw")
@@ -84,6 +131,10 @@ def main() -> None:
     tables = {"by number of ranks": by_ranks, "by rollouts of a prompt": by_size, "longer lists": longer}
     tables["each rank of 6"] = by_rank_table(6, num_items=6, seeds=10)
     tables["items of several tokens"] = tokens_table(5, num_items=6, most_tokens=(1, 2, 4, 8), seeds=10)
+    tables["where exp_inf's bias is"] = [
+        bias_row(ranks, 8, seeds=10, shared=shared) for shared in (False, True) for ranks in (5, 10, 20)
+    ]
+    tables["ranks that share their logits"] = [shared_row(20, 8, size=8, groups=1000, seeds=10)]
     print(json.dumps(tables, indent=1))
     if options.figure:
         draw(options.figure, longer)

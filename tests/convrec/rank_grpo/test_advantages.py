@@ -71,6 +71,7 @@ PAPER = {
     "truncated": ([0, 0, 0, 0], None, [0, 0, 0, 0], [0.5] * 4),
     "truncated overflow": ([0, 1, 2, 2], None, [0, 1, 3, 3], [0.5, -0.7, -0.1, -0.1]),
     "leading blank": ([-1, 0, 1, 1], 3, [-1, 0, 1, 1], [0, 0.5, -0.7, -0.7]),
+    "runaway": ([0, 1, 2, 3, 4, 5, 5], 6, [0, 1, 3, 4, -1, -1, -1], [0.5, -0.7, -0.1, -0.1, 0, 0, 0]),
 }
 # reference: the stop token keeps its rank's unit, overflow is one unit (N + 1)
 REFERENCE = {

@@ -80,7 +80,7 @@ def random_batch(seed=0, B=6, T=24, num_ranks=4, mixed=False, spread=0.1):
     else:
         advantages = torch.randn(B, T, generator=g, dtype=F64).gather(1, units.clamp(min=0))
     advantages = advantages.masked_fill(units < 0, 0)
-    settings_ = {"num_ranks": num_ranks, "global_batch_size": B, "batch_num_tokens": int((units >= 0).sum())}
+    settings_ = {"num_ranks": num_ranks, "global_batch_size": B, "batch_num_tokens": max(int((units >= 0).sum()), 1)}
     return log_prob, old, ref, advantages, units, settings_
 
 
@@ -358,6 +358,35 @@ def test_extreme_log_ratios_stay_finite(sign):
     assert all(math.isfinite(value) for value in finish_policy_metrics(parts).values())
     if sign > 0:
         assert grad.eq(0).all()  # beyond MAX_LOG_RATIO everything is constant
+
+
+def test_a_list_that_never_ends_has_no_more_gradient_of_overflow_than_of_ranks():
+    # N = 2, two rows of one-token items, every unit weighs 1 / (2 rows x 2 ranks) = 1/4; d loss = -A/4
+    #   the first row ends after rank 2: -1/4, 1/4
+    #   the second has 6 items: -1/4, 1/4, twice .1/4 = .025 for the first two overflow items, nothing for the others
+    ranks = torch.tensor([[0, 1, -1, -1, -1, -1], [0, 1, 2, 3, 4, 5]])
+    no_stop = torch.zeros_like(ranks, dtype=torch.bool)
+    units, advantages = assign_units(ranks, torch.tensor([[1.0, -1.0]] * 2, dtype=F64), no_stop, 2)
+    _, grad, _ = loss_and_grad(torch.zeros(2, 6, dtype=F64), advantages, units, num_ranks=2, global_batch_size=2)
+    expected = [[-0.25, 0.25, 0, 0, 0, 0], [-0.25, 0.25, 0.025, 0.025, 0, 0]]
+    torch.testing.assert_close(grad, torch.tensor(expected, dtype=F64))
+    longer = torch.arange(256)[None]  # of 256 lines, N = 20: 20 ranks and 20 overflow items, 2/20 + .1 x 20/20 at most
+    units, advantages = assign_units(longer, torch.full((1, 20), 0.1, dtype=F64), longer < 0, 20)
+    _, grad, _ = loss_and_grad(torch.zeros(1, 256, dtype=F64), advantages, units, num_ranks=20, global_batch_size=1)
+    assert grad.abs().sum().item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_old_log_prob_of_minus_infinity_hides_no_other_unit_in_the_loss(advantage):
+    # the first unit's ratio is beyond all bounds; the second's is 1: loss -A/2 of it alone
+    old = torch.tensor([[-math.inf, -1.0]], dtype=F64)
+    advantages = torch.tensor([[advantage, advantage]], dtype=F64)
+    new = torch.full((1, 2), -1.0, dtype=F64)
+    sizes = {"num_ranks": 2, "global_batch_size": 1}
+    loss, grad, parts = loss_and_grad(new, advantages, torch.tensor([[0, 1]]), **sizes, old_log_prob_BT=old)
+    assert loss.item() == pytest.approx(-advantage / 2)
+    assert grad.tolist() == [[0, pytest.approx(-advantage / 2)]]
+    assert finish_policy_metrics(parts)["policy_loss"] == pytest.approx(-advantage / 2)
 
 
 def test_wrong_settings_are_refused():

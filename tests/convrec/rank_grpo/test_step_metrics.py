@@ -25,6 +25,7 @@ def test_rank_metrics():
             "rank_grpo/return@1": 0.75,
             "rank_grpo/return@2": 0.0,
             "rank_grpo/return@5": 0.5,
+            "rank_grpo/zero_std/all": 3 / 10,
             "rank_grpo/zero_std/1": 0.5,
             "rank_grpo/zero_std/2-5": 2 / 8,  # of 2 groups x 4 ranks, rank 2 of either
             "rank_grpo/zero_std/all_ranks": 0.0,
@@ -32,3 +33,11 @@ def test_rank_metrics():
         }
     )
     assert rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
+
+
+def test_prompts_without_a_hit_are_told_from_those_whose_rollouts_all_have_it():
+    returns = torch.tensor([[1.0], [1.0], [0.0], [0.0], [0.0]])  # a: every rollout hits; b: none; c: one of one misses
+    hits = {"hits": [1.0, 1.0, 0.0, 0.0, 0.0]}
+    got = rank_metrics(returns, list("aabbc"), 1, hits)
+    assert got["rank_grpo/zero_std/all_ranks"] == 1.0
+    assert got["rank_grpo/no_hit"] == pytest.approx(2 / 3)

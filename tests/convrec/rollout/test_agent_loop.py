@@ -141,7 +141,7 @@ def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
     monkeypatch.setattr(verls, "_compute_score", reward)
     queue = Queue(monkeypatch, "train", a="pending", b="finished")
     worker: Any = object.__new__(rollout.ConvRecAgentLoopWorker)
-    worker.first_failure = None
+    worker.first_failure, worker.siblings = None, {}
     settings = {"deterministic": False, "reward_timeout": 0.05}
     worker.config = OmegaConf.create({"convrec": settings, "actor_rollout_ref": {"rollout": {"n": 2}}})
     asyncio.run(

@@ -65,7 +65,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class World:
     """A worker, and what it has put into TransferQueue: key -> (tag, fields)."""
 
-    def __init__(self, tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch, in_groups: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch, in_groups: bool, **ours: Any
+    ) -> None:
+        """ours: further settings of `convrec`."""
         import transfer_queue as tq
         from verl.utils.dataset.rl_dataset import RLHFDataset
         from verl.workers.rollout.llm_server import LLMServerClient
@@ -133,7 +136,7 @@ class World:
                     "reward_model": {"enable": False},
                     "custom_reward_function": {"path": "pkg://reward.catalog_match"},
                 },
-                "convrec": {"deterministic": True, "reward_timeout": 5.0},
+                "convrec": {"deterministic": True, "reward_timeout": 5.0, **ours},
             }
         )
         worker = ConvRecAgentLoopWorker.__new__(ConvRecAgentLoopWorker)
@@ -150,17 +153,18 @@ class World:
         worker.distillation_enabled, worker.teacher_client = False, None
         worker.reward_loop_worker_handles = [Answers(compute_score=score)]
         worker.first_failure, worker.waiting, worker.single_turn = None, [], None
+        worker.siblings = {}
         if not in_groups:
             monkeypatch.setattr(worker, "_goes_in_groups", lambda sample: False)
         self.worker = worker
 
-    def run(self, validate: bool = False) -> "World":
+    def run(self, validate: bool = False, step: int = 4, rows: list[dict[str, Any]] | None = None) -> "World":
         async def all_prompts() -> None:
             self.manager.loop = asyncio.get_running_loop()
             tasks = []
-            for sample in samples():
-                prompt = {**sample, "agent_name": "single_turn_agent", "global_steps": 4}
-                trajectory = {"step": 4, "sample_index": sample["index"], "rollout_n": 0, "validate": validate}
+            for sample in rows or samples():
+                prompt = {**sample, "agent_name": "single_turn_agent", "global_steps": step}
+                trajectory = {"step": step, "sample_index": sample["index"], "rollout_n": 0, "validate": validate}
                 params = {"temperature": 1.0, "logprobs": True}
                 tasks.append(asyncio.create_task(self.worker._run_prompt(prompt, params, trajectory, False)))
             await asyncio.gather(*tasks)

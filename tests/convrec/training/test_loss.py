@@ -37,6 +37,7 @@ class Trainer(RankGRPOMixin):
             {
                 "preset": preset,
                 "mask_truncated": mask_truncated,
+                "repair": "none",
                 "constrained": False,
                 "num_items": 2,
                 "rewards": rewards,

@@ -12,6 +12,7 @@ from verl.trainer.ppo.metric_utils import RolloutMoELoadBalanceMetricsAccumulato
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from convrec.checkpoints import manifest, saving
+from convrec.rank_grpo.repair import NOT_SAMPLED
 from convrec.rollout import agent_loop
 from convrec.runs.folder import ENDED, TRAINED, latest_step, tracked_step
 from convrec.training.trainer_base import PHASES, ConvRecMixin
@@ -115,6 +116,8 @@ def test_a_stop_between_verls_tracker_and_our_manifest_leaves_no_checkpoint(
 @pytest.mark.parametrize("bypass_mode", [False, True])
 def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypass_mode: bool) -> None:
     rollout = [-torch.rand(length) for length in RESPONSES]
+    if not bypass_mode:
+        rollout[0][0] = NOT_SAMPLED
     mask = nested([torch.ones(length, dtype=torch.long) for length in RESPONSES])
     started = queue(tags=[{}, {}], rollout_log_probs=nested(rollout), response_mask=mask, loss_mask=mask)
 
@@ -125,6 +128,8 @@ def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypas
             rows = [
                 torch.cat([torch.full((PROMPT - 1,), 9.0), row + difference, torch.tensor([9.0])]) for row in rollout
             ]
+            if not bypass_mode:  # a token that a repair has put in
+                rows[0][PROMPT - 1] = -50.0
             started.fields |= {"log_probs": nested(rows), "entropy": nested(rows)}
             return batch
 
@@ -136,6 +141,8 @@ def test_the_rollout_is_compared_with_the_actor(queue: Callable[..., Any], bypas
     trainer._compute_old_log_prob(started.batch, {})
     assert trainer.rollout_is_checked
     wanted = torch.cat(rollout) + (0 if bypass_mode else 0.05)
+    if not bypass_mode:
+        wanted[0] = -50.0
     torch.testing.assert_close(started.fields["old_log_probs"].values(), wanted)
     if bypass_mode:  # from the second batch on the actor computes nothing
         trainer.actor_rollout_wg = None

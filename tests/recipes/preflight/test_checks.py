@@ -141,7 +141,7 @@ def test_wrong_override(refused: Refused, override: str, said: str) -> None:
     assert said in refused(override)
 
 
-CORRECTION, FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
+CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_groups", "convrec.repair=zero"
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,16 @@ CORRECTION, FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"], "leave it ppo_clip"),
         ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "metric=hits: rollouts can differ in their ranks"),
         ([f"{FILTER}.enable=true", "convrec.rewards={repeats: -1}"], "says nothing about REWARDS"),
+        ([REPAIR, "convrec.repair_ranks=21"], "convrec.repair_ranks=21: more than NUM_ITEMS=20"),
+        ([REPAIR, "algorithm_preset=gspo"], "GRPO and GSPO would credit all of a list for one title"),
+        ([REPAIR, "convrec.preset=reference"], "a line may have another's rank"),
+        ([REPAIR, "convrec.matching=reference"], "a line may have another's rank"),
+        ([REPAIR, f"{CORRECTION}.bypass_mode=true"], "no old log-probs for a title that no rollout sampled"),
+        (
+            [REPAIR, "reward.custom_reward_function.path=pkg://reward.judge_pointwise"],
+            "does not say what hits; give REWARD a function",
+        ),
+        ([REPAIR, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], "only lists of single_turn_agent"),
     ],
 )
 def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:

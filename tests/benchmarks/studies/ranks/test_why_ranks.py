@@ -20,6 +20,7 @@ from benchmarks.studies.ranks.toy import (  # noqa: E402
     Toy,
     dcg_gradient,
     exact,
+    exp_inf_gradients,
     relevance,
     returns,
     simulated,
@@ -54,6 +55,25 @@ def test_without_normalisation_causal_returns_have_the_gradient_of_dcg() -> None
     assert exact(toy, "log_decay", normalised=False).mean_NM == pytest.approx(target)
     assert exact(toy, LIST, normalised=False).mean_NM == pytest.approx(target)
     assert exact(toy, "exp_inf", normalised=False).cosine(target) < 0.999
+
+
+def test_exp_infs_gradients_in_closed_form_are_those_of_enumeration() -> None:
+    toy = Toy.drawn(4, 5, seed=2)
+    found = exp_inf_gradients(toy)
+    assert found["exp_inf"] == pytest.approx(exact(toy, "exp_inf").mean_NM)
+    assert found["centred"] == pytest.approx(exact(toy, "exp_inf", normalised=False).mean_NM)
+    discounts = found["centred, discounted"] / found["centred"]
+    assert discounts == pytest.approx(np.repeat(1 / np.log2(np.arange(4) + 2)[:, None], 5, axis=1))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_pages_parts_of_the_bias_are_what_the_closed_form_gives(shared: bool) -> None:
+    table = page_table("ranks, one table" if shared else "ranks, a table each")
+    assert [row[0] for row in table] == [5, 10, 20]
+    for numbers in table:
+        row = why_ranks.bias_row(int(numbers[0]), 8, seeds=10, shared=shared)
+        columns = ["exp_inf", "exp_inf least", "centred", "centred, discounted"]
+        assert [row[name] for name in columns] == pytest.approx(numbers[1:], abs=0.0006)
 
 
 RANK_COLUMNS = ["ranks", *(f"{credit} ratio" for credit in CREDITS[1:]), *(f"{credit} cosine" for credit in CREDITS)]
