@@ -67,7 +67,8 @@ def free_port() -> int:
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen:
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0", **os.environ}  # both servers alike
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     if not usable_gpus():
         environment["TORCH_COMPILE_DISABLE"] = "1"
     with open(log, "w") as file:

@@ -46,6 +46,10 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
             what = f"{report['address']} is a public address: whoever reaches the ports of vLLM and TransferQueue "
             fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
             findings.append(Finding("network", "warning", where, what + "there runs code as you", fix))
+        if report["build_problem"]:
+            fix = "install gcc and Python's headers (Debian: gcc, libc6-dev, python3-dev), or set CC"
+            what = f"{report['build_problem']}, and on GPUs vLLM's start builds with both"
+            findings.append(Finding("compiler", "failure", where, what, fix))
         if report["shm_free"] < node.SHM_BYTES:
             what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
             fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
@@ -135,6 +139,6 @@ def device_findings(
     for report in nodes:
         if report["gpu_slots"] >= config.trainer.n_gpus_per_node and not report["device_memory"]:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
-            fix = "fix its driver or environment, or start Ray there with --num-gpus=0"
+            fix = "fix its driver (580 or newer) or environment, or start Ray there with --num-gpus=0"
             findings.append(Finding("devices", "failure", report["where"], what, fix))
     return findings

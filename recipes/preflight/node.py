@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import socket
+import sysconfig
 import uuid
 from collections.abc import Iterator
 from importlib import metadata
@@ -63,6 +64,7 @@ def report(
         "shm_free": shutil.disk_usage("/dev/shm").free,
         "memory_available": psutil.virtual_memory().available,
         "device_memory": _device_memory(),
+        "build_problem": _build_problem() if _device_memory() else "",
         "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
     }
 
@@ -209,3 +211,11 @@ def _device_memory() -> int:
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+
+
+def _build_problem() -> str:
+    """What Triton would miss, which builds a module of Python in C before its first kernel: vLLM's start would fail."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "no C compiler is found"
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return "" if header.exists() else f"{header}: not there"

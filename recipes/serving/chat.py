@@ -7,14 +7,22 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-from vllm.entrypoints.openai.engine.protocol import ErrorResponse
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-from vllm.entrypoints.serve.render.serving import OpenAIServingRender
-from vllm.entrypoints.serve.utils.error_response import create_error_response
 
 from convrec.data.chat import without_control_tokens
 from recipes.serving.errors import Refused
+
+try:
+    from vllm.entrypoints.openai.engine.protocol import ErrorResponse
+    from vllm.entrypoints.serve.render.serving import OpenAIServingRender
+    from vllm.entrypoints.serve.utils.error_response import create_error_response
+except ImportError:  # vLLM 0.29 and newer
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.renderers.online_renderer import OnlineRenderer
+
+    OpenAIServingRender = None
 
 
 class ChatCompletions:
@@ -34,8 +42,13 @@ class ChatCompletions:
             "chat_template_content_format": "string",
         }
         self.tokenizer = engine.renderer.tokenizer
-        render = OpenAIServingRender(engine.model_config, engine.renderer, models.registry, **common)
-        self.serving = OpenAIServingChat(engine, models, "assistant", openai_serving_render=render, **common)
+        render: dict[str, Any] = {}
+        if OpenAIServingRender:
+            settings = (engine.model_config, engine.renderer, models.registry)
+            render["openai_serving_render"] = OpenAIServingRender(*settings, **common)
+        else:
+            render["online_renderer"] = OnlineRenderer(engine.model_config, engine.renderer, **common)
+        self.serving = OpenAIServingChat(engine, models, "assistant", **render, **common)
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The fields of a ChatRequest -> OpenAI's chat.completion. Raises Refused."""
@@ -52,12 +65,11 @@ class ChatCompletions:
         messages = without_control_tokens(messages, self.tokenizer)
         try:
             asked = ChatCompletionRequest(**request | {"messages": messages})
+            answer = await self.serving.create_chat_completion(asked)
         except ValidationError as error:  # its text is a dump
             first = error.errors(include_url=False, include_input=False)[0]
             field = str(first["loc"][0]) if first["loc"] else None
             raise Refused(400, first["msg"].removeprefix("Value error, "), field) from None
-        try:
-            answer = await self.serving.create_chat_completion(asked)
         except Exception as error:
             answer = create_error_response(error)  # as vLLM's own server does: what is the request's fault is a 4xx
             if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from convrec.checkpoints.models import resolve_model
 from convrec.data.validation import validate_sft_table
@@ -73,15 +77,25 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]:
-    """Two steps of GRPO from sft/ into <mode>/; returns the metrics of the steps."""
+def with_a_head_of_its_own(model: str, folder: Path) -> Path:
+    """The same model, but its head is not its embedding, as in Qwen3-8B: FSDP2 gathers it by itself."""
+    shutil.copytree(model, folder)
+    judge = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    judge.config.tie_word_embeddings = False
+    judge.lm_head.weight = torch.nn.Parameter(judge.lm_head.weight.detach().clone())
+    judge.save_pretrained(folder)
+    return folder
+
+
+def train(mode: str, sft: Path, model: Path, files: dict[str, str]) -> list[dict[str, float]]:
+    """Two steps of GRPO from this model into <mode>/; returns the metrics of the steps."""
     said = run(
         f"recipes/judge/run_{mode}.sh",
         "data.val_max_samples=16",
         "trainer.val_before_train=false",
         "actor_rollout_ref.model.use_fused_kernels=true",
         LR="1e-4",  # with ten times that a judge may talk of "fiction fiction fiction" after two steps
-        **{"MODEL_PATH": str(sft / "sft"), "SAVE_PATH": str(sft / mode), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4"},
+        **{"MODEL_PATH": str(model), "SAVE_PATH": str(sft / mode), "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "4"},
         **dict.fromkeys(("TOTAL_STEPS", "SAVE_FREQ", "TEST_FREQ"), "2"),
         **SIZES,
         **files,
@@ -101,7 +115,7 @@ def train(mode: str, sft: Path, files: dict[str, str]) -> list[dict[str, float]]
 
 def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = sft / "data" / "pairwise"
-    rows = train("pairwise", sft, {n: str(data / f"{s}.parquet") for n, s in FILES})
+    rows = train("pairwise", sft, sft / "sft", {n: str(data / f"{s}.parquet") for n, s in FILES})
     assert rows[0]["reward/score"] == pytest.approx(rows[0]["reward/accuracy"])
     assert rows[0]["reward/no_verdict"] < 0.5  # the form is learned from the demonstrations
 
@@ -124,9 +138,12 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     assert summary["no_verdict"]["mean"] < 0.5
 
 
-def test_pointwise_grpo_trains(sft: Path) -> None:
+def test_pointwise_grpo_trains_with_a_head_that_is_not_the_embedding(sft: Path) -> None:
     data = sft / "data" / "pointwise"
-    rows = train("pointwise", sft, {n: str(data / f"{s}.parquet") for n, s in FILES})
+    model = with_a_head_of_its_own(resolve_model(sft / "sft"), sft / "untied")
+    rows = train("pointwise", sft, model, {n: str(data / f"{s}.parquet") for n, s in FILES})
+    trained = load_file(Path(resolve_model(sft / "pointwise")) / "model.safetensors")
+    assert not torch.equal(trained["lm_head.weight"], trained["model.embed_tokens.weight"])
     assert all(row["reward/true_helpfulness"] <= 4 for row in rows)
 
 

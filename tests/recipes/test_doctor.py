@@ -69,6 +69,7 @@ def machine(**changes: Any) -> dict[str, Any]:
         "shm_free": 8 * GIB,
         "memory_available": 64 * GIB,
         "device_memory": 80 * GIB,
+        "build_problem": "",
         "open_files": 65536,
     }
     return good | changes
@@ -144,6 +145,7 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
         ({"digest": "xyz", "source": "/old"}, "failure", "convrec xyz from /old, the driver has abc"),
         ({"versions": FITTING | {"ray": "2.50.0"}}, "failure", "ray 2.50.0, the driver has 2.60.0"),
         ({"unreachable": "10.0.0.1:7 timed out"}, "failure", "cannot connect to the driver: 10.0.0.1:7 timed out"),
+        ({"build_problem": "no C compiler is found"}, "failure", "no C compiler is found"),
         ({"shm_free": 64 * 2**20}, "failure", "/dev/shm has 0.06 GiB free"),
         ({"open_files": 1024}, "warning", "at most 1024 open files"),
         ({"address": "8.8.4.4"}, "warning", "8.8.4.4 is a public address"),
@@ -236,6 +238,7 @@ def test_gpus_that_are_asked_for_and_only_counted() -> None:
     found = only(devices("cuda", 80 * GIB, 0, 4), "failure")
     assert found.where == "node-b"
     assert "PyTorch sees no GPU" in found.what
+    assert "driver (580 or newer)" in found.fix
     assert devices("cuda", 80 * GIB, 0, 2) == []  # fewer slots than wanted: none of it is used
     assert devices("cuda", 0, 80 * GIB, 4, VERL_PLATFORM="nvidia") == []  # host=gpu, as docs/how-to/cluster.md has it
     assert "VERL_PLATFORM=nvidia" in only(devices("cuda", 0, 80 * GIB, 4), "failure").fix

@@ -1,14 +1,18 @@
 """`convrec serve`: what its command line means, and what it refuses before anything starts."""
 
+import os
 import socket
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
+from convrec.generation import placement
 from recipes.serve import parser, service_of, tell_left_out
+from recipes.serving import local
 from recipes.serving.local import bound
 from recipes.serving.schema import KEY_VARIABLE
 
@@ -114,3 +118,15 @@ def test_a_port_that_is_taken_is_named():
     for number in (0, -1, 99999):
         with pytest.raises(UserError, match=f"--port {number}: give one from 1 to 65535"):
             bound("127.0.0.1", number)
+
+
+def test_more_engines_than_gpus_are_refused_before_any_is_started(files, monkeypatch, tmp_path):
+    """One GPU is played: two models, or two engines of one, would each take most of its memory."""
+    asked = settings("--judge", "one=films", "--judge", "two=films")
+    monkeypatch.setattr(placement, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(local, "ModelProcess", lambda *_: pytest.fail("an engine was started"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    refused = pytest.raises(UserError, match=r"2 models, each with 1 replicas: .* this node has 1 GPUs")
+    with refused, mock.patch.dict(os.environ):
+        local.serve_here(asked, "127.0.0.1", port, 1, tmp_path / "logs", lambda _: None)

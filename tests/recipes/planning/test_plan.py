@@ -13,6 +13,7 @@ from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of
 from recipes.planning.models import KNOWN, model_size
 from recipes.planning.plan import make_plan, shown, summary
 from recipes.planning.step_time import GPUS, START
+from recipes.preflight.findings import memory_findings
 
 Config = Callable[..., DictConfig]
 Plan = dict[str, Any]
@@ -163,11 +164,15 @@ def test_the_papers_run_fits_and_70b_on_a_node_lacks_everything(config_with: Con
 
 def test_3b_on_one_card_trains_but_does_not_sample_beside_its_training_state(config_with: Config) -> None:
     """3,212,749,824 x 12 bytes of weights and Adam = 35.9 GiB stay beside vLLM's half of 79.6 GiB."""
-    found = run_of(config_with(keys={"trainer.n_gpus_per_node": 1}), KNOWN["3B"][1])
+    config = config_with(keys={"trainer.n_gpus_per_node": 1})
+    found = run_of(config, KNOWN["3B"][1])
     (what,) = lacks(found, CARD)
     assert what == "sampling needs 75.7 GiB of a GPU, 71.7 can be used"
     training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(found, CARD))
     assert (round(training, 1), round(sampling, 1)) == (57.3, 75.7)
+    node = {"where": "here", "device_memory": CARD, "memory_available": 500 * GIB}
+    said = memory_findings(config, found, [node])[0]  # of the doctor, the dry run and every start
+    assert (said.status, said.what, plan_of(config, "3B")["lacks"]) == ("warning", what, [what])
 
 
 # ---- the dry run ----

@@ -1,6 +1,8 @@
 """Packed rows through `varlen` attention give what padded rows give through sdpa: log-probs and gradients."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from convrec.training.attention import varlen
 from convrec.training.attention.varlen import sequence_starts, varlen_attention
+from recipes.tiny_model import make_tiny_model
+from tests.convrec.training.conftest import build_training_worker
+from tests.convrec.training.engine_process import batch_of, train
+from tests.convrec.training.test_fused_head import PACKED, rows
 
 LENGTHS = (5, 1, 9, 3)
 SIZES = {
@@ -76,6 +82,25 @@ def test_where_sequences_begin_is_asked_once_a_forward(monkeypatch: pytest.Monke
         varlen.attention_forward(module, query, key, key, None, position_ids=position_ids)
     varlen.attention_forward(module, query, key, key, None, position_ids=position_ids.clone())
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_in_verls_engine_it_is_asked_once_a_micro_batch(
+    training_worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputes: bool
+) -> None:
+    """FSDP2 hands each layer the same position ids, and recomputation in the backward pass too. training_worker: its
+    environment and process group."""
+    varlen.register()
+    sizes = {"hidden_size": 32, "num_layers": 3, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    folder = make_tiny_model(tmp_path / "model", ["a b c\n" * 40], vocab_size=300, **sizes)
+    worker = build_training_worker(folder, model={"enable_gradient_checkpointing": recomputes})
+    worker.engine.module.config._attn_implementation = varlen.NAME
+    asked, layers = [], []
+    starts, attention = varlen.sequence_starts, varlen.varlen_attention
+    monkeypatch.setattr(varlen, "sequence_starts", lambda *ids: asked.append(ids) or starts(*ids))
+    monkeypatch.setattr(varlen, "varlen_attention", lambda *given: layers.append(given) or attention(*given))
+    train(worker, batch_of(rows(), **PACKED))
+    assert (len(asked), len(layers)) == (2, 2 * 3 * (1 + recomputes))
 
 
 def test_what_it_does_not_compute_is_refused() -> None:
