@@ -75,7 +75,12 @@ def alone(command: list[str], environment: dict[str, str], folder: Path, grace: 
     """
     import psutil
 
+    from convrec.runs.supervisor import die_with
     from tests.e2e.conftest import READY, killed_on_error
+
+    def begin(parent: int = os.getpid()) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background job has it ignored
+        die_with(parent)
 
     log, report = folder / "said", folder / "left.json"
     report.unlink(missing_ok=True)
@@ -86,14 +91,14 @@ def alone(command: list[str], environment: dict[str, str], folder: Path, grace: 
         process = subprocess.Popen(
             [*enter, *command], env=environment | {"SHARED": shared}, cwd=ROOT, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a script's background job has it ignored
+            preexec_fn=begin,
         )  # fmt: skip
     run = Alone(0, process, log, report)
 
     def has_begun() -> bool:
-        first = psutil.Process(process.pid).children()
-        inside = [child for one in first if "alone.py" in " ".join(one.cmdline()) for child in one.children()]
-        run.pid = inside[0].pid if inside else 0
+        first = [one for one in psutil.Process(process.pid).children() if one.cmdline()[:1] == [sys.executable]]
+        inside = [child.pid for one in first for child in one.children()]
+        run.pid = inside[0] if inside else 0
         return bool(inside)
 
     with killed_on_error(process):
