@@ -20,7 +20,7 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 	@test -f outputs/demo/summary.json || $(PY) -m recipes demo
 	@$(PY) -m recipes serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
-test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, signals, faults and serving end to end
+test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, faults and serving end to end
 
 test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
 	@$(PY) -m pytest tests/e2e -m long
