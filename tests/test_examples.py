@@ -58,7 +58,7 @@ def slurm_job(
         + f";; *--address*--block) {others};; *--block) exec sleep 20;; esac",
         "ray": "exit 0",
         "python": f'case "$*" in *secrets*) echo token;; *) {"sleep 600" if alive is None else f"echo {alive}"};; esac',
-        "timeout": 'shift; exec "$(PATH=${PATH#*:} command -v timeout)" 1 "$@"',  # a second is enough here
+        "timeout": 'shift 3; exec "$(PATH=${PATH#*:} command -v timeout)" 1 "$@"',  # a second is enough here
     }
     for name, text in commands.items():
         (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
