@@ -127,7 +127,7 @@ def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals, 
     line."""
     outside = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
     with alone([*stage.command], outside | stage.environment | variables, folder) as run:
-        run.wait_for(lambda: moment(run, folder / "out"), seconds=200)
+        run.wait_for(lambda: moment(run, folder / "out"))
         os.kill(run.pid, number)
         begin = time.monotonic()
         status = run.end(END_SECONDS)
