@@ -10,6 +10,7 @@ import pytest
 
 from convrec.checkpoints.saving import complete_steps
 from convrec.runs.folder import read_metrics
+from convrec.runs.starts import read_starts
 
 from .alone import alone
 from .conftest import FAULTS, ROOT, flip_a_byte
@@ -21,16 +22,23 @@ Start = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def start(trained, tmp_path) -> Start:
-    """Train to that step, a checkpoint each; returns the exit status and what was said."""
+    """Train to that step, a checkpoint each; returns the exit status and what was said.
 
-    def train(run: Path, steps: int, **variables: str) -> tuple[int, str]:
+    begun: is called when the run has passed its checks, which look for room, too.
+    """
+
+    def train(run: Path, steps: int, begun: Callable[[], object] | None = None, **variables: str) -> tuple[int, str]:
+        before = len(read_starts(run))
         environment = os.environ | trained.files | {"PYTHON": sys.executable, "SAVE_PATH": str(run), "LR": "1e-3"}
         environment |= {"MODEL_PATH": str(trained.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4"}
         environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TEST_FREQ": "-1", "SAVE_FREQ": "1"}
         environment |= {"SAVE_KEEP": "all", "TOTAL_STEPS": str(steps), **variables}
         command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"]
         with alone([*command, "convrec.deterministic=true"], environment, tmp_path) as one:
-            return one.end(400), one.said()
+            if begun:
+                one.wait_for(lambda: len(read_starts(run)) > before)
+                begun()
+            return one.end(600), one.said()
 
     return train
 
@@ -40,28 +48,36 @@ def trained_steps(run: Path) -> list[int]:
 
 
 def test_a_disk_that_is_full_costs_no_checkpoint_that_was_there(start: Start, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
+    disk, run = tmp_path / "disk", tmp_path / "disk" / "run"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk], check=True)  # a checkpoint has 22
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", disk], check=True)
+
+    def resize(mib: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={mib}m", disk], check=True)
+
     try:
-        status, said = start(disk / "run", 4)
+        status, said = start(run, 4, begun=lambda: resize(12))  # a checkpoint has 22 MiB
         assert status == 1, said
         assert "No space left on device" in said
         assert "there is no earlier checkpoint" in said
         assert "Make room" in said
-        assert list((disk / "run").glob("global_step_*")) == []
+        assert list(run.glob("global_step_*")) == []
 
-        subprocess.run(["mount", "-o", "remount,size=60m", disk], check=True)
-        status, said = start(disk / "run", 4)
+        resize(300)
+        status, said = start(run, 4, begun=lambda: resize(60))
         assert status == 1, said
         assert "step 3 is not saved, the checkpoint of step 2 is intact. Make room" in said
-        assert complete_steps(disk / "run") == [1, 2]
+        assert complete_steps(run) == [1, 2]
 
-        subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
-        status, said = start(disk / "run", 4)
+        status, said = start(run, 4)
+        assert status == 2, said  # before it starts
+        assert "Fix: make room, or choose another SAVE_PATH" in said
+
+        resize(300)
+        status, said = start(run, 4)
         assert status == 0, said
         assert "resuming after step 2" in said
-        assert (complete_steps(disk / "run"), trained_steps(disk / "run")) == ([1, 2, 3, 4], [1, 2, 3, 4])
+        assert (complete_steps(run), trained_steps(run)) == ([1, 2, 3, 4], [1, 2, 3, 4])
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 

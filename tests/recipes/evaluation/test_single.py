@@ -390,7 +390,7 @@ def test_a_model_that_cannot_write_the_titles_is_refused_before_it_is_asked(
     japanese = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
     file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": japanese}}))
     catalog = write_catalog(tmp_path / "japanese.parquet", {"七人の侍": 1954, "七人": 1960, "Heat": 1995})
-    with pytest.raises(UserError, match="--model .*its tokenizer cannot write '七人の侍"):
+    with pytest.raises(UserError, match=r"--model .*its tokenizer cannot write '七人の侍"):
         run(files, tmp_path / "out", model=model, catalog=catalog)
     file.unlink()
     with pytest.raises(UserError, match=r"--model .*tokenizer\.json is missing"):
