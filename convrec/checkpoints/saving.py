@@ -9,6 +9,7 @@ RUN/stop, RUN/stop.<job>                 made by hand, or by `convrec submit` on
 A RUN/global_step_N that is a link is read, and when its turn comes the link is removed: nothing outside of RUN is.
 """
 
+import errno
 import math
 import os
 import shutil
@@ -28,6 +29,7 @@ DAMAGED = "damaged.json"
 STOP = "stop"
 # the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
 VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
+FULL_BYTES = 2**20  # free on a disk beside a file for which there was no room
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
 
 
@@ -89,14 +91,16 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         _forget_attention(folder)
         manifest.write(folder)
     except Exception as error:
+        why, full = one_line(error), os.strerror(errno.ENOSPC)
+        if shutil.disk_usage(run_folder).free < FULL_BYTES and full not in why:
+            why += f": {full}"  # torch.save says "unexpected pos 576 vs 534"
         shutil.rmtree(folder, ignore_errors=True)
         if last:
             write_tracker(run_folder, last)
         else:
             (run_folder / LATEST).unlink(missing_ok=True)
         raise RuntimeError(
-            f"{folder} could not be written ({one_line(error)}); {kept}, and the same command resumes when that is "
-            "fixed"
+            f"{folder} could not be written ({why}); {kept}, and the same command resumes when that is fixed"
         ) from error
     prune(run_folder, keep)
 

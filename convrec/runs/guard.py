@@ -31,6 +31,7 @@ from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, shared_me
 
 END_SECONDS = 15.0  # that the driver waits for the guard
 KEEP_SECONDS = 2.0
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def new_folder() -> Path:
@@ -42,12 +43,13 @@ def new_folder() -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     """What the processes of a run need to find the folder; compile caches outlive the run elsewhere."""
+    return {FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder), COMPILED: compile_cache()}
+
+
+def compile_cache() -> str:
+    """Where torch keeps what it compiles. Its default is a folder in /tmp that an import makes and nobody removes."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convrec" / "torchinductor"
-    return {
-        FOLDER_VARIABLE: str(folder),
-        "TMPDIR": str(folder),
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache)),
-    }
+    return os.environ.get(COMPILED, str(cache))
 
 
 def join(is_driver: bool = False, message: str = "") -> None:

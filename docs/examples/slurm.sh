@@ -58,7 +58,9 @@ if [ "$others" -gt 0 ]; then
 fi
 
 nodes='import ray; ray.init(log_to_driver=False); print(sum(node["Alive"] for node in ray.nodes()))'
-until here=$(RAY_ADDRESS="$address:6379" python -c "$nodes" 2> /dev/null) && [ "$here" = "$SLURM_JOB_NUM_NODES" ]; do
+# a limit: where the head has died meanwhile, ray.init waits for it for minutes
+until here=$(RAY_ADDRESS="$address:6379" timeout -s KILL 40 python -c "$nodes" 2> /dev/null) &&
+  [ "$here" = "$SLURM_JOB_NUM_NODES" ]; do
   wait_for_nodes "${here:-no} of $SLURM_JOB_NUM_NODES nodes joined Ray"
 done
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 from convrec.generation.answers import GenerationRequest
@@ -58,6 +59,7 @@ class Setup:
         if model is not None and not model.startswith(API):
             model_path = resolve_model(model, "--model ")
             hub.require(model_path, "--model ")
+            load_tokenizer(model_path, "--model ", titles=self.split.catalog.titles)
         before = read_earlier(Path(against), self.split, self.settings) if against else None
         constraint, warnings = None, self.split.warnings
         if options.constrained:

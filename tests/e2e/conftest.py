@@ -92,6 +92,12 @@ def reachable_from_elsewhere(processes: list[psutil.Process]) -> list[tuple[str,
     return found
 
 
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 @contextlib.contextmanager
 def killed_on_error(process: subprocess.Popen) -> Iterator[None]:
     try:
@@ -111,6 +117,10 @@ def wait_for(process: subprocess.Popen, happened: Callable[[], object], seconds:
         time.sleep(0.1)
 
 
+FAULTS = [  # of whole runs, each alone in its namespaces (alone.py)
+    pytest.mark.faults,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of its own: root alone may make them"),
+]
 READY = os.environ.get("E2E_DEMO")  # a folder in which one session leaves its demo for the next
 
 

@@ -10,7 +10,7 @@ import pytest
 from convrec.runs.folder import latest_step
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.faults  # half an hour: not in CI
+pytestmark = pytest.mark.slow  # half an hour: not in CI
 CALLS = 8
 
 

@@ -1,15 +1,16 @@
 """A kill -9 between verl's tracker and our manifest, in whole runs of each recipe: what it leaves is no checkpoint."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from convrec.runs.folder import latest_step, read_metrics, tracked_step
-from tests.e2e.conftest import ROOT
 
-pytestmark = pytest.mark.faults
+from .alone import alone
+from .conftest import FAULTS, ROOT, flip_a_byte
+
+pytestmark = FAULTS
 BEFORE_THE_MANIFEST = "    names = sorted(sizes(folder))\n    with ThreadPool"
 KILL = '    if folder.name == "global_step_2":\n        os.kill(os.getpid(), 9)\n'
 
@@ -28,19 +29,16 @@ def test_a_step_without_its_manifest_is_trained_again(trained, copy_of_project, 
     copy = copy_of_project("convrec/checkpoints/manifest.py", BEFORE_THE_MANIFEST, KILL + BEFORE_THE_MANIFEST)
 
     def start(root):
-        return subprocess.run(["bash", str(root / script), *more], env=environment, cwd=tmp_path,
-                              capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
+        with alone(["bash", str(root / script), *more], environment, tmp_path) as one:
+            return one.end(400), one.said()
 
-    killed = start(copy)
-    assert killed.returncode == 137, killed.stderr
+    status, said = start(copy)
+    assert status == 137, said
     assert (tracked_step(run), latest_step(run)) == (2, 1)
-    shard = next((run / "global_step_2").rglob("model_world_size_*.pt"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    resumed = start(ROOT)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "global_step_2 was cut off while it was written: ignored" in resumed.stderr
-    assert "resuming after step 1" in resumed.stderr
+    flip_a_byte(next((run / "global_step_2").rglob("model_world_size_*.pt")))
+    status, said = start(ROOT)
+    assert status == 0, said
+    assert "global_step_2 was cut off while it was written: ignored" in said
+    assert "resuming after step 1" in said
     assert latest_step(run) == 3
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]

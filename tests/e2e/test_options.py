@@ -7,7 +7,7 @@ import pytest
 
 from convrec.runs.folder import read_metrics
 
-pytestmark = pytest.mark.faults  # four starts of a minute: not in CI
+pytestmark = pytest.mark.slow  # four starts of a minute: not in CI
 
 CORRECTION = "algorithm.rollout_correction"
 NAMES = ("actor/policy_loss", "actor/grad_norm", "actor/kl", "rank_grpo/dcg", "critic/advantages/max")

@@ -1,5 +1,5 @@
-"""Real signals to real runs: at the moments at which they used to end them with a traceback, an abort or without a
-word, and (`make test-faults`, half an hour) each signal in each phase of each stage."""
+"""Real signals to real runs, each alone in its namespaces: each signal in each phase of each stage, also where they
+used to end a run with a traceback, an abort or without a word."""
 
 import contextlib
 import os
@@ -18,21 +18,24 @@ import pytest
 
 from convrec.runs.folder import latest_step
 
-from .conftest import ROOT, Demo, descendants, killed_on_error, trained_steps, wait_for
+from .alone import Alone, alone
+from .conftest import FAULTS, ROOT, Demo, descendants, trained_steps
+
+pytestmark = FAULTS
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 END_SECONDS = 60  # the end of a step, its checkpoint and the end of the processes
 AGAIN = "stopped; the same command does it again"
 T = TypeVar("T")
-Moment = Callable[[subprocess.Popen, Path], bool]
+Moment = Callable[[Alone, Path], bool]
 
 
-def ray_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
+def ray_is_starting(run: Alone, run_folder: Path) -> bool:
     """Its handler of SIGTERM aborts the process until `ray.init` returns."""
     return any(process.name() == "raylet" for process in descendants(run))
 
 
-def vllm_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
+def vllm_is_starting(run: Alone, run_folder: Path) -> bool:
     return any("EngineCore" in " ".join(words) for words in of_each(descendants(run), psutil.Process.cmdline))
 
 
@@ -45,17 +48,17 @@ def of_each(processes: list[psutil.Process], what: Callable[[psutil.Process], T]
     return found
 
 
-def generation_is_starting(run: subprocess.Popen, run_folder: Path) -> bool:
+def generation_is_starting(run: Alone, run_folder: Path) -> bool:
     words = of_each(descendants(run), psutil.Process.cmdline)
     return any("convrec.generation.child" in " ".join(of_one) for of_one in words)
 
 
-def run_is_named(run: subprocess.Popen, run_folder: Path) -> bool:
+def run_is_named(run: Alone, run_folder: Path) -> bool:
     """It holds its folder, and training is next."""
     return (run_folder / "starts.jsonl").exists()
 
 
-def first_step_is_logged(run: subprocess.Popen, run_folder: Path) -> bool:
+def first_step_is_logged(run: Alone, run_folder: Path) -> bool:
     return any(path.stat().st_size for path in run_folder.glob("metrics/*.jsonl"))
 
 
@@ -68,7 +71,7 @@ def after(seconds: float) -> Moment:
     """Seconds after the process has its handlers: its imports, then its work."""
     since: dict[int, float] = {}
 
-    def moment(run: subprocess.Popen, run_folder: Path) -> bool:
+    def moment(run: Alone, run_folder: Path) -> bool:
         return bool(descendants(run)) and time.monotonic() - since.setdefault(run.pid, time.monotonic()) > seconds
 
     return moment
@@ -77,7 +80,7 @@ def after(seconds: float) -> Moment:
 def within(function: str, step: int = 0) -> Moment:
     """The process that does the work is in this function, and so many steps are behind it."""
 
-    def moment(run: subprocess.Popen, run_folder: Path) -> bool:
+    def moment(run: Alone, run_folder: Path) -> bool:
         if step and not (first_step_is_logged(run, run_folder) and max(trained_steps(run_folder), default=0) >= step):
             return False
         # the fork, or the child in which an evaluation generates
@@ -119,51 +122,27 @@ def data_preparation(demo: Demo, out: Path) -> Stage:
     return Stage((sys.executable, "-m", "recipes", "data", "sample", "--out", str(out), *rows), says=AGAIN)
 
 
-def stopped(stage: Stage, out: Path, moment: Moment, number: signal.Signals, **variables: str) -> str:
-    """Start it, signal it at the moment, and check how it ends. Returns its last line."""
+def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals, **variables: str) -> str:
+    """Start it, signal it at the moment, and check how it ends. folder: its output is in `out` there. Returns its last
+    line."""
     outside = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
-    run = subprocess.Popen(
-        stage.command, env=outside | stage.environment | variables, cwd=ROOT, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(INT, signal.SIG_DFL),  # a script's background job has it ignored
-    )  # fmt: skip
-    with killed_on_error(run):
-        wait_for(run, lambda: moment(run, out), seconds=200)
-        processes = descendants(run)
-        folders = {of_one.get("CONVREC_RUN_TMP") for of_one in of_each(processes, psutil.Process.environ)} - {None}
-        run.send_signal(number)
+    with alone([*stage.command], outside | stage.environment | variables, folder) as run:
+        run.wait_for(lambda: moment(run, folder / "out"))
+        os.kill(run.pid, number)
         begin = time.monotonic()
-        _, error = run.communicate(timeout=END_SECONDS)
+        status = run.end(END_SECONDS)
+    said = run.said()
     print(f"{number.name}: the end after {time.monotonic() - begin:.1f} s")
-    assert run.returncode == 130, error[-3000:]
-    lines = [line for line in error[max(0, error.find("starting ")) :].splitlines() if line.strip()]
-    assert not [line for line in lines[:-1] if not is_progress(line)], error[-3000:]
-    _, left = psutil.wait_procs(processes, timeout=5)
-    assert not left
-    assert not (out / "running").exists()
-    assert not [folder for folder in folders if os.path.exists(folder)]
+    assert status == 130, said[-3000:]
+    lines = [line for line in said[max(0, said.find("starting ")) :].splitlines() if line.strip()]
+    assert not [line for line in lines[:-1] if not is_progress(line)], said[-3000:]
+    assert not (folder / "out" / "running").exists()
     return lines[-1]
 
 
 def is_progress(line: str) -> bool:
     return any(word in line for word in ("starting", "step", "it/s", "prompts", "full log", "loading"))
 
-
-def test_a_signal_ends_a_run_with_one_line_and_nothing_is_left(trained, tmp_path):
-    stage = training(trained, tmp_path / "run", "run_rank_grpo.sh")
-    assert stopped(stage, tmp_path / "run", ray_is_starting, TERM) == stage.says
-
-
-def test_sft_saves_when_it_is_asked_to(trained, tmp_path):
-    stage = training(trained, tmp_path / "run", "run_sft.sh")
-    stage.environment.update({"TEST_FREQ": "-1", "SAVE_FREQ": "1000"})
-    said = stopped(stage, tmp_path / "run", first_step_is_logged, USR1)
-    step = max(trained_steps(tmp_path / "run"))
-    assert latest_step(tmp_path / "run") == step >= 1
-    assert said == f"stopped as asked after step {step}; the same command resumes"
-
-
-# ---- each signal in each phase
 
 SIGNALS = pytest.mark.parametrize("number", [TERM, INT, USR1], ids=lambda number: number.name)
 OF_RANK_GRPO = {
@@ -182,18 +161,17 @@ OF_SFT = {
 }
 
 
-@pytest.mark.faults
 @SIGNALS
 @pytest.mark.parametrize("phase", OF_RANK_GRPO)
 def test_rank_grpo(trained, tmp_path, phase, number):
     """SIGUSR1, and SIGTERM with SAVE_ON_TERM=1, save at the end of the step; the other two end at once."""
-    out = tmp_path / "run"
+    out = tmp_path / "out"
     stage = training(trained, out, "run_rank_grpo.sh")
     in_steps = OF_RANK_GRPO[phase] not in (ray_is_starting, vllm_is_starting)
     saves = in_steps and number in (TERM, USR1)
     often = {"SAVE_FREQ": "1", "TEST_FREQ": "1"} if phase in ("checkpoint", "validation") else {}
     stage.environment.update({"ROLLOUT_N": "4", "SAVE_FREQ": "1000", "TEST_FREQ": "-1"} | often)
-    said = stopped(stage, out, OF_RANK_GRPO[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
+    said = stopped(stage, tmp_path, OF_RANK_GRPO[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
     step = latest_step(out)
     assert said == f"stopped {'as asked ' if saves else ''}after step {step}; the same command resumes"
     assert (step >= 1) == (saves or bool(often))
@@ -201,34 +179,31 @@ def test_rank_grpo(trained, tmp_path, phase, number):
         assert step == max(trained_steps(out))  # the step that was running is saved, and logged
 
 
-@pytest.mark.faults
 @SIGNALS
 @pytest.mark.parametrize("phase", OF_SFT)
 def test_sft(trained, tmp_path, phase, number):
-    out = tmp_path / "run"
+    out = tmp_path / "out"
     stage = training(trained, out, "run_sft.sh")
     in_steps = phase != "start"
     saves = in_steps and number in (TERM, USR1)
     often = "1" if phase in ("checkpoint", "validation") else "1000"
     stage.environment.update({"SAVE_FREQ": often, "TEST_FREQ": often})
-    said = stopped(stage, out, OF_SFT[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
+    said = stopped(stage, tmp_path, OF_SFT[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
     assert said == f"stopped {'as asked ' if saves else ''}after step {latest_step(out)}; the same command resumes"
     if saves:
         assert latest_step(out) == max(trained_steps(out))
 
 
-@pytest.mark.faults
 @SIGNALS
 @pytest.mark.parametrize("moment", [generation_is_starting, within("_run_engine")], ids=["vllm_starts", "lists"])
 def test_evaluation(trained, tmp_path, moment, number):
     stage = evaluation(trained, tmp_path / "out")
-    assert stopped(stage, tmp_path / "out", moment, number) == stage.says
+    assert stopped(stage, tmp_path, moment, number) == stage.says
 
 
-@pytest.mark.faults
 @SIGNALS
 @pytest.mark.parametrize("seconds", [0.3, 5], ids=["imports", "rows"])
 def test_data_preparation(trained, tmp_path, seconds, number):
     stage = data_preparation(trained, tmp_path / "out")
-    assert stopped(stage, tmp_path / "out", after(seconds), number) == stage.says
-    assert list(tmp_path.iterdir()) == []  # neither the folder nor a part of it
+    assert stopped(stage, tmp_path, after(seconds), number) == stage.says
+    assert {path.name for path in tmp_path.iterdir()} == {"said", "left.json"}  # neither the folder nor a part of it

@@ -117,3 +117,21 @@ def test_outside_of_its_environment_a_command_says_so() -> None:
     assert done.returncode == 2
     assert "pyarrow" in done.stderr
     assert "make setup" in done.stderr
+
+
+@pytest.mark.parametrize("given", [None, "/elsewhere"])
+def test_what_torch_compiles_is_kept_outside_of_tmp_from_its_import_on(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its default is a folder in /tmp, which an import makes before a run has its own."""
+    for name in ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["convrec", "doctor"])
+    seen: list[str] = []
+    monkeypatch.setattr(cli, "function_of", lambda _: lambda _: seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == [given or str(tmp_path / "convrec" / "torchinductor")]

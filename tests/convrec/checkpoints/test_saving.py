@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -275,6 +276,25 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_its_track
         saving.save(tmp_path, step, write, keep=1)
     assert not (tmp_path / f"global_step_{step}").exists()
     assert (saving.complete_steps(tmp_path), latest_step(tmp_path)) == (saved[:1], sum(saved[:1]))
+
+
+def test_a_full_disk_is_named_where_torch_has_other_words(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", run], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("a small disk is mounted: root alone may")
+
+    def write() -> None:
+        (run / "global_step_1").mkdir()
+        torch.save({"weights": torch.zeros(2_000_000)}, run / "global_step_1" / "model_world_size_1_rank_0.pt")
+
+    try:
+        with pytest.raises(RuntimeError, match=r"unexpected pos .*: No space left on device.*there is no earlier"):
+            saving.save(run, 1, write)
+    finally:
+        subprocess.run(["umount", "--lazy", run], check=True)
 
 
 def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Answers in vLLM's place."""
+"""Answers in vLLM's place, and folders that pass for a model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,3 +28,9 @@ def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
         return asked
 
     return start
+
+
+@pytest.fixture(autouse=True)
+def any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sound_model` writes no tokenizer that could be read."""
+    monkeypatch.setattr("recipes.evaluation.setup.load_tokenizer", lambda *given, **named: None)

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from recipes import evaluate as command
 from recipes.evaluation.examples import examples
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
+from recipes.tiny_model import make_tiny_model
 from tests.conftest import mark_complete
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
@@ -372,4 +374,25 @@ def test_the_command_replaces_its_own_results_alone(
     assert command.main(of_model) == 0
     assert command.main([*of_baseline, "--overwrite"]) == 0
     assert not (tmp_path / "out" / "rows.parquet").exists()
+    assert len(asked) == 1
+
+
+def test_a_model_that_cannot_write_the_titles_is_refused_before_it_is_asked(
+    files: Files, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.evaluation.setup.load_tokenizer", load_tokenizer)
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
+    model = make_tiny_model(tmp_path / "tiny", ["Heat (1995)\n" * 40], vocab_size=300, **sizes)
+    run(files, tmp_path / "sound", model=model)
+    assert len(asked) == 1
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    japanese = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
+    file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": japanese}}))
+    catalog = write_catalog(tmp_path / "japanese.parquet", {"七人の侍": 1954, "七人": 1960, "Heat": 1995})
+    with pytest.raises(UserError, match=r"--model .*its tokenizer cannot write '七人の侍"):
+        run(files, tmp_path / "out", model=model, catalog=catalog)
+    file.unlink()
+    with pytest.raises(UserError, match=r"--model .*tokenizer\.json is missing"):
+        run(files, tmp_path / "out", model=model)
     assert len(asked) == 1
