@@ -90,8 +90,8 @@ def convert_own(
     facts = [fact for fact in facts if (fact.path, fact.row) not in left_out]
     damage.check(paths, len(facts))
     if not facts:
-        told = "; ".join(["no conversations; check how the file was written", *source.told()])
-        raise UserError(f"{', '.join(map(str, paths))}: {told}")
+        nothing = "; ".join(["no conversations; check how the file was written", *source.told()])
+        raise UserError(f"{', '.join(map(str, paths))}: {nothing}")
     if mentions and not mentions[True]:
         raise UserError(
             f"{', '.join(map(str, paths))}: none of the {mentions[False]:,} ground truths is in {catalog}, so nothing "

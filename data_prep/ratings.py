@@ -46,7 +46,7 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     users, names = (table[name].chunk(0) for name in ("user", "item"))
     ids = names.dictionary.to_pylist()
     by_title = enumerate({"item_id": title, "title": title} for title in ids)
-    read = read_catalog(items_path, damage, item_records(items_path, damage) if given.items else by_title)
+    read = read_catalog(items_path, damage, entries=item_records(items_path, damage) if given.items else by_title)
     damage.check([items_path], len(read.table))
     catalog = read.catalog()
     row_of = {str(name): row for row, name in enumerate(catalog.item_ids or ())}
@@ -115,8 +115,8 @@ def item_records(path: Path, damage: Damage) -> Records:
         except UnicodeDecodeError:  # 100K and 1M; 10M is UTF-8
             lines = content.decode("latin-1").split("\n")
         for line, text in enumerate(filter(None, lines), 1):
-            item_id, title, *others = [*text.rstrip("\r").split(divider), ""]
-            yield line, {"item_id": item_id, "title": title} | ({"genres": others[0]} if divider == "::" else {})
+            own_id, named, *others = [*text.rstrip("\r").split(divider), ""]
+            yield line, {"item_id": own_id, "title": named} | ({"genres": others[0]} if divider == "::" else {})
         return
     for number, record in read_records(path, damage):
         plain = {key.lower().replace("_", ""): cell for key, cell in record.items()}

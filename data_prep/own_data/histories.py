@@ -98,4 +98,4 @@ def rows_of(cuts: Cuts, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog
         question = WORDINGS[hash64(f"{seed} {name}") % len(WORDINGS)].format(listed)
         truth = [(title, str(year) if catalog.dated else "") for title, year in zip(titles, years, strict=True)]
         split_name = SPLITS[split] + "_cold" * int(is_cold)
-        yield Row(f"USER: {question}\n", truth[len(seen) :], seen, [], None, user, split_name, name, 0)
+        yield Row(f"USER: {question}\n", truth[len(seen) :], seen, [], None, user, split_name, name, 0, [])
