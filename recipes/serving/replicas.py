@@ -65,7 +65,7 @@ class Model:
                 yield event
         answer = await asyncio.to_thread(late.answer, *arguments)
         for item in answer.pop("items") if method == LIST_STREAM else ():
-            yield "item", item
+            yield "item", {"list_id": answer["list_id"], **item}
         yield ("end", answer) if method == LIST_STREAM else answer
 
     async def metrics(self) -> dict[str, str]:
