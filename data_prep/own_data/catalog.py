@@ -45,9 +45,9 @@ def read_catalog(
     path: Path, damage: Damage, columns: Mapping[str, str] = MappingProxyType({}), entries: Records | None = None
 ) -> CatalogRead:
     """Damaged rows go to `damage`. All items have a year or none has; where none has and most titles end in `(1999)`,
-    that is their year. Items with a year that is out of range are left out, where they are few. columns: our name of a
-    column -> the file's own. entries: the file's, where `read_records` does not read them. Raises UserError where the
-    file lacks a column, or has another of our name."""
+    that is their year. Items without a year, or with one that is out of range, are left out where they are few.
+    columns: our name of a column -> the file's own. entries: the file's, where `read_records` does not read them.
+    Raises UserError where the file lacks a column, or has another of our name."""
     records = dict(entries or read_records(path, damage))
     if columns:
         records = _renamed(path, records, columns)
@@ -76,20 +76,20 @@ def read_catalog(
             items[row] = {**record, "title": title, "year": year}
         except BadRecord as problem:
             damage.add(path, row, problem)
+    undated = [row for row, item in items.items() if item["year"] is None]
+    if 0 < len(undated) < len(items):
+        num_dated = len(items) - len(undated)
+        lacking = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+        for row in undated:
+            impossible[row] = BadRecord(lacking)
+            del items[row]
+        undated = []
     if len(impossible) > SHARE * len(records):
         for row, found in impossible.items():
             damage.add(path, row, found)
         impossible = {}
     if not items and not damage:
         raise UserError(f"{path}: no items; check how the file was written")
-    undated = [row for row, item in items.items() if item["year"] is None]
-    if 0 < len(undated) < len(items):
-        num_dated = len(items) - len(undated)
-        lacking = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
-        for row in undated:
-            damage.add(path, row, lacking)
-            del items[row]
-        undated = []
     _tell_apart(items)
     columns = {
         "title": pa.array([item["title"] for item in items.values()], pa.string()),

@@ -23,9 +23,11 @@ from data_prep.own_data.catalog import ItemIds
 
 Knows: TypeAlias = Callable[[str], bool]  # whether a text is an item, by what the catalog has
 AS_LIST = 'write a JSON list, ["...", "..."], or | between items'
+NO_ITEMS = ("none", "nan", "null")  # cells that programs write for an empty one
 LONGEST_TITLE = 6  # parts at commas and semicolons
 _MARK = re.compile(r"\s*(?:\d{1,3}[.)]|[-–*•])\s+(?=\S)")  # an item of a numbered or bulleted list
 _NUMBER = re.compile(r"(?:^|\s)(\d{1,3})[.)]\s+")
+_IN_BRACKETS, _IN_QUOTES = re.compile(r"\[[^\[\]]+\]"), re.compile(r"([\"']).+\1", re.DOTALL)
 _OPENS_LIST = re.compile(r"[\[({]\s*['\"]")
 _NOTE = re.compile(r"\W*?(?:\s[-–—]\s|[-–—:.(\[])")  # after a year: `Heat (1995) - a heist`
 _DECORATION = " -–—:.,;()[]*_\"'"
@@ -66,9 +68,16 @@ class ItemReader:
 
     def _entries(self, cell: Any, knows: Knows) -> list[Any]:
         if isinstance(cell, str):
-            listed = _as_list(cell.strip())
+            text = cell.strip()
+            if text.lower() in NO_ITEMS and not knows(text):
+                return []
+            if (listed := _as_list(text)) is None and not knows(text):
+                if _IN_QUOTES.fullmatch(text):  # "Heat", "Alien"
+                    listed = _as_list(f"[{text}]")
+                elif _IN_BRACKETS.fullmatch(text):  # [Heat (1995), Alien (1979)], as Spark and YAML write it
+                    cell = text[1:-1]
             return self._divided(cell, knows) if listed is None else self._entries(listed, knows)
-        if not isinstance(cell, list | None):
+        if not isinstance(cell, list | tuple | None):
             raise BadRecord("is a %s; write a list of items", type(cell).__name__)
         entries: list[Any] = []
         for entry in cell or []:
@@ -175,11 +184,15 @@ class ItemReader:
         """The title of an entry; of a title alone that several items share, those of all."""
         if by_id := self._by_id(entry):
             return [by_id.title]
-        title, _ = _title_and_year(entry)
+        title, year = _title_and_year(entry)
         item = parse_item(title) if self.dated and isinstance(entry, str) else None
         if item:
             self._check_rest(entry, item)
-            title = item.title
+            title, year = item
+        if self.dated and (number := parse_year(year)):  # what is misspelt, or shorter, is found with its year alone
+            row = self.matcher.identify(title, number).index
+            if row >= 0 and row not in self.matcher.seen_rows([title]):
+                return [self.matcher.catalog.titles[row]]
         return [edition.title for edition in self.editions.get(normalise(title), ())] or [title]
 
     def _check_rest(self, entry: str, item: Item) -> None:
@@ -279,7 +292,7 @@ def _title_and_year(entry: Any) -> tuple[str, Any]:
     year: Any = None
     if isinstance(entry, str):
         title = entry
-    elif isinstance(entry, list) and 1 <= len(entry) <= 2:
+    elif isinstance(entry, list | tuple) and 1 <= len(entry) <= 2:
         title, year = (*entry, None)[:2]
     elif isinstance(entry, dict) and set(entry) <= {"title", "year"}:
         title, year = entry.get("title"), entry.get("year")

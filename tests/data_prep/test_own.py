@@ -260,7 +260,7 @@ def test_damaged_rows_are_left_out_named_and_counted(files, tmp_path, capsys):
     convert_own(**given)
     expected = {name: read(given["out"], name) for name in ("train", "catalog")}
     rows = [*SOUND[:3], line(time="day 1"), *SOUND[3:], line(time="day 2")]
-    catalog = [*FILMS, *({"title": f"Film {n}", "year": 2000} for n in range(17)), {"title": "No Year"}]
+    catalog = [*FILMS, *({"title": f"Film {n}", "year": 2000} for n in range(17)), {"name": "No Title"}]
     given = files(rows, catalog) | {"out": tmp_path / "skipped"}
     dialogues, items = str(given["conversations"][0]), str(given["catalog"])
     argv = ["--conversations", dialogues, "--catalog", items, "--out", str(given["out"])]

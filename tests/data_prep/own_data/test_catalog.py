@@ -162,6 +162,10 @@ def test_years_at_the_end_of_titles_are_split_off(tmp_path: Path) -> None:
     assert told in format_summary(summary, "out")
     with pytest.raises(UserError, match=r"items\.csv: line 5: no year, but 3 items have one; fill it in"):
         written(tmp_path, movies + "4,Babylon 5,SF\n", "M (1931)")
+    more = "".join(f"{n},Film {n} (2000),SF\n" for n in range(5, 45))  # one of 44: MovieLens has such, too
+    titles, summary = written(tmp_path, movies + "4,Babylon 5,SF\n" + more, "M (1931)")
+    assert (len(titles), "Babylon 5" in dict(titles)) == (43, False)
+    assert [text.partition(",")[0] for text in summary["catalog"]["never_matched"]] == ["line 5: no year"]
     titles, summary = written(tmp_path, "title\n1999 (1982)\nHello\nIntro\n", "Hello")  # few: part of a title
     assert (summary["catalog"]["dated"], titles[0]) == (False, ("1999 (1982)", None))
 

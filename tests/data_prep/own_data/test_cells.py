@@ -149,3 +149,30 @@ def test_ids_are_items_too() -> None:
     of = reader([("Heat", 1995), ("Dune", 2021)], ["tt0113277", "tt1160419"])
     for cell in ("tt0113277, tt1160419", "tt0113277\ntt1160419", "['tt0113277', 'tt1160419']"):
         assert of.items(cell) == [("Heat", 1995), ("Dune", 2021)]
+
+
+@pytest.mark.parametrize(
+    "cell", ["Star Wars (1977)", ["Haet (1995)"], [["Star Wars", 1977]], "Haet (1995)|Star Wars (1977)"]
+)
+def test_a_seen_item_that_is_found_with_its_year_alone_is_seen_by_the_reward(cell: Any) -> None:
+    films = reader([("Star Wars: Episode IV - A New Hope", 1977), ("Heat", 1995)])
+    titles = films.titles(cell)
+    wanted = {0: "Star" in str(cell), 1: "Haet" in str(cell)}
+    assert films.matcher.seen_rows(titles) == [row for row, is_seen in wanted.items() if is_seen]
+
+
+def test_brackets_and_quotes_of_a_list_are_no_part_of_titles() -> None:
+    for cell in ("[Heat (1995), Alien (1979)]", '"Heat (1995)", "Alien (1979)"', "[('Heat', 1995), ('Alien', 1979)]"):
+        assert [item.title for item in DATED.items(cell)] == ["Heat", "Alien"]
+    films = reader([("Heat", None), ("Alien", None), ("[Rec]", None), ("'71", None)])
+    for cell in ("[Heat, Alien]", '"Heat", "Alien"', "'Heat', 'Alien'", '"Heat"\n"Alien"'):
+        assert [item.title for item in films.items(cell)] == ["Heat", "Alien"], cell
+        assert films.titles(cell) == ["Heat", "Alien"], cell
+    for title in ("[Rec]", "'71"):
+        assert [item.title for item in films.items(title)] == [title]
+
+
+@pytest.mark.parametrize("cell", ["None", "nan", "NaN", "null"])
+def test_what_programs_write_for_an_empty_cell_is_no_item(cell: str) -> None:
+    assert (UNDATED.items(cell), UNDATED.titles(cell), DATED.items(cell)) == ([], [], [])
+    assert [item.title for item in reader([("Null", None)]).items("null")] == ["null"]
