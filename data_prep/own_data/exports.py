@@ -7,6 +7,7 @@ may fail in it as it likes: KeyError, TypeError, AttributeError and ValueError b
 
 import html
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -31,9 +32,10 @@ CONVERSATION = ("conversation_id", "dialog_id", "dialogue_id", "session_id", "th
 # `[31/12/2020, 21:41:00] Ann: hi` of an iPhone, `12/31/20, 9:41 PM - Ann: hi` of Android
 _WHATSAPP = re.compile(
     r"[\u200e\ufeff]*\[?(?P<day>\d{1,4}[./-]\d{1,2}[./-]\d{1,4}),?\s(?:klo\s)?\d{1,2}[:.]\d\d(?:[:.]\d\d)?"
-    r"(?:\s?[AaPp]\.?\s?[Mm]\.?)?(?:\]|\s[-–])\s(?:(?P<name>[^:]+):\s)?(?P<text>.*)"
+    r"(?:\s?[AaPp]\.?\s?[Mm]\.?)?(?:\]|\s[-–])\s(?:(?P<name>[^:\"]+):\s)?(?P<text>.*)"
 )
-_OMITTED = re.compile(r"\u200e?<?[\w ]+ (?:omitted|attached)>?|<attached: .*>|This message was deleted\.?")
+NOTICE = "\u200e"  # begins what an iPhone writes of its own, behind a name too
+_OMITTED = re.compile(r"<?[\w ]+ (?:omitted|attached)>?|<attached: .*>|This message was deleted\.?")
 
 
 class Dialog(NamedTuple):
@@ -50,7 +52,7 @@ class Form(NamedTuple):
 
     reads: Collection[str]
     fits: Callable[[Record], bool]
-    read: Callable[[Any, Role], Dialog]
+    read: Callable[[Any, Role], Dialog | None]
     groups: Callable[[Records], Iterable[Group]] | None = None
 
 
@@ -80,11 +82,10 @@ def _batch(record: Record, role: Role) -> Dialog:
 
 
 def _sharegpt(record: Record, role: Role) -> Dialog:
-    others = ("system", "tool", "function")
-    turns = [
-        turn(said["from"] if said["from"] in others else role(said["from"]), said["value"])
-        for said in record["conversations"]
-    ]
+    turns = []
+    for said in record["conversations"]:
+        speaker, text = (said["from"], said["value"]) if "from" in said else (said["role"], said["content"])
+        turns.append(turn(speaker if speaker in ("system", "tool", "function") else role(speaker), text))
     return Dialog(turns, record.get("id"))
 
 
@@ -111,8 +112,8 @@ def _prompt_completion(record: Record, role: Role) -> Dialog:
     return Dialog([said for who, part in parts for said in (part if isinstance(part, list) else [turn(who, part)])])
 
 
-def _slack(records: Sequence[Record], role: Role) -> Dialog:
-    """Who recommends is a bot, or is named by --recommender."""
+def _slack(records: Sequence[Record], role: Role) -> Dialog | None:
+    """Who recommends is a bot, or is named by --recommender. None where nobody does: chatter of a channel."""
     turns = []
     for message in records:
         is_said = message.get("subtype") in (None, "bot_message", "thread_broadcast")  # nobody joins, leaves, pins
@@ -120,7 +121,7 @@ def _slack(records: Sequence[Record], role: Role) -> Dialog:
         said_by = role(speaker, "assistant" if message.get("bot_id") else "user")
         turns.append(turn(said_by if is_said else "tool", html.unescape(message["text"])))
     if not any(said["role"] == "assistant" for said in turns):
-        raise BadRecord("no bot speaks, so nobody recommends; name who does: --recommender ID")
+        return None
     return Dialog(turns, records[0].get("thread_ts"), records[0]["ts"])
 
 
@@ -138,7 +139,7 @@ def _whatsapp(records: Sequence[Record], role: Role) -> Dialog:
     turns = []
     for message in records:
         said = message["text"].strip()
-        is_said = message["name"] and said and not _OMITTED.fullmatch(said)
+        is_said = message["name"] and said and not said.startswith(NOTICE) and not _OMITTED.fullmatch(said)
         turns.append(turn(role(message["name"]) if is_said else "tool", said))
     return Dialog(turns)
 
@@ -216,7 +217,11 @@ def _fits_columns(record: Record) -> bool:
 
 OWN = "own"
 FORMS: Mapping[str, Form] = {  # a file has the first that one of its first records fits
-    "redial": Form(("movieMentions", "messages", "conversationId"), _has("movieMentions", "messages"), _redial),
+    "redial": Form(
+        ("movieMentions", "messages", "conversationId", "respondentWorkerId"),
+        _has("movieMentions", "messages"),
+        _redial,
+    ),
     "zendesk": Form(("comments", "requester_id", "id", "created_at"), _has("comments", "requester_id"), _zendesk),
     "chatgpt": Form(("mapping", "current_node", "create_time", "id"), _has("mapping", "current_node"), _chatgpt),
     "sharegpt": Form(("conversations", "id"), _has("conversations"), _sharegpt),
@@ -231,7 +236,9 @@ FORMS: Mapping[str, Form] = {  # a file has the first that one of its first reco
         _slack,
         partial(_by, ("thread_ts",), False),
     ),
-    "whatsapp": Form(("line",), lambda record: bool(_WHATSAPP.match(record.get("line", ""))), _whatsapp, _days),
+    "whatsapp": Form(
+        ("line", "day", "name", "text"), lambda record: bool(_WHATSAPP.match(record.get("line", ""))), _whatsapp, _days
+    ),
     "turns": Form(
         (*SPEAKER, *TEXT, *CONVERSATION, "movies"),
         lambda record: bool(_first(SPEAKER, record) and _first(TEXT, record)),
@@ -255,10 +262,10 @@ def guess_form(path: Path) -> str:
 
 
 def read_export(
-    path: Path, name: str, recommenders: Collection[str], damage: Damage, not_read: set[str]
+    path: Path, name: str, recommenders: Collection[str], damage: Damage, not_read: set[str], left_out: Counter[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row, a record of KEYS) of each conversation of a file of the form `name`. `not_read` gets the columns that are
-    not looked at, `damage` what cannot be read."""
+    not looked at, `damage` what cannot be read, `left_out` kind -> count of what is no conversation."""
     form, records = FORMS[name], read_records(path, damage)
     for group in form.groups(records) if form.groups else ([numbered] for numbered in records):
         number, first = group[0]
@@ -275,7 +282,11 @@ def read_export(
             text = f"is not what {name} writes (%s: %s); name its form: --format"
             damage.add(path, number, BadRecord(text, type(error).__name__, error))
         else:
-            not_read |= {key for _, record in group for key in record} - {*form.reads, *KEYS}
+            if dialog is None:
+                left_out["conversations in which nobody recommends (--recommender ID names who does)"] += 1
+                continue
+            keys = {key for _, record in group for key in record} - {*form.reads, *KEYS}
+            not_read |= {key for key in keys if key.lower() not in form.reads}  # a speaker's column in any case
             given = {key: first[key] for key in KEYS if key in first and key not in form.reads}
             said = {"conversation": dialog.turns, "conversation_id": dialog.conversation_id, "time": dialog.time}
             yield number, given | {key: value for key, value in said.items() if value is not None}

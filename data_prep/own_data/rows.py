@@ -203,7 +203,7 @@ def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
 
 
 def _is_block(part: Any) -> bool:
-    return isinstance(part, str) or (isinstance(part, dict) and "type" in part)
+    return isinstance(part, str) or (isinstance(part, dict) and not {"type", "content_type"}.isdisjoint(part))
 
 
 def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:

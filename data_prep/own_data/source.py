@@ -48,7 +48,7 @@ class Source:
         self.proposed = 0
         self.left_out.clear()
         for path, form in self.forms.items():
-            for number, record in read_export(path, form, self.recommenders, damage, self.not_read):
+            for number, record in read_export(path, form, self.recommenders, damage, self.not_read, self.left_out):
                 try:
                     for row, turns in self._rows_of(record, form):
                         yield path, number, read_row(row, self.reader, self.num_items, turns)
@@ -59,6 +59,8 @@ class Source:
         try:
             turns = read_turns(record.get("messages", record.get("conversation")), self.left_out)
         except BadRecord:
+            if self.truth == NEXT_TURNS:
+                raise
             yield record, None  # read_row says what is wrong with it, and with the rest
             return
         is_given = any(record.get(name) for name in WANTED)

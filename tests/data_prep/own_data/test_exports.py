@@ -86,7 +86,7 @@ def test_every_form_has_a_sample() -> None:
     ("name", "content", "options", "problem"),
     [
         ("a.txt", samples.ANDROID, {"truth": "from-next-turns"}, "line 1: 'Ann' speaks: as a user, or as the recomm"),
-        ("a.json", json.dumps(samples.SLACK[:3]), {}, "records 0, 1: no bot speaks, so nobody recommends; name who"),
+        ("a.json", json.dumps(samples.SLACK[:3]), {}, "; 2 conversations in which nobody recommends (--recommender ID"),
         (
             "a.jsonl",
             samples.lines({"messages": samples.messages()[:2]}),
@@ -133,6 +133,58 @@ def test_what_is_no_row_and_no_finding_is_counted(convert) -> None:
     assert all(line in printed for line in summary["read"])
     with pytest.raises(UserError, match=r"no conversations; check how the file was written; .*: read as chat"):
         convert("a.jsonl", samples.lines(talk), truth="from-next-turns")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "told"),
+    [
+        ("a.json", json.dumps([samples.REDIAL]), {}, "initiatorQuestions, initiatorWorkerId, respondentQuestions"),
+        ("a.csv", f'User,Assistant\n{samples.LIKED},"{samples.ANSWER}"\n', {"truth": "from-next-turns"}, None),
+        ("_chat.txt", samples.IPHONE, samples.BOB, None),
+    ],
+)
+def test_only_columns_that_are_not_read_are_told_so(convert, name: str, content: str, options: dict, told) -> None:
+    _, summary = convert(name, content, **options)
+    found = [line for line in summary["read"] if line.startswith("columns not read")]
+    assert found == ([f"columns not read: {told}"] if told else [])
+
+
+def test_what_programs_write_of_their_own_is_no_turn(convert) -> None:
+    first, rest = samples.IPHONE.split("\n", 1)
+    notice = "[31/12/2020, 21:41:30] Film Club: \u200eMessages and calls are end-to-end encrypted.\n"
+    renamed = '[31/12/2020, 21:41:40] Ann changed the subject from "Heat: 1" to "Films: best"\n'
+    plain, _ = convert("_chat.txt", samples.IPHONE, **samples.BOB)
+    assert convert("_chat.txt", f"{first}\n{notice}{renamed}{rest}", **samples.BOB)[0] == plain
+
+    pictures = json.loads(json.dumps(samples.CHATGPT))
+    picture = {"content_type": "image_asset_pointer", "asset_pointer": "file-service://1"}
+    pictures["mapping"]["u1"]["message"]["content"]["parts"].insert(0, picture)
+    plain, _ = convert("conversations.json", json.dumps([samples.CHATGPT]), truth="from-next-turns")
+    rows, summary = convert("conversations.json", json.dumps([pictures]), truth="from-next-turns")
+    assert rows == plain
+    assert "1 pictures and other content without text left out" in summary["read"]
+
+
+def test_chatter_of_a_channel_beside_conversations_is_counted(convert) -> None:
+    chatter = [{"type": "message", "user": "U7", "text": "lunch?", "ts": "1700000009.0", "thread_ts": "1700000009.0"}]
+    rows, summary = convert("a.json", json.dumps(samples.SLACK + chatter), truth="from-next-turns")
+    assert len(rows) == 1
+    assert any(line.startswith("1 conversations in which nobody recommends") for line in summary["read"])
+
+
+def test_sharegpt_with_the_keys_of_messages_is_read(convert) -> None:
+    said = [{"from": turn["role"], "value": turn["content"]} for turn in samples.messages()]
+    expected, _ = convert("a.jsonl", samples.lines({"conversations": said}), truth="from-next-turns")
+    found, _ = convert("a.jsonl", samples.lines({"conversations": samples.messages()}), truth="from-next-turns")
+    assert found == expected
+
+
+def test_a_turn_that_cannot_be_read_is_one_finding(convert) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "captain", "content": "?"}]}
+    with pytest.raises(UserError) as error:
+        convert("a.jsonl", samples.lines(chat), truth="from-next-turns")
+    assert "has the role 'captain'" in str(error.value)
+    assert "--truth from-next-turns" not in str(error.value)
 
 
 def test_a_preview_shows_the_first_rows_and_findings_and_writes_nothing(tmp_path: Path, capsys) -> None:
