@@ -227,6 +227,13 @@ def test_the_code_names_pages_that_are_there() -> None:
                 assert not missing, f"{path.relative_to(ROOT)}: {missing}"
 
 
+def test_what_the_manual_says_to_be_held_by_a_test_has_that_test() -> None:
+    there = [path.as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    named = {name for path in WRITTEN for name in re.findall(r"`([\w/]*test_\w+\.py)", path.read_text("utf-8"))}
+    assert len(named) > 10
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_manual_says_what_is_known_now(path: Path) -> None:
     """No laboratory notes, and lines that fit; rows of tables and blocks of code keep theirs."""
