@@ -2,9 +2,9 @@
 
 import ipaddress
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from convrec.errors import UserError
 
@@ -61,12 +61,22 @@ class RecommendedList(Strict):
     prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
 
 
+class OpenAIs(Strict):
+    """To OpenAI null is what is not there, and its clients send such fields."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        is_object = isinstance(fields, dict)
+        return {name: value for name, value in fields.items() if value is not None} if is_object else fields
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Strict):
+class ChatMessage(OpenAIs):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -83,7 +93,7 @@ class TextFormat(Strict):
     type: Literal["text"]
 
 
-class ChatRequest(Strict):
+class ChatRequest(OpenAIs):
     """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT). Others are refused by
     name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
     stranger's to choose."""
