@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("items", pa.list_(ITEM)),
         ("reason", pa.string()),
         ("prompt_truncated", pa.bool_()),
+        ("unknown", pa.list_(pa.string())),
     ]
 )
 KEY = b"convrec.recommendations"

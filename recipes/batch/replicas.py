@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.generation.process import Died
+from convrec.serving.items import ServedCatalog
 from convrec.serving.recommender import Filters, Recommendations, Recommender
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
@@ -24,16 +25,24 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
             if recommender.engine.is_alive:
                 raise
             raise Died("the process of its engine is gone") from None
-        return pa.Table.from_pylist([_row(chat, found) for chat, found in zip(chats, lists, strict=True)], SCHEMA)
+        unknown = [unknown_names(chat, recommender.catalog) for chat in chats]
+        return pa.Table.from_pylist(list(map(_row, chats, lists, unknown)), SCHEMA)
 
     return write
 
 
-def _row(chat: Chat, found: Recommendations) -> dict[str, Any]:
+def unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
+    """What `seen`, `allow` and `exclude` name and the catalog lacks: it changes no list."""
+    snapshot, names = catalog.snapshot, (*chat.seen, *(chat.allow or ()), *chat.exclude)
+    return [str(name) for name in names if not catalog.find(name, snapshot)]
+
+
+def _row(chat: Chat, found: Recommendations, unknown: list[str]) -> dict[str, Any]:
     return {
         "row": chat.row,
         "id": chat.id,
         "items": [vars(item) for item in found.items],
         "reason": found.reason,
         "prompt_truncated": found.prompt_truncated,
+        "unknown": unknown,
     }
