@@ -1,15 +1,20 @@
 """What a replica of batch recommendation loads: a Recommender, whose lists cannot be wrong and have scores."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from convrec.generation.process import Died
+from convrec.lists.titles import normalise
 from convrec.serving.items import ServedCatalog
 from convrec.serving.recommender import Filters, Recommendations, Recommender
+from convrec.serving.snapshot import LINE
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
+
+_YEAR = re.compile(r"[(（]\d{4}[)）]")
 
 
 def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
@@ -32,9 +37,15 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
 
 
 def unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
-    """What `seen`, `allow` and `exclude` name and the catalog lacks: it changes no list."""
+    """What `seen`, `allow` and `exclude` have that is no item of the catalog. `Heat (1995), Up (2009)` is found as the
+    first of the two: with a second year it must be a whole line."""
     snapshot, names = catalog.snapshot, (*chat.seen, *(chat.allow or ()), *chat.exclude)
-    return [str(name) for name in names if not catalog.find(name, snapshot)]
+
+    def is_item(name: str | int) -> bool:
+        is_line = len(_YEAR.findall(str(name))) < 2 or LINE + normalise(str(name)) in snapshot.named
+        return is_line and bool(catalog.find(name, snapshot))
+
+    return [str(name) for name in names if not is_item(name)]
 
 
 def _row(chat: Chat, found: Recommendations, unknown: list[str]) -> dict[str, Any]:

@@ -30,10 +30,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._await_head()
         most = self.config.limit_concurrency
-        if most and len(self.connections) >= most:
-            waiting = sorted((one for one in self.connections if one.is_client_to_go_on), key=lambda one: one.since)
+        all_now: set[BoundedProtocol] = self.connections  # type: ignore[assignment]
+        if most and len(all_now) >= most:
+            waiting = sorted((one for one in all_now if one.is_client_to_go_on), key=lambda one: one.since)
             for one in waiting[: len(waiting) // 10 + 1]:
-                self.connections.discard(one)  # at once: the loop accepts many before it closes one
+                all_now.discard(one)  # at once: the loop accepts many before it closes one
                 one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -87,7 +87,7 @@ def test_names_that_the_catalog_lacks_are_told(
     pq.write_table(pa.Table.from_pylist([{"row": 0, "unknown": unknown}, {"row": 1}], SCHEMA), lists)
     tell_unknown(lists)
     told = capsys.readouterr().err
-    assert told.startswith(f"{lists}: 4 names of seen, allow and exclude are not in the catalog") == bool(unknown)
+    assert told.startswith(f"{lists}: 4 names of seen, allow and exclude are no items of the catalog") == bool(unknown)
     assert all(repr(name) in told for name in unknown)
 
 
