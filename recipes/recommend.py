@@ -4,8 +4,8 @@
 
 Conversations are .jsonl, .csv or .parquet with `conversation` (or `messages`) and, as they are there, `id`, `seen`,
 `allow`, `exclude`, `where` and `liked`; the tables of training do as well. OUT has a row for each, in their order: row,
-id, items (item_id, title, year, rank, score, why, columns), reason (why a list is short) and prompt_truncated. Stopped,
-the same command goes on where it was.
+id, items (item_id, title, year, rank, score, why, columns), reason (why a list is short), prompt_truncated and unknown
+(names that the catalog lacks). Stopped, the same command goes on where it was.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from convrec.errors import UserError, says_user_errors
@@ -93,7 +94,19 @@ def recommend(
                 for _, table in pool.answers(parts.missing(read_chats(source))):
                     parts.keep(table)
                     bar.update(table.num_rows)
-        return {"rows": rows, "short": parts.finish(rows), "written": rows - done}
+        short = parts.finish(rows)
+        tell_unknown(out)
+        return {"rows": rows, "short": short, "written": rows - done}
+
+
+def tell_unknown(lists: Path) -> None:
+    """Say which names of the conversations the catalog lacks, the first five of them."""
+    names = [name for row in pq.read_table(lists, columns=["unknown"])["unknown"].to_pylist() for name in row or ()]
+    if names:
+        first = ", ".join(map(repr, [*dict.fromkeys(names)][:5]))
+        told = f"{len(names)} names of seen, allow and exclude are no items of the catalog: {first}"
+        fix = "write ids or `Title (Year)`, in a cell a JSON list or | between them; the column unknown has all"
+        print(f"{lists}: {told}; {fix}", file=sys.stderr)
 
 
 @says_user_errors

@@ -48,6 +48,11 @@ CONVERSATION_MARKER = "Here is the conversation: "
 
 TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # where a turn of a conversation begins
 SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}  # role of a chat -> who speaks there
+# Speakers in a text that people write, each as the first of them is: `User:` within a turn of `USER:` is text.
+WRITTEN_SPEAKERS = tuple(
+    re.compile(rf"^({'|'.join(map(case, ('user', 'system', 'assistant', 'recommender')))}):[ \t]*", re.MULTILINE)
+    for case in (str.upper, str.title)
+)
 _WORD = re.compile(r"\S+")
 
 
@@ -58,6 +63,17 @@ def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dat
     article = "an" if item[:1].lower() in tuple("aeiou") else "a"
     instruction = template.format(num_items=num_items).replace("a movie", f"{article} movie").replace("movie", item)
     return instruction + conversation
+
+
+def turns_of_text(text: str) -> list[dict[str, str]]:
+    """The messages of a text in which every turn begins with its speaker; [] where it does not begin with one."""
+    text = re.sub("\r\n?", "\n", text).strip()
+    turns = next((list(speakers.finditer(text)) for speakers in WRITTEN_SPEAKERS if speakers.match(text)), [])
+    ends = [*(turn.start() for turn in turns[1:]), len(text)]
+    return [
+        {"role": "user" if turn[1].upper() == "USER" else "assistant", "content": text[turn.end() : end].strip()}
+        for turn, end in zip(turns, ends, strict=False)
+    ]
 
 
 def split_prompt(text: str) -> tuple[str, str]:

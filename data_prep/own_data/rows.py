@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, BadRow, Collected
-from convrec.data.schema import SPEAKERS, TURN, Pair
+from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
 from data_prep.own_data.cells import ItemReader
@@ -33,11 +33,6 @@ NOTHING_WANTED = (
     "next turns name: --truth from-next-turns"
 )
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
-# Speakers in a text, written as the first of them is: `User:` within a turn of `USER:` is text.
-_SPEAKERS = tuple(
-    re.compile(rf"^({'|'.join(map(case, ('user', 'system', 'assistant', 'recommender')))}):[ \t]*", re.MULTILINE)
-    for case in (str.upper, str.title)
-)
 _SECONDS = re.compile(r"\d{9,}(\.\d+)?")
 
 
@@ -148,7 +143,9 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
     read: list[Turn] = []
     problems: list[BadRecord] = []
     if isinstance(turns, str):
-        turns = _turns_of_text(turns)
+        turns = turns_of_text(turns)
+        if not turns:
+            raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
     if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
@@ -176,18 +173,6 @@ def conversation_text(turns: Sequence[Turn]) -> str:
     if turns[-1].role != "user":
         raise BadRecord("the last turn is not the user's, but the list answers one; end with the user's turn")
     return "".join(f"{SPEAKERS[turn.role]}: {turn.content}\n" for turn in turns)
-
-
-def _turns_of_text(text: str) -> list[dict[str, str]]:
-    text = re.sub("\r\n?", "\n", text).strip()
-    turns = next((list(speakers.finditer(text)) for speakers in _SPEAKERS if speakers.match(text)), [])
-    if not turns:
-        raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
-    ends = [*(turn.start() for turn in turns[1:]), len(text)]
-    return [
-        {"role": "user" if turn[1].upper() == "USER" else "assistant", "content": text[turn.end() : end]}
-        for turn, end in zip(turns, ends, strict=True)
-    ]
 
 
 def _texts(content: Any, index: int, left_out: Counter[str]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,10 +94,14 @@ def _one_of(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _names(value: Any, key: str) -> list[str | int]:
-    """Items as ids or `Title (Year)`; in CSV with `|` between them."""
+    """Items as ids or `Title (Year)`; in CSV a JSON list, or with `|` or line breaks between them."""
     if value is None:
         return []
-    entries = split_lines(value, "|") if isinstance(value, str) else value
+    entries = value
+    if isinstance(value, str):
+        entries = split_lines("|".join(value.splitlines()), "|")
+        with suppress(ValueError, RecursionError):  # [REC] is a title
+            entries = json.loads(value) if value.lstrip().startswith("[") else entries
     if not isinstance(entries, list) or any(isinstance(e, bool) or not isinstance(e, str | int) for e in entries):
         raise BadRecord(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
     return list(entries)

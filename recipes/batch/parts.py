@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         ("items", pa.list_(ITEM)),
         ("reason", pa.string()),
         ("prompt_truncated", pa.bool_()),
+        ("unknown", pa.list_(pa.string())),
     ]
 )
 KEY = b"convrec.recommendations"

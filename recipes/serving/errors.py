@@ -11,6 +11,7 @@ TYPES = {
     408: "timeout_error",
     413: "request_too_large_error",
     429: "rate_limit_error",
+    431: "request_too_large_error",
     503: "unavailable_error",
     504: "timeout_error",
 }

@@ -57,9 +57,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "the model's process starts again, or its catalog's state cannot be read; see Retry-After"},
     504: {"description": "no answer within the service's limit of time"},
 }
-SENTENCES = {
+SENTENCES = {  # of a field, or of an error's type
     "json_invalid": "it is no JSON",
     "extra_forbidden": "there is no such field here; leave it out",
+    "response_format": 'only {"type": "text"} is possible here; say in a message what form the answer is to have',
     "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
 }
 _ALTERNATIVE = re.compile(
@@ -112,9 +113,11 @@ class Routes:
         app.put("/v1/catalog/items", response_model=CatalogChange, **errors)(self.put_items)
         app.delete("/v1/catalog/items", response_model=CatalogChange, **errors)(self.delete_items)
         get("/health")(self.health)
+        app.head("/health", include_in_schema=False)(self.health)
         get("/metrics", response_class=PlainTextResponse)(self.get_metrics)
         for path, file in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
-            app.add_api_route(path, _page(file, self.has_pictures), include_in_schema=False)
+            page = _page(file, self.has_pictures)
+            app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
         described = _described(app.openapi())  # of all routes above
         app.add_api_route("/docs", lambda: HTMLResponse(described, headers=PAGE_HEADERS), include_in_schema=False)
 
@@ -278,13 +281,14 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
     field = errors[0][0]
     _, path, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
     is_value = wrong["loc"][-1] == "bool"  # the first alternative of a column's value
-    message = "write a text, a number, true or false" if is_value else SENTENCES.get(wrong["type"], wrong["msg"])
+    known = SENTENCES.get(field or "") or SENTENCES.get(wrong["type"], wrong["msg"])
+    message = "write a text, a number, true or false" if is_value else known
     return JSONResponse(error_body(400, f"{path or 'body'}: {message}", field), 400)
 
 
 def _field(loc: Sequence[str | int]) -> tuple[str | None, str]:
     """Of an error of pydantic: (the field of the body, the field and what is wrong in it: conversation.0.role)."""
-    names = [str(part)[:100] for part in loc if part != "body" and not _ALTERNATIVE.match(str(part))]
+    names = [str(part)[:100] for part in loc[1:] if not _ALTERNATIVE.match(str(part))]  # behind body or query
     if not names or (isinstance(loc[-1], int) and len(loc) == 2):  # where a JSON error is
         return None, ""
     return names[0], ".".join(names)

@@ -1,6 +1,5 @@
 """A service on this machine: HTTP in this process, every model in processes of its own, until it is stopped."""
 
-import json
 import logging
 import os
 import resource
@@ -13,7 +12,6 @@ from typing import Any, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convrec.errors import UserError
 from convrec.generation.placement import room_here
@@ -21,7 +19,7 @@ from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
 from recipes.preflight.host import usable_cores
 from recipes.serving import http
-from recipes.serving.errors import error_body
+from recipes.serving.connections import BoundedProtocol
 from recipes.serving.model import load_fallback
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
@@ -31,6 +29,8 @@ LOG = "_http.log"  # no model's log can have that name
 LOG_BYTES = 16 << 20
 GONE = "the service was killed; its processes were ended"
 BACKLOG = 2048  # connections that wait to be accepted
+MOST_CONNECTIONS = 8192
+READ_SECONDS = 30  # in which a client takes some of what it is sent
 IDLE_SECONDS = 60  # of a connection; clients give theirs up sooner, so that none asks on one that is just closed
 MaxItems: TypeAlias = Mapping[str, int]  # model -> the largest k of its lists, 0 without a catalog
 LAST_SECONDS = 1  # that answers have to end when the service is stopped
@@ -68,19 +68,12 @@ def serve_here(
         server_of(app).run(sockets=[listener])
 
 
-class JsonProtocol(HttpToolsProtocol):
-    """uvicorn's answer to what is no HTTP is a text; here it is JSON as all errors are."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = json.dumps(error_body(400, msg)).encode()
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
-        self.transport.close()
-
-
 def server_of(app: FastAPI) -> uvicorn.Server:
     options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
-    options |= {"http": JsonProtocol, "ws": "none", "access_log": False, "log_level": "warning", "log_config": None}
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # the loop accepts a whole backlog before it closes anything: with half the files as connections that has its room
+    options |= {"limit_concurrency": min(MOST_CONNECTIONS, files // 2), "backlog": min(BACKLOG, files // 4)}
+    options |= {"http": BoundedProtocol, "ws": "none", "access_log": False, "log_level": "warning", "log_config": None}
     return uvicorn.Server(uvicorn.Config(app, **options))
 
 
@@ -104,6 +97,8 @@ def bound(host: str, port: int) -> socket.socket:
         raise UserError(f"--port {port}: give one from 1 to 65535")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # what is accepted inherits it: the kernel ends the connection of a client that does not read
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, READ_SECONDS * 1000)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -13,6 +13,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StringConstraints,
+    model_validator,
 )
 
 from convrec.errors import UserError
@@ -82,12 +83,22 @@ class RecommendedList(Strict):
     fallback: bool = Field(description="popular items, since the model's list did not come in time")
 
 
+class OpenAIs(Strict):
+    """To OpenAI null is what is not there, and its clients send such fields."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        is_object = isinstance(fields, dict)
+        return {name: value for name, value in fields.items() if value is not None} if is_object else fields
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Strict):
+class ChatMessage(OpenAIs):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -104,7 +115,7 @@ class TextFormat(Strict):
     type: Literal["text"]
 
 
-class ChatRequest(Strict):
+class ChatRequest(OpenAIs):
     """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT). Others are refused by
     name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
     stranger's to choose."""

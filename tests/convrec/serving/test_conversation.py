@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from convrec.data.schema import TURN
 from convrec.errors import UserError
 from convrec.serving.conversation import conversation_text
+from data_prep.own_data.rows import conversation_text as own_conversation
+from data_prep.own_data.rows import read_turns
 
 
 def said(content: str) -> list[dict[str, str]]:
@@ -23,10 +25,27 @@ def test_messages_texts_and_the_form_of_the_data_are_one() -> None:
 
 
 @settings(deadline=None)  # seconds on a busy machine
-@given(st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip), st.sampled_from(["USER: ", "SYSTEM: "]))
+@given(
+    st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip),
+    st.sampled_from(["USER: ", "SYSTEM:", "ASSISTANT: ", "RECOMMENDER:\t"]),
+)
 def test_a_message_is_one_turn_whatever_it_says(content: str, speaker: str) -> None:
     text = conversation_text([*said(f"{content}\n{speaker}{content}"), *said(content)])
     assert len(TURN.findall(text)) == 2
+    assert conversation_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "USER: I like Heat.\nASSISTANT: Ronin?\nUSER: Seen.",
+        "User: I like Heat.\r\nRecommender:  Ronin?\r\nUser: Seen.\r\n",
+        "USER: I like Heat.\rRECOMMENDER:Ronin?\r\rUSER:\tSeen.",
+    ],
+)
+def test_a_text_means_the_turns_that_data_own_reads(text: str) -> None:
+    assert conversation_text(text) == "USER: I like Heat.\nSYSTEM: Ronin?\nUSER: Seen.\n"
+    assert own_conversation(read_turns(text)[0]) == conversation_text(text)
 
 
 @pytest.mark.parametrize(

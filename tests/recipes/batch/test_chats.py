@@ -11,8 +11,13 @@ import pytest
 
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
+from convrec.lists.settings import ListSettings
+from convrec.serving.items import ServedCatalog
 from convrec.serving.snapshot import Title
 from recipes.batch.chats import Chat, read_chats
+from recipes.batch.parts import SCHEMA
+from recipes.batch.replicas import unknown_names
+from recipes.recommend import tell_unknown
 
 TURNS = [{"role": "user", "content": "Something funny."}]
 TEXT = "USER: Something funny.\n"
@@ -74,6 +79,43 @@ def test_conditions_are_checked_with_the_catalogs_columns_before_anything_starts
         assert words in str(error.value)
     with pytest.raises(UserError, match=r"no column .price. .*there are year"):
         list(read_chats(tmp_path / "a.jsonl", None, pa.schema([])))
+
+
+@pytest.mark.parametrize(
+    "cell", ["Heat (1995) | [REC] (2007)", "Heat (1995)\n[REC] (2007)\r\n", '["Heat (1995)", "[REC] (2007)"]']
+)
+def test_a_cell_of_a_table_holds_several_names(tmp_path: Path, cell: str) -> None:
+    quoted = cell.replace('"', '""')
+    (tmp_path / "chats.csv").write_text(f'conversation,seen\nhi,"{quoted}"\nhi,[REC] (2007)\n', newline="")
+    assert [chat.seen for chat in read_chats(tmp_path / "chats.csv")] == [
+        ["Heat (1995)", "[REC] (2007)"],
+        ["[REC] (2007)"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "unknown"),
+    [
+        (["Heat (1995)", "b", 300, "Amelie"], []),
+        (["Heat (1995), Up (2009)", "Heat (1959)", "zz", 7], ["Heat (1995), Up (2009)", "Heat (1959)", "zz", "7"]),
+    ],
+)
+def test_names_that_the_catalog_lacks_are_told(
+    tmp_path: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str], seen: list, unknown: list
+) -> None:
+    file, titles = tmp_path / "catalog.parquet", ["Heat", "Up", "Amélie"]
+    table = {"item_id": ["b", "300", "d"], "title": titles, "year": pa.array([1995, 2009, 2001], pa.int32())}
+    pq.write_table(pa.table(table), file)
+    folder = tmp_path / "tries"
+    catalog = ServedCatalog(file, line_tokenizer, ListSettings(), folder, max_items=3, max_tokens=1000)
+    chat = Chat(0, None, TEXT, seen[:1], seen[1:2], seen[2:])
+    assert unknown_names(chat, catalog) == unknown
+    lists = tmp_path / "lists.parquet"
+    pq.write_table(pa.Table.from_pylist([{"row": 0, "unknown": unknown}, {"row": 1}], SCHEMA), lists)
+    tell_unknown(lists)
+    told = capsys.readouterr().err
+    assert told.startswith(f"{lists}: 4 names of seen, allow and exclude are no items of the catalog") == bool(unknown)
+    assert all(repr(name) in told for name in unknown)
 
 
 def test_other_columns_are_named(tmp_path: Path) -> None:

@@ -138,7 +138,18 @@ def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, fi
     of_clients = {"metadata": {"run": "1"}, "store": True, "response_format": {"type": "text"}}
     assert client.post("/v1/chat/completions", json=CHAT | of_clients).status_code == 200
     assert films.asked[1:] == [{**CHAT, "stream": False, "model": "films"}]
+    nulls = dict.fromkeys(("tools", "tool_choice", "logit_bias", "stream", "response_format"))
+    said = [CHAT["messages"][0] | dict.fromkeys(("tool_calls", "refusal"))]  # as OpenAI's own client writes them
+    assert client.post("/v1/chat/completions", json=nulls | {"messages": said}).status_code == 200
+    assert films.asked[2:] == [{**CHAT, "stream": False, "model": "films"}]
     assert client.post("/v1/chat/completions", json={**CHAT, "stream": True}).text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x"}}])
+def test_another_form_of_answer_is_refused_with_the_one_that_there_is(client, form):
+    error = error_of(client.post("/v1/chat/completions", json=CHAT | {"response_format": form}), 400)
+    assert error["param"] == "response_format"
+    assert 'only {"type": "text"} is possible here' in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +214,7 @@ def test_ten_thousand_items_come_are_listed_and_go_twice(client):
         assert answer.json() == {"model": "films", "catalog_items": 5, "absent": absent}
     too_many = {"item_ids": ["x"] * 10_001}
     assert error_of(client.request("DELETE", path, json=too_many), 400)["param"] == "item_ids"
-    assert error_of(client.get(path, params={"limit": 0}), 400)["param"] == "query"
+    assert error_of(client.get(path, params={"limit": 0}), 400)["param"] == "limit"
 
 
 def test_health_says_which_model_does_not_answer(client, films):
@@ -214,6 +225,14 @@ def test_health_says_which_model_does_not_answer(client, films):
     films.refusal = RuntimeError("a bug")
     response = client.get("/health")
     assert (response.status_code, response.json()["status"]) == (503, "unavailable")
+
+
+def test_monitors_may_ask_for_the_head_alone(client, films):
+    for path in ("/health", "/"):
+        asked = client.head(path)
+        assert (asked.status_code, asked.content) == (200, b"")
+    films.refusal = Refused(503, "its process starts")
+    assert client.head("/health").status_code == 503
 
 
 def test_an_answer_that_does_not_come_is_a_504(service, films):

@@ -1,21 +1,36 @@
 """Strangers' connections on a real server: none without a key holds up what others ask."""
 
+import asyncio
 import json
 import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
+from recipes.serving import connections, local
 from recipes.serving.local import BACKLOG, bound, server_of
 
 KEY = "k" * 32
 SOCKETS = 2000
 ASK = {"conversation": "a film, please"}
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 2)
+    monkeypatch.setattr(local, "READ_SECONDS", 2)
+
+
+@pytest.fixture
+def fewer(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(local, "MOST_CONNECTIONS", most)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 60)
 
 
 @pytest.fixture
@@ -69,6 +84,106 @@ def test_two_thousand_slow_senders_hold_up_neither_health_nor_a_list(
     finally:
         for one in opened:
             one.close()
+
+
+def assert_well(address: tuple[str, int]) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=20) as client:
+        for _ in range(5):
+            begin = time.monotonic()
+            assert client.get("/health").status_code == 200
+            assert time.monotonic() - begin < 1
+        assert client.post("/v1/recommendations", json=ASK).status_code == 200
+
+
+def rest_of(opened: socket.socket) -> bytes:
+    """What comes until the service ends the connection."""
+    answer = b""
+    with suppress(ConnectionResetError):
+        while part := opened.recv(65536):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HT", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10_000, b"GET / HTTP/1.1\r\na: " + b"b" * 70_000],
+    ids=["nothing", "half a head", "endless headers", "an endless header"],
+)
+def test_two_thousand_heads_without_end_are_ended_and_hold_up_nothing(address: tuple[str, int], sent: bytes) -> None:
+    opened = [socket.create_connection(address, timeout=20) for _ in range(SOCKETS)]
+    try:
+        for one in opened:
+            with suppress(ConnectionResetError, BrokenPipeError):
+                one.sendall(sent)
+        assert_well(address)
+        assert {rest_of(one)[:13] for one in opened} <= {b"", b"HTTP/1.1 431 "}
+    finally:
+        for one in opened:
+            one.close()
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
+def test_a_head_that_comes_byte_by_byte_is_ended_but_not_an_answer_with_a_line_too_many(
+    address: tuple[str, int], films: Any
+) -> None:
+    films.wait = asyncio.Event()
+    body = json.dumps(ASK).encode()
+    with socket.create_connection(address, timeout=20) as slow, socket.create_connection(address, timeout=20) as asked:
+        asked.sendall(b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        asked.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(0.5)
+        asked.sendall(b"\r\n")  # as some clients do behind a body
+        begin = time.monotonic()
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() - begin < 10:
+                slow.sendall(b"G")
+                time.sleep(0.2)
+        assert time.monotonic() - begin < 10
+        time.sleep(1)
+        films.wait.set()  # of another loop's thread, which the next request wakes
+        httpx.get(f"http://127.0.0.1:{address[1]}/")
+        assert asked.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
+def test_requests_that_are_sent_ahead_are_few(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as opened:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            opened.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+        assert rest_of(opened).count(b"HTTP/1.1 200 ") < 1000
+    assert_well(address)
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
+def test_who_does_not_read_is_left(address: tuple[str, int], films: Any) -> None:
+    films.items = {"1": ("x" * (16 << 20), 1980)}
+    body = json.dumps(ASK).encode()
+    with socket.socket() as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.settimeout(20)
+        opened.connect(address)
+        opened.sendall(b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        opened.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(8)
+        assert len(rest_of(opened)) < 32 << 20  # the title is there twice
+
+
+@pytest.mark.parametrize("most", [100])
+@pytest.mark.parametrize("address", [None], indirect=True)
+def test_a_full_service_ends_silent_connections_and_answers_new_ones(
+    fewer: None, address: tuple[str, int], most: int
+) -> None:
+    opened = [socket.create_connection(address, timeout=20) for _ in range(330)]
+    assert_well(address)
+    ended = 0
+    for one in opened:
+        one.setblocking(False)
+        with suppress(BlockingIOError):
+            ended += not rest_of(one)
+    assert ended >= 330 - most
+    for one in opened:
+        one.close()
 
 
 @pytest.mark.parametrize("address", [None], indirect=True)
