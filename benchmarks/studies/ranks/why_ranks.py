@@ -8,7 +8,7 @@ expected DCG@N: by cosine (1: no bias in direction) and by its signal-to-noise r
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,10 @@ from benchmarks.studies.ranks.toy import (
 )
 from convrec.rank_grpo.policy_loss import Aggregation
 
-SPREAD = {"": np.mean, " least": np.min, " most": np.max}
+SPREAD: dict[str, Callable[[list[float]], float]] = {"": np.mean, " least": min, " most": max}
 
 
-def geometric_mean(values: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
+def geometric_mean(values: np.ndarray | Sequence[np.ndarray] | Sequence[float]) -> np.ndarray:
     return np.exp(np.mean(np.log(values), axis=0))
 
 
