@@ -77,7 +77,7 @@ def test_conditions_are_checked_with_the_catalogs_columns_before_anything_starts
         list(read_chats(tmp_path / "b.jsonl", None, columns))
     for words in ("did you mean price?", "'cheap' is of another type", "where is no JSON", 'where: write {"column"'):
         assert words in str(error.value)
-    with pytest.raises(UserError, match=r"no column .price. .*there are year"):
+    with pytest.raises(UserError, match=r"no column 'price' .*there are year"):
         list(read_chats(tmp_path / "a.jsonl", None, pa.schema([])))
 
 
