@@ -103,9 +103,9 @@ def convert_own(
 
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
-    told = {"read": source.told(), "splits": described, "warnings": warnings}
+    about = {"read": source.told(), "splits": described, "warnings": warnings}
     return write_data(
-        out, items, matcher, writing, lambda row: split_of[conversation_name(row)], item, num_items, damage, told
+        out, items, matcher, writing, lambda row: split_of[conversation_name(row)], item, num_items, damage, about
     )
 
 
@@ -148,12 +148,12 @@ def write_data(
     item: str,
     num_items: int,
     damage: Damage,
-    told: dict[str, Any],
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """Write OUT; returns what its summary.json holds.
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
-    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. split_of: of TABLES. told:
+    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. split_of: of TABLES. about:
     "read", "splits" and "warnings".
     """
     known = matcher.catalog
@@ -169,8 +169,8 @@ def write_data(
                 "never_matched": [*items.left_out, *_unreadable_titles(known, matcher)],
                 "merged": known.spellings(),
             },
-            **told,
-            "read": [*items.told, *told["read"]],
+            **about,
+            "read": [*items.told, *about["read"]],
             "rows": counts,
             "damaged": damage.counts(),
         }

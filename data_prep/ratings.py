@@ -8,6 +8,7 @@ validation and test that are cold starts are in tables of their own, validation_
 """
 
 import argparse
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ from data_prep.own_data.splits import Borders, SplitRule, check_rule
 from data_prep.tables import check_out, hash64, split_by_hash
 
 TITLES = ("title", "name", "booktitle", "productname", "appname")
+# MovieLens' items without a header: what divides their columns, and the first of these
+WITHOUT_HEADER = {".dat": ("::", ("item_id", "title", "genres")), ".item": ("|", ("item_id", "title"))}
 
 
 def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     """Check and write; returns what summary.json holds (`write_data`). given: see --help. Raises UserError, and then
     OUT is as it was."""
-    path, items_path = Path(given.ratings), Path(given.items or given.ratings)
-    check_out(Path(given.out), given.overwrite, FILES)
+    path, items_path, out = Path(given.ratings), Path(given.items or given.ratings), Path(given.out)
+    check_out(out, given.overwrite, FILES)
     damage = Damage(given.skip_damaged, end="Nothing was written.")
     borders = check_rule(given.rule)
     if missing := [file for file in (path, items_path) if not file.is_file()]:
@@ -58,29 +61,22 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     num_unknown = int((items_E < 0).sum())
     users_E, items_E, times_E = users_E[order_E], items_E[order_E], None if times_E is None else times_E[order_E]
     split_E, splits = _split(users.dictionary, users_E, times_E, given, borders)
-    cuts = cut(users_E, items_E, split_E, splits["by"] == "time", given.wanted, given.max_history, given.rows_per_user)
+    cuts_R6 = cut(
+        users_E, items_E, split_E, splits["by"] == "time", given.wanted, given.max_history, given.rows_per_user
+    )
     num_users, num_twice = len(users.dictionary), len(table) - num_unknown - len(order_E)
     told = [
         f"{num_read:,} ratings, {num_read - len(table):,} of them too low or damaged, {num_unknown:,} of items that "
         f"{items_path} lacks, {num_twice:,} of an item that the user had rated before",
-        f"{num_users - len(np.unique(cuts.first_R)):,} of {num_users:,} users rated too little for a row",
+        f"{num_users - len(np.unique(cuts_R6[:, -1])):,} of {num_users:,} users rated too little for a row",
     ]
     if given.min_rating is None:
         told.append("every rating counts as liked; --min-rating 4 takes those from 4 on")
     named = pa.DictionaryArray.from_arrays(users_E, users.dictionary)
-    rows = Progress(rows_of(cuts, items_E, named, catalog, given.seed), "writing", len(cuts.end_R), unit=" rows")
+    rows = Progress(rows_of(cuts_R6, items_E, named, catalog, given.seed), "writing", len(cuts_R6), unit=" rows")
     about = {"read": told, "splits": splits, "warnings": []}
-    return write_data(
-        Path(given.out),
-        read,
-        Matcher(catalog),
-        rows,
-        lambda row: str(row.split),
-        given.item,
-        given.num_items,
-        damage,
-        about,
-    )
+    matcher, split_of = Matcher(catalog), attrgetter("split")
+    return write_data(out, read, matcher, rows, split_of, given.item, given.num_items, damage, about)
 
 
 def _split(
@@ -108,26 +104,23 @@ def _split(
 
 def item_records(path: Path, damage: Damage) -> Records:
     """Id, title and what else a catalog has of every item, in any of MovieLens' forms or with a header."""
-    if divider := {".dat": "::", ".item": "|"}.get(path.suffix):
+    if path.suffix in WITHOUT_HEADER:
+        divider, names = WITHOUT_HEADER[path.suffix]
         content = path.read_bytes()
         try:
             lines = content.decode("utf-8").split("\n")
         except UnicodeDecodeError:  # 100K and 1M; 10M is UTF-8
             lines = content.decode("latin-1").split("\n")
         for line, text in enumerate(filter(None, lines), 1):
-            own_id, named, *others = [*text.rstrip("\r").split(divider), ""]
-            yield line, {"item_id": own_id, "title": named} | ({"genres": others[0]} if divider == "::" else {})
+            yield line, dict(zip(names, text.rstrip("\r").split(divider), strict=False))
         return
     for number, record in read_records(path, damage):
         plain = {key.lower().replace("_", ""): cell for key, cell in record.items()}
-        item_id, title = (
-            next((plain[name] for name in known if name in plain), None) for known in (ROLES["item"], TITLES)
-        )
+        item_id, title = (next((plain[one] for one in known if one in plain), "") for known in (ROLES["item"], TITLES))
         kept = {name: record[name] for name in ("year", "genres", "display", "aliases") if name in record}
-        if item_id is None:
-            damage.add(
-                path, number, BadRecord("no id of an item (the keys are %s); call it item_id", ", ".join(record))
-            )
+        if item_id in (None, ""):
+            told = "no id of an item (the keys are %s); call it item_id"
+            damage.add(path, number, BadRecord(told, ", ".join(record)))
         else:
             yield number, {"item_id": str(item_id), "title": title} | kept
 

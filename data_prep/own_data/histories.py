@@ -5,7 +5,6 @@ as places among the sorted ratings; a row is put into words when it is written.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +27,6 @@ WORDINGS = (
 )
 
 
-class Cuts(NamedTuple):
-    """Of each row: history from start_R to middle_R of the ratings, then what is wanted to end_R. split_R: place in
-    SPLITS. is_cold_R: see `cut`. first_R: the user's first rating."""
-
-    start_R: np.ndarray
-    middle_R: np.ndarray
-    end_R: np.ndarray
-    split_R: np.ndarray
-    is_cold_R: np.ndarray
-    first_R: np.ndarray
-
-
 def in_order(users_E: np.ndarray, items_E: np.ndarray, times_E: np.ndarray | None) -> np.ndarray:
     """The ratings of known items (not -1) by user and time, where there is none in the file's order; of a user's
     ratings of one item the first."""
@@ -57,8 +44,9 @@ def cut(
     wanted: int,
     max_history: int,
     rows: int,
-) -> Cuts:
-    """The rows of all users. split_E: place in SPLITS.
+) -> np.ndarray:
+    """(R, 6) the rows of all users: among the ratings the first of the history, the first that is wanted and the first
+    behind these; place in SPLITS, whether it is cold, the user's first rating. split_E: place in SPLITS.
 
     By time, the first `wanted` ratings of a user within validation and within test are wanted, and those before them,
     of earlier splits too, are the history. In train, and in all splits by user, the last ones are wanted; in train
@@ -82,12 +70,12 @@ def cut(
     num_met_E = np.append(0, np.cumsum(met_E))  # before each rating
     is_short_R = middle_R - start_R < min(COLD, max_history)
     is_cold_R = (split_R > 0) & (is_short_R | (num_met_E[end_R] == num_met_E[middle_R]))
-    return Cuts(start_R, middle_R, end_R, split_R, is_cold_R, first_R)
+    return np.stack([start_R, middle_R, end_R, split_R, is_cold_R, first_R], axis=1)
 
 
-def rows_of(cuts: Cuts, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog, seed: int) -> Iterator[Row]:
-    """items_E: rows of the catalog; users_E: names. The wording is that of the seed, the user and the place."""
-    for start, middle, end, split, is_cold, first in zip(*cuts, strict=True):
+def rows_of(cuts_R6: np.ndarray, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog, seed: int) -> Iterator[Row]:
+    """cuts_R6: see `cut`. items_E: rows of the catalog. users_E: names. The wording is of the seed and the row's id."""
+    for start, middle, end, split, is_cold, first in cuts_R6:
         items = items_E[start:end].tolist()
         titles, years = [catalog.titles[item] for item in items], [catalog.years[item] or NO_YEAR for item in items]
         user = users_E[middle].as_py()
@@ -97,5 +85,5 @@ def rows_of(cuts: Cuts, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog
         listed = f"{', '.join(others)} and {last}" if others else last
         question = WORDINGS[hash64(f"{seed} {name}") % len(WORDINGS)].format(listed)
         truth = [(title, str(year) if catalog.dated else "") for title, year in zip(titles, years, strict=True)]
-        split_name = SPLITS[split] + "_cold" * int(is_cold)
+        split_name = SPLITS[split] + "_cold" * is_cold
         yield Row(f"USER: {question}\n", truth[len(seen) :], seen, [], None, user, split_name, name, 0, [])

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.lists.catalog import Catalog
-from data_prep.own_data.histories import COLD, WORDINGS, Cuts, cut, in_order, rows_of
+from data_prep.own_data.histories import COLD, WORDINGS, cut, in_order, rows_of
 
 EVENTS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 6), st.integers(0, 9)), min_size=1, max_size=60)
 
 
-def shown(cuts: Cuts, items_E: np.ndarray) -> list[tuple[int, list[int], list[int], bool]]:
+def shown(cuts_R6: np.ndarray, items_E: np.ndarray) -> list[tuple[int, list[int], list[int], bool]]:
     """(split, history, wanted, whether it is cold) of each row."""
     return [
         (split, items_E[start:middle].tolist(), items_E[middle:end].tolist(), bool(is_cold))
-        for start, middle, end, split, is_cold, _ in zip(*cuts, strict=True)
+        for start, middle, end, split, is_cold, _ in cuts_R6.tolist()
     ]
 
 
@@ -94,8 +94,8 @@ def test_by_time_nothing_in_train_is_later_and_what_comes_next_is_wanted() -> No
 def test_a_question_names_the_history_and_its_wording_is_of_the_seed() -> None:
     catalog = Catalog(["Heat", "Alien", "Up", "M"], [1995, 1979, 2009, 1931])
     items_E, users_E = np.array([0, 1, 2, 3]), pa.DictionaryArray.from_arrays(np.zeros(4, np.int32), ["ann"])
-    parts = [np.array([value]) for value in (0, 3, 4, 0, False, 0)]
-    rows = [next(rows_of(Cuts(*parts), items_E, users_E, catalog, seed)) for seed in range(60)]
+    cuts_R6 = np.array([[0, 3, 4, 0, 0, 0]])
+    rows = [next(rows_of(cuts_R6, items_E, users_E, catalog, seed)) for seed in range(60)]
     texts = {f"USER: {wording.format('Heat (1995), Alien (1979) and Up (2009)')}\n" for wording in WORDINGS}
     assert {row.conversation for row in rows} == texts
     assert {(row.id, row.conversation_id, row.split) for row in rows} == {("ann_t3", "ann", "train")}
