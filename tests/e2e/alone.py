@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POLL_SECONDS = 0.2
-ROOT = Path(__file__).resolve().parents[2]
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
 ENTER = """set -e
 ip link set lo up
@@ -89,7 +88,7 @@ def alone(command: list[str], environment: dict[str, str], folder: Path, grace: 
     enter += ["sh", "-c", ENTER, "sh", sys.executable, "-I", __file__, str(report), str(grace)]
     with log.open("w") as terminal:
         process = subprocess.Popen(
-            [*enter, *command], env=environment | {"SHARED": shared}, cwd=ROOT, start_new_session=True,
+            [*enter, *command], env=environment | {"SHARED": shared}, cwd=folder, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
             preexec_fn=begin,
         )  # fmt: skip
