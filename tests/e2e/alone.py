@@ -137,7 +137,7 @@ def reachable() -> set[str]:
 
 
 def reap(wanted: int) -> int | None:
-    """Take the statuses of what has ended, orphans too, as every first process does. That of `wanted`, if it is there."""
+    """Take the statuses of what has ended, orphans too, as a first process does. Returns that of `wanted`."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
