@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POLL_SECONDS = 0.2
-ROOT = Path(__file__).resolve().parents[2]
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
 ENTER = """set -e
 ip link set lo up
@@ -89,7 +88,7 @@ def alone(command: list[str], environment: dict[str, str], folder: Path, grace: 
     enter += ["sh", "-c", ENTER, "sh", sys.executable, "-I", __file__, str(report), str(grace)]
     with log.open("w") as terminal:
         process = subprocess.Popen(
-            [*enter, *command], env=environment | {"SHARED": shared}, cwd=ROOT, start_new_session=True,
+            [*enter, *command], env=environment | {"SHARED": shared}, cwd=folder, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
             preexec_fn=begin,
         )  # fmt: skip
@@ -137,21 +136,28 @@ def reachable() -> set[str]:
     return found
 
 
+def reap(wanted: int) -> int | None:
+    """Take the statuses of what has ended, orphans too, as a first process does. Returns that of `wanted`."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = os.waitstatus_to_exitcode(ended[1]) if ended[0] == wanted else status
+    return status
+
+
 def main(report: Path, grace: float, command: list[str]) -> int:
     before, seen, run = set(os.listdir("/tmp")), set(), subprocess.Popen(command)
-    while run.poll() is None:
+    while (status := reap(run.pid)) is None:
         seen |= reachable()
         time.sleep(POLL_SECONDS)
     ended = time.monotonic()
     while any((found := left(before)).values()) and time.monotonic() < ended + grace:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        reap(run.pid)
         time.sleep(POLL_SECONDS)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     measured = {"cpu_seconds": used.ru_utime + used.ru_stime, "lingered": time.monotonic() - ended}
     report.write_text(json.dumps({**found, "reachable": sorted(seen), **measured}))
-    return run.returncode if run.returncode >= 0 else 128 - run.returncode
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_a_step_without_its_manifest_is_trained_again(trained, copy_of_project, 
 
     def start(root):
         with alone(["bash", str(root / script), *more], environment, tmp_path) as one:
-            return one.end(400), one.said()
+            return one.end(800), one.said()
 
     status, said = start(copy)
     assert status == 137, said
