@@ -17,9 +17,7 @@ without title or year (taken out), null lists. Set aside: rows without exactly o
 ground truth (RL) or exactly one assistant message with text (SFT). Text that is no UTF-8, and damaged parts of a shard,
 stop the command: fetch the folder again.
 
-Rows stream through; memory holds one batch, one row group and 64 bits a row. Each file is written under a temporary
-name and carries what it was made from, so that the same command continues after an interruption, and refuses files that
-something else made.
+Rows stream through; memory holds one batch, one row group and 64 bits a row. OUT appears whole or not at all.
 """
 
 import argparse
@@ -30,19 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from convrec.data.schema import CATALOG_SCHEMA, TRUTH
 from convrec.errors import UserError, says_user_errors
-from convrec.files import file_hash, write_json, write_table, written_whole
+from convrec.files import folder_written_whole, write_json, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
-from convrec.same_request import digest
 from data_prep.released import ReleasedSplit, Target, clean_row, find_split, read_split
-from data_prep.tables import SampleIds, TableNumbers, describe, table_writer
+from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer
 
-KEY = b"convrec.conversion"  # parquet metadata: {"made_from": ..., "summary": ...}
-FORM = 2  # raise when the conversion writes something else for the same source
 CATALOG = "gt_catalog.pkl"
 GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
 
@@ -65,12 +59,15 @@ def convert(
 ) -> dict[str, Any]:
     """Write what the source has parts for; returns what summary.json holds.
 
-    {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError before anything is
-    written when the source has none of the parts, the pickle is refused, or OUT has files of another making.
+    {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError, and then OUT is
+    as it was.
     """
     source, out = Path(source), Path(out)
     if not source.is_dir():
         raise UserError(f"--source {source}: no such folder; give the unpacked processed_datasets")
+    names = [*(target.name for target in TARGETS), "catalog"]
+    ours = {f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")} | {"summary.json"}
+    check_out(out, overwrite, ours)
     splits = {target.name: find_split(source, *target.folders) for target in TARGETS}
     pickle = source / CATALOG
     catalog = load_catalog(pickle) if pickle.is_file() else None
@@ -79,84 +76,34 @@ def convert(
             f"--source {source}: none of sft_dataset, grpo/grpo_dataset, grpo_dataset, {CATALOG} is in it; "
             "give the folder that holds them"
         )
-    catalog_id = file_hash(pickle) if catalog else ""
-    made_from = {name: digest([FORM, split.identity, catalog_id]) for name, split in splits.items() if split}
-    if catalog:
-        made_from["catalog"] = digest([FORM, catalog_id])
-    others = _others(out, made_from)
-    if others and not overwrite:
-        raise UserError(
-            f"{others[0]}: already there, and this source has none; give --overwrite to remove it, or another --out"
-        )
-    done = {} if overwrite else _finished(out, made_from)
-
-    out.mkdir(parents=True, exist_ok=True)
-    for path in others:
-        path.unlink()
-    catalog_numbers = None
-    if catalog:
-        catalog_numbers = done.get("catalog") or _write_catalog(out / "catalog.parquet", catalog, made_from["catalog"])
-    matcher = Matcher(catalog) if catalog and len(done) < len(made_from) else None
-    files = {}
-    for target in TARGETS:
-        if split := splits[target.name]:
-            files[target.name] = done.get(target.name) or _convert_split(
-                target, split, out, matcher, made_from[target.name], progress
-            )
-    missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
-    summary = {
-        "source": str(source),
-        "catalog": catalog_numbers,
-        "files": files,
-        "missing": missing + ([] if catalog else [CATALOG]),
-    }
-    write_json(out / "summary.json", summary)
+    matcher = Matcher(catalog) if catalog else None
+    with folder_written_whole(out) as folder:
+        files = {
+            target.name: _convert_split(target, split, folder, matcher, progress)
+            for target in TARGETS
+            if (split := splits[target.name])
+        }
+        missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
+        summary = {
+            "source": str(source),
+            "catalog": _write_catalog(folder / "catalog.parquet", catalog) if catalog else None,
+            "files": files,
+            "missing": missing + ([] if catalog else [CATALOG]),
+        }
+        write_json(folder / "summary.json", summary)
     return summary
 
 
-def _others(out: Path, made_from: Mapping[str, str]) -> list[Path]:
-    """Files of OUT with our names that this source does not make: they would be read together with those it makes."""
-    names = [name for name in (*(target.name for target in TARGETS), "catalog") if name not in made_from]
-    paths = [out / f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")]
-    return [path for path in paths if path.exists()]
-
-
-def _finished(out: Path, made_from: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Numbers of the files in OUT that this very conversion wrote, and that are whole: a table with its changes. Raises
-    UserError when one has another making."""
-    done = {}
-    for name, identity in made_from.items():
-        path = out / f"{name}.parquet"
-        if not path.exists():
-            continue
-        try:
-            kept = json.loads((pq.read_metadata(path).metadata or {}).get(KEY, b"{}"))
-        except (pa.ArrowInvalid, OSError, ValueError):
-            kept = {}
-        if kept.get("made_from") != identity:
-            raise UserError(f"{path}: already there, and not made from this source; give --overwrite or another --out")
-        if name == "catalog" or (out / f"{name}.changes.jsonl").exists():
-            done[name] = kept["summary"]
-    return done
-
-
 def _convert_split(
-    target: Target,
-    split: ReleasedSplit,
-    out: Path,
-    matcher: Matcher | None,
-    made_from: str,
-    progress: bool,
+    target: Target, split: ReleasedSplit, folder: Path, matcher: Matcher | None, progress: bool
 ) -> dict[str, Any]:
     columns = ("prompt", "seen_titles", TRUTH) + (("completion",) if target.completion else ())
     numbers, ids = TableNumbers(), SampleIds()
     repaired = 0
     reasons: Counter[str] = Counter()  # of rows that are set aside
     with (
-        table_writer(out / f"{target.name}.parquet", target.schema) as table,
-        # in its place before the table, whose presence says that both are whole
-        written_whole(out / f"{target.name}.changes.jsonl") as partial,
-        partial.open("w", encoding="utf-8") as changes,
+        table_writer(folder / f"{target.name}.parquet", target.schema) as table,
+        (folder / f"{target.name}.changes.jsonl").open("w", encoding="utf-8") as changes,
     ):
         batches = read_split(split, columns, target.name if progress else None)
         for number, row in enumerate(row for rows in batches for row in rows):
@@ -172,30 +119,25 @@ def _convert_split(
             numbers.add(prompt, truth)
             table.add(cleaned)
             repaired += bool(notes)
-        rows_read = numbers.rows + reasons.total()
-        if rows_read and not numbers.rows:
-            why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
-            raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
-        summary = {
-            "source": split.name,
-            "rows_read": rows_read,
-            "repaired": repaired,
-            "set_aside": reasons.total(),
-            "set_aside_why": dict(reasons),
-        } | numbers.summary(matcher)
-        table.metadata = {KEY.decode(): json.dumps({"made_from": made_from, "summary": summary})}
-    return summary
+    rows_read = numbers.rows + reasons.total()
+    if rows_read and not numbers.rows:
+        why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
+        raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
+    return {
+        "source": split.name,
+        "rows_read": rows_read,
+        "repaired": repaired,
+        "set_aside": reasons.total(),
+        "set_aside_why": dict(reasons),
+    } | numbers.summary(matcher)
 
 
-def _write_catalog(path: Path, catalog: Catalog, made_from: str) -> dict[str, Any]:
+def _write_catalog(path: Path, catalog: Catalog) -> dict[str, Any]:
     """The entries with a title; a year that cannot be one is null, and loading says so again."""
     items = [(title, year or None) for title, year in zip(catalog.titles, catalog.years, strict=True) if title]
-    summary = {"items": len(items), "problems": list(catalog.problems), "spellings": catalog.spellings()}
-    metadata = {KEY: json.dumps({"made_from": made_from, "summary": summary}).encode()}
     titles, years = zip(*items, strict=True)
-    table = pa.table([titles, years], schema=CATALOG_SCHEMA.with_metadata(metadata))
-    write_table(path, table)
-    return summary
+    write_table(path, pa.table([titles, years], schema=CATALOG_SCHEMA))
+    return {"items": len(items), "problems": list(catalog.problems), "spellings": catalog.spellings()}
 
 
 def format_summary(summary: Mapping[str, Any]) -> str:

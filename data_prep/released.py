@@ -19,7 +19,6 @@ import pyarrow as pa
 from convrec.data.records import rows_without_utf8
 from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair, is_like
 from convrec.errors import UserError
-from convrec.files import file_hash
 from convrec.lists.catalog import parse_year
 from convrec.progress import Progress
 from data_prep.tables import message
@@ -52,11 +51,10 @@ class Target(NamedTuple):
 
 
 class ReleasedSplit(NamedTuple):
-    """One split on disk; `identity` changes when its content does."""
+    """One split on disk."""
 
     name: str  # relative to the source, as messages name it
     shards: list[Path]
-    identity: list[Any]
 
 
 def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
@@ -96,9 +94,7 @@ def _read_state(name: str, folder: Path) -> ReleasedSplit:
             file.seek(max(0, shard.stat().st_size - len(END_OF_STREAM)))
             if file.read() != END_OF_STREAM:  # cut off after a batch, it would read as a shorter split
                 raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
-    sizes = [[shard.name, shard.stat().st_size] for shard in shards]
-    content = state.get("_fingerprint") or [file_hash(shard) for shard in shards]
-    return ReleasedSplit(name, shards, [name, content, sizes])
+    return ReleasedSplit(name, shards)
 
 
 def read_split(

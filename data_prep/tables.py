@@ -100,7 +100,6 @@ class TableWriter:
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self.writer = writer
         self.pending: list[Mapping[str, Any]] = []
-        self.metadata: dict[str, str] = {}  # written at the end
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.pending.append(row)
@@ -120,7 +119,6 @@ def table_writer(path: Path, schema: pa.Schema) -> Iterator[TableWriter]:
         table = TableWriter(writer)
         yield table
         table.flush()
-        writer.add_key_value_metadata(table.metadata)
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:

@@ -64,7 +64,7 @@ def whole_tree(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(whole_tree, tmp_path_factory):
     """(the folder that all of it becomes, the summary)"""
-    out = tmp_path_factory.mktemp("converted")
+    out = tmp_path_factory.mktemp("converted") / "out"
     return out, convert(whole_tree, out)
 
 
@@ -247,7 +247,7 @@ def test_a_hostile_pickle_is_refused_before_anything_is_written(tree, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_conversion_continues_file_by_file(tree, tmp_path, monkeypatch):
+def test_an_interrupted_conversion_leaves_what_was_there(tree, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
     def read_and_stop(split, *others):
@@ -255,73 +255,34 @@ def test_an_interrupted_conversion_continues_file_by_file(tree, tmp_path, monkey
         if split.name == "sft_dataset/test":
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(reddit_v2, "read_split", read_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            convert(tree, out)
-    assert not (out / "test.parquet").exists()
-    assert not (out / "summary.json").exists()
-    assert [path.name for path in out.iterdir() if ".partial" in path.name] == []
-    written = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
-    assert set(written) == {"catalog.parquet", "sft_train.parquet", "sft_validation.parquet", "validation.parquet"}
-    summary = convert(tree, out)
-    assert {name: (out / name).stat().st_mtime_ns for name in written} == written
-    assert validate_rl_table(out / "test.parquet", allow_empty_ground_truth=True).rows == 6
-    assert summary == convert(tree, tmp_path / "at_once")
-    assert convert(tree, out) == summary  # and nothing is left to do
+    for is_there in (False, True):
+        before = {path: path.read_bytes() for path in out.glob("*")}
+        assert bool(before) == is_there
+        with monkeypatch.context() as patched:
+            patched.setattr(reddit_v2, "read_split", read_and_stop)
+            with pytest.raises(KeyboardInterrupt):
+                convert(tree, out, overwrite=is_there)
+        assert {path: path.read_bytes() for path in out.glob("*")} == before
+        assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+        convert(tree, out, overwrite=is_there)
 
 
-def test_files_of_another_making_are_not_overwritten_unasked(tree, tmp_path):
-    out = tmp_path / "out"
-    convert(tree, out)
-    shutil.rmtree(tree / "sft_dataset/train")
-    save(tree / "sft_dataset/train", [row(5)])
-    with pytest.raises(UserError, match=r"sft_train\.parquet: already there.*--overwrite"):
-        convert(tree, out)
-    assert len(read(out, "sft_train")) == 50
-    assert convert(tree, out, overwrite=True)["files"]["sft_train"]["rows"] == 1
-    assert len(read(out, "sft_train")) == 1
-    (out / "test.parquet").write_text("something of the user's")
-    with pytest.raises(UserError, match=r"test\.parquet: already there"):
-        convert(tree, out)
-
-
-def test_files_that_this_source_does_not_make_are_not_mixed_in(tree, tmp_path):
+def test_a_folder_that_is_there_is_replaced_whole_and_not_unasked(tree, tmp_path):
     out = tmp_path / "out"
     convert(tree, out)
     shutil.rmtree(tree / "sft_dataset/train")
     (tree / "gt_catalog.pkl").unlink()
     before = {path: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(UserError, match=r"sft_train\.parquet: already there, and this source has none; .*--overwrite"):
+    with pytest.raises(UserError, match=r"out: already there; give --overwrite to replace it"):
         convert(tree, out)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     convert(tree, out, overwrite=True)
     names = ("sft_validation", "validation", "test")
     ours = {f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")}
     assert {path.name for path in out.iterdir()} == {*ours, "summary.json"}
-
-
-def test_changes_that_are_gone_are_written_again(tree, tmp_path):
-    out = tmp_path / "out"
-    convert(tree, out)
-    before = (out / "validation.changes.jsonl").read_text()
-    (out / "validation.changes.jsonl").unlink()
-    convert(tree, out)
-    assert (out / "validation.changes.jsonl").read_text() == before
-
-
-def test_other_content_of_the_same_size_is_noticed_without_a_fingerprint(tree, tmp_path):
-    folder = tree / "sft_dataset/train"
-    state = json.loads((folder / "state.json").read_text())
-    del state["_fingerprint"]
-    (folder / "state.json").write_text(json.dumps(state))
-    convert(tree, tmp_path / "out")
-    (shard,) = folder.glob("*.arrow")
-    content = shard.read_bytes()
-    shard.write_bytes(content.replace(b"Rififi", b"Riffif"))
-    assert shard.stat().st_size == len(content)
-    with pytest.raises(UserError, match=r"sft_train\.parquet: already there, and not made from this source"):
-        convert(tree, tmp_path / "out")
+    (out / "notes.txt").write_text("something of the user's")
+    with pytest.raises(UserError, match=r"out: holds notes\.txt, which this command did not write"):
+        convert(tree, out, overwrite=True)
 
 
 def test_a_damaged_tree_is_named(tree, tmp_path):
@@ -339,7 +300,7 @@ def test_a_damaged_tree_is_named(tree, tmp_path):
     assert not (tmp_path / "out").exists()
     shard.write_bytes(b"\xff" * 100 + content[100:])
     assert "data-00000-of-00001.arrow: not readable as an Arrow stream" in refusal()
-    shutil.rmtree(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     shard.write_bytes(content)
     state = (folder / "state.json").read_text()
     (folder / "state.json").write_text(state.replace("00000-of", "00007-of"))
@@ -422,7 +383,7 @@ def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):
     rows = [row(n, **{TRUTH: [["M", "?"]]}) for n in range(3)]
     with pytest.raises(UserError, match=r"grpo_dataset/train: every row was set aside \(3: no ground truth\)"):
         converted(tmp_path, without_completion(rows), "grpo_dataset/train")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_batches_are_small_whatever_the_shard_holds(tmp_path):
@@ -446,11 +407,12 @@ def test_the_command_prints_the_numbers_and_exits_2_for_what_the_user_can_mend(t
 
 
 def test_real_data_in_the_released_layout_passes_unchanged(shared_dir, tmp_path):
-    summary = convert(shared_dir / "data/redial/processed_datasets", tmp_path)
-    assert validate_rl_table(tmp_path / "train.parquet") == (1000, [])
-    assert len(load_catalog(tmp_path / "catalog.parquet")) == 6299
+    out = tmp_path / "out"
+    summary = convert(shared_dir / "data/redial/processed_datasets", out)
+    assert validate_rl_table(out / "train.parquet") == (1000, [])
+    assert len(load_catalog(out / "catalog.parquet")) == 6299
     train = summary["files"]["train"]
     assert (train["set_aside"], train["repaired"], train["outside_catalog"]["mentions"]) == (0, 0, 0)
     original = pq.read_table(shared_dir / "data/redial/train.parquet").slice(0, 1000).to_pylist()
-    for before, after in zip(original, read(tmp_path, "train"), strict=True):
+    for before, after in zip(original, read(out, "train"), strict=True):
         assert {**before, "sample_id": ""} == {**after, "sample_id": ""}
