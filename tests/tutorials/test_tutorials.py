@@ -186,7 +186,7 @@ def test_ratings(project: Path) -> None:
         ("TOTAL_STEPS=450", "TOTAL_STEPS=20"),
         ("TOTAL_STEPS=48", "TOTAL_STEPS=1 ROLLOUT_N=2"),
         ("data.val_max_samples=64", "data.val_max_samples=16"),
-        ('SIZES="', 'SIZES="--limit 24 '),
+        ("--max-response-length 100", "--max-response-length 100 --limit 24"),
     )
     ((_, program),) = (block for block in found if block[0] == "python")
     (project / "make_ratings.py").write_text(program)
