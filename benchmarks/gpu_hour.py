@@ -203,10 +203,13 @@ def run_part(part: Part, log: Path) -> dict[str, Any]:
     with log.open("w") as output:
         for command in part.commands:
             why = run_command(command, output, start + part.seconds - END_SECONDS)
-            if command.file and Path(command.file).exists():
-                figures[command.name] = read_json(Path(command.file))
-            if run := command.variables.get("SAVE_PATH"):
-                figures[command.name] = figures_of(Path(run))
+            try:
+                if command.file and Path(command.file).exists():
+                    figures[command.name] = read_json(Path(command.file))
+                if run := command.variables.get("SAVE_PATH"):
+                    figures[command.name] = figures_of(Path(run))
+            except UserError as error:  # of this part, and no end of the hour
+                why = why or f"{command.name}: {error}"
             if why:
                 break
     tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if why else []
