@@ -314,9 +314,9 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """Of a figure, or of the two ends of a range; differences of log-probs are far below 1."""
+    """Of a figure, of the two ends of a range, or of several; differences of log-probs are far below 1."""
     if isinstance(value, list):
-        return " to ".join(map(_text, value))
+        return (" to " if len(value) == 2 else ", ").join(map(_text, value))
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else str(value)

@@ -40,7 +40,8 @@ def test_what_vllm_refuses_is_one_sentence_and_no_dump(line_tokenizer: Any, more
 def test_an_engine_answers_streams_and_refuses(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", ["a film about the sea\n"] * 40, vocab_size=400, max_positions=128)
     server = ModelServer(ModelSettings(name="films", path=str(model)), max_items=1)
-    asked = {"model": "films", "messages": [{"role": "user", "content": "a film"}], "max_tokens": 5, "temperature": 0}
+    asked = {"model": "films", "messages": [{"role": "user", "content": "a film"}], "temperature": 0}
+    asked |= {"max_tokens": 5, "ignore_eos": True}
 
     async def streamed() -> list[str]:
         return [event.removeprefix("data: ").strip() async for event in server.chat_stream(asked)]
@@ -48,7 +49,7 @@ def test_an_engine_answers_streams_and_refuses(tmp_path: Path) -> None:
     with closing(server.engine):
         whole = asyncio.run(server.chat(asked))
         *events, last = asyncio.run(streamed())
-        with pytest.raises(Refused, match="context length|max_model_len") as refused:
+        with pytest.raises(Refused, match="cannot be greater than max_model_len=") as refused:
             asyncio.run(server.chat(asked | {"max_tokens": 500}))
     assert (whole["object"], whole["model"], whole["usage"]["completion_tokens"]) == ("chat.completion", "films", 5)
     parts = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events]
