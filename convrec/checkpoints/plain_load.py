@@ -17,21 +17,26 @@ VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 def use_plain_load() -> None:
-    """For every torch.load of this process from now on."""
+    """For every torch.load of this process, and of those it starts, from now on."""
+    _know_random_states()
+    os.environ.setdefault(VARIABLE, "1")
+
+
+def _know_random_states() -> None:
+    """What shards hold beside tensors is safe to torch."""
     import numpy as np
     import torch.distributed.tensor  # registers its own classes as safe
     from numpy._core import multiarray
 
     of_random_state = [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     torch.serialization.add_safe_globals(of_random_state)
-    os.environ.setdefault(VARIABLE, "1")
 
 
 def check_plain(file: Path) -> None:
     """Raise UserError, naming what it holds, for a file of torch.save that `use_plain_load` refuses. Builds nothing."""
     if os.environ.get(VARIABLE) == "0":
         return
-    use_plain_load()
+    _know_random_states()
     import torch
 
     try:

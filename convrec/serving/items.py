@@ -68,6 +68,8 @@ class ServedCatalog:
         matcher = make_matcher(base, lists)
         lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)
         self.max_tokens, self.max_items = max_tokens, lines.most_items(max_items, max_tokens)
+        if 0 < self.max_items < max_items:  # a tenth stays free, for longer titles that are put later
+            self.max_items = max(1, lines.most_items(max_items, max_tokens * 9 // 10))
         if not self.max_items:
             raise UserError(
                 f"{file}: a line can take {lines.longest_list(1)} tokens, but the model's context leaves {max_tokens} "

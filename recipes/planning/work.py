@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pyarrow.parquet as pq
 from omegaconf import DictConfig
-from pyarrow import ArrowInvalid
 
 from convrec.errors import UserError
 
@@ -42,6 +40,9 @@ def listed(files: Any) -> list[str]:
 def rows_of(config: DictConfig, key: str = "train_files") -> int:
     """That are read of the files that config.data names under this key. Raises OSError for a file that is not there,
     UserError for one that is no parquet."""
+    import pyarrow.parquet as pq  # here: a wrong variable is to be told at once
+    from pyarrow import ArrowInvalid
+
     rows, most = 0, config.data.get(key.replace("files", "max_samples"), -1)
     for path in listed(config.data[key]):
         try:

@@ -69,3 +69,5 @@ def test_what_verl_saves_is_loaded_and_planted_code_is_refused_and_not_run(tmp_p
     with pytest.raises(UserError, match="could run code here: refused"):
         resolve_model(folder)
     assert not ran.exists()
+    # what reads a command's files must not change how Ray's workers, which it starts next, unpickle their messages
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ

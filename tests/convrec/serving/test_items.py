@@ -281,7 +281,11 @@ def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on
 def test_the_largest_list_is_what_the_context_has_room_for(serve: Any) -> None:
     assert serve().max_items == LIMITS["max_items"]
     longest = [serve().snapshot.trie.longest_list(count) for count in (1, 3)]
-    assert [serve(max_tokens=tokens).max_items for tokens in longest] == [1, 3]
+    assert [serve(max_tokens=tokens * 10 // 9 + 1).max_items for tokens in longest] == [1, 3]
+    catalog = serve(max_tokens=longest[1] * 10 // 9 + 1)
+    catalog.put([{**NEW, "title": "Heats"}])  # of the tenth that stays free
+    assert catalog.snapshot.trie.longest_list(3) > longest[1]
+    assert serve(max_items=3, max_tokens=longest[1]).max_items == 3  # as was asked for
     with pytest.raises(UserError, match=rf"catalog.parquet: a line can take {longest[0]} tokens, but"):
         serve(max_tokens=longest[0] - 1)
 

@@ -68,10 +68,11 @@ def refused(
 
 @pytest.fixture
 def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables) -> Callable[..., list[str]]:
-    """The warnings of a run that may start."""
+    """The warnings of a run that may start, with lists for which its 128 tokens have room."""
 
     def run(recipe: str = "rank_grpo", **variables: str) -> list[str]:
-        set_variables((good if recipe == "rank_grpo" else good_sft) | variables)
+        short = good | {"NUM_ITEMS": "4"}
+        set_variables((short if recipe == "rank_grpo" else good_sft) | variables)
         return RECIPES[recipe].check(settings.compose(recipe, []))
 
     return run
