@@ -44,6 +44,8 @@ def main() -> None:
         arguments.add_argument(f"--{name}", type=int, default=default)
     arguments.add_argument("--gpu-memory", type=float, default=0.3, help="share for each engine")
     options = arguments.parse_args()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM and gloo say things on the standard output, which is to be JSON alone
     rng = random.Random(options.seed)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else tekken()
     films = load_catalog(options.catalog) if options.catalog else generated_catalog(options.items, rng)
@@ -55,7 +57,7 @@ def main() -> None:
         model = write_config(Path(folder) / "model", options.hidden, options.layers)
         report = compare(options, model, trie_file, len(films), rng)
     report |= {"items": catalog.num_items, "tokenizer": len(tokenizer), "lists": options.lists, "words": WORDS}
-    print(json.dumps(report, indent=2))
+    print(json.dumps(report, indent=2), file=out, flush=True)
 
 
 def write_config(folder: Path, hidden: int, layers: int) -> Path:

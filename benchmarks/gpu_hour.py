@@ -203,10 +203,13 @@ def run_part(part: Part, log: Path) -> dict[str, Any]:
     with log.open("w") as output:
         for command in part.commands:
             why = run_command(command, output, start + part.seconds - END_SECONDS)
-            if command.file and Path(command.file).exists():
-                figures[command.name] = read_json(Path(command.file))
-            if run := command.variables.get("SAVE_PATH"):
-                figures[command.name] = figures_of(Path(run))
+            try:
+                if command.file and Path(command.file).exists():
+                    figures[command.name] = read_json(Path(command.file))
+                if run := command.variables.get("SAVE_PATH"):
+                    figures[command.name] = figures_of(Path(run))
+            except UserError as error:  # of this part, and no end of the hour
+                why = why or f"{command.name}: {error}"
             if why:
                 break
     tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if why else []
@@ -311,9 +314,9 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """Of a figure, or of the two ends of a range; differences of log-probs are far below 1."""
+    """Of a figure, of the two ends of a range, or of several; differences of log-probs are far below 1."""
     if isinstance(value, list):
-        return " to ".join(map(_text, value))
+        return (" to " if len(value) == 2 else ", ").join(map(_text, value))
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else str(value)

@@ -96,6 +96,12 @@ def test_a_part_that_fails_stops_none_and_is_tried_again_after_the_others(hour: 
     assert hour.names_begun() == []
 
 
+def test_figures_that_cannot_be_read_are_a_failed_part_and_no_end_of_the_hour(hour: Hour) -> None:
+    kept = hour.run(hour.part("a", "INFO vLLM says something"), hour.part("b"))
+    assert (kept["a"]["status"], kept["b"]["status"]) == ("fail", "pass")
+    assert "a.figures.json: not readable as JSON" in kept["a"]["why"]
+
+
 def test_a_part_that_is_asked_for_otherwise_is_done_again(hour: Hour) -> None:
     hour.run(hour.part("a"))
     hour.run(hour.part("a", words_of({"ms": 2})))

@@ -1,7 +1,6 @@
 """What a model's process says where the fault is not the request's; no engine is needed for that."""
 
 import asyncio
-import importlib
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -35,8 +34,3 @@ def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_toke
             asyncio.run(asked)
         assert refused.value.status == 503
         assert "catalog.jsonl: a line that is no JSON" in caplog.text
-
-
-def test_vllms_classes_for_chat_completions_are_where_they_were() -> None:
-    """tests/e2e/test_serving.py has their answers; `make test-next` runs this with the newest vLLM."""
-    importlib.import_module("recipes.serving.chat")
