@@ -104,7 +104,7 @@ def tell_unknown(lists: Path) -> None:
     names = [name for row in pq.read_table(lists, columns=["unknown"])["unknown"].to_pylist() for name in row or ()]
     if names:
         first = ", ".join(map(repr, [*dict.fromkeys(names)][:5]))
-        told = f"{len(names)} names of seen, allow and exclude are no items of the catalog: {first}"
+        told = f"{len(names)} names are no items of the catalog: {first}"
         fix = "write ids or `Title (Year)`, in a cell a JSON list or | between them; the column unknown has all"
         print(f"{lists}: {told}; {fix}", file=sys.stderr)
 

@@ -1,5 +1,6 @@
 """What was said -> the conversation of a prompt, in which nothing that was said begins a turn."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_message_is_one_turn_whatever_it_says(content: str, speaker: str) -> N
 )
 def test_a_text_means_the_turns_that_data_own_reads(text: str) -> None:
     assert conversation_text(text) == "USER: I like Heat.\nSYSTEM: Ronin?\nUSER: Seen.\n"
-    assert own_conversation(read_turns(text)[0]) == conversation_text(text)
+    assert own_conversation(read_turns(text, Counter())) == conversation_text(text)
 
 
 @pytest.mark.parametrize(

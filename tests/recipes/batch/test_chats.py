@@ -87,7 +87,7 @@ def test_conditions_are_checked_with_the_catalogs_columns_before_anything_starts
 def test_a_cell_of_a_table_holds_several_names(tmp_path: Path, cell: str) -> None:
     quoted = cell.replace('"', '""')
     (tmp_path / "chats.csv").write_text(f'conversation,seen\nhi,"{quoted}"\nhi,[REC] (2007)\n', newline="")
-    assert [chat.seen for chat in read_chats(tmp_path / "chats.csv")] == [
+    assert [chat.filters["seen"] for chat in read_chats(tmp_path / "chats.csv")] == [
         ["Heat (1995)", "[REC] (2007)"],
         ["[REC] (2007)"],
     ]
@@ -108,13 +108,16 @@ def test_names_that_the_catalog_lacks_are_told(
     pq.write_table(pa.table(table), file)
     folder = tmp_path / "tries"
     catalog = ServedCatalog(file, line_tokenizer, ListSettings(), folder, max_items=3, max_tokens=1000)
-    chat = Chat(0, None, TEXT, seen[:1], seen[1:2], seen[2:])
+    given = {"seen": seen[:1], "allow": seen[1:2], "exclude": seen[2:3], "liked": seen[3:]}
+    chat = Chat(0, None, TEXT, NOTHING | given)
+        0, None, TEXT, NOTHING | {"seen": seen[:1], "allow": seen[1:2], "exclude": seen[2:3], "liked": seen[3:]}
+    )
     assert unknown_names(chat, catalog) == unknown
     lists = tmp_path / "lists.parquet"
     pq.write_table(pa.Table.from_pylist([{"row": 0, "unknown": unknown}, {"row": 1}], SCHEMA), lists)
     tell_unknown(lists)
     told = capsys.readouterr().err
-    assert told.startswith(f"{lists}: 4 names of seen, allow and exclude are no items of the catalog") == bool(unknown)
+    assert told.startswith(f"{lists}: 4 names are no items of the catalog") == bool(unknown)
     assert all(repr(name) in told for name in unknown)
 
 

@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "REWARD": ("log_decay", "log_decay"),
     "REWARDS": ("relevance: 1, diversity.title: 0.5, catalog.price (EUR): -.1", PARTS),
     "ALGORITHM": ("gspo", "gspo"),
+    "REPAIR": ("zero", "zero"),
     "PRESET": ("reference", "reference"),
     "CONSTRAINED": ("1", True),
     "NUM_ITEMS": ("10", 10),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -164,8 +165,9 @@ def test_what_was_answered_outlives_kill_9(tmp_path: Path) -> None:
 
 
 def test_files_end_and_the_oldest_go_so_that_all_stay_below_the_bound(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger(FeedbackLog.__module__), "disabled", False)  # some library's configuration
     size = len(json.dumps(a_list(0))) + 200
     log = FeedbackLog(tmp_path, file_bytes=3 * size, most_bytes=12 * size)
     (tmp_path / "films.log").write_text("x" * 20 * size)  # not of the feedback
