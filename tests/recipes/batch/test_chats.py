@@ -110,8 +110,6 @@ def test_names_that_the_catalog_lacks_are_told(
     catalog = ServedCatalog(file, line_tokenizer, ListSettings(), folder, max_items=3, max_tokens=1000)
     given = {"seen": seen[:1], "allow": seen[1:2], "exclude": seen[2:3], "liked": seen[3:]}
     chat = Chat(0, None, TEXT, NOTHING | given)
-        0, None, TEXT, NOTHING | {"seen": seen[:1], "allow": seen[1:2], "exclude": seen[2:3], "liked": seen[3:]}
-    )
     assert unknown_names(chat, catalog) == unknown
     lists = tmp_path / "lists.parquet"
     pq.write_table(pa.Table.from_pylist([{"row": 0, "unknown": unknown}, {"row": 1}], SCHEMA), lists)
