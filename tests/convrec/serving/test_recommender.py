@@ -251,6 +251,6 @@ def test_the_catalog_changes_while_lists_are_written(recommender: Recommender) -
     assert set(ids(after)) == {*best[:-1], "new"}
     assert recommender.remove_items([best[-1]]) == [best[-1]]
     title, year = next((title, year) for item_id, title, year in FILMS if item_id == best[-1])
-    recommender.add_items([{"item_id": best[-1], "title": title, "year": year}])
+    recommender.add_items([{"item_id": best[-1], "title": title, "year": year, "mentions": year}])
     recommender.remove_items(["new"])
     assert ids(recommender.recommend(SAID, k=12)) == best
