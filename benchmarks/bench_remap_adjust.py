@@ -73,9 +73,8 @@ def main() -> None:
 def measure(command: list[str], checkout: Path) -> dict:
     """Raises CalledProcessError where the command fails."""
     before, start, peak = children_cpu(), time.perf_counter(), 0
-    with subprocess.Popen(
-        command, cwd=checkout, env={**psutil.Process().environ(), "PYTHONPATH": str(checkout)}
-    ) as done:
+    environment = {**psutil.Process().environ(), "PYTHONPATH": str(checkout)}
+    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=sys.stderr) as done:
         while done.poll() is None:
             peak = max(peak, sum(memory(process) for process in tree(done.pid)))
             time.sleep(0.5)
