@@ -31,7 +31,7 @@ def run(name: str, options: str) -> dict[str, Any]:
         ("conversion", "--rows 4000"),
         ("driver", "--steps 200"),
         ("loss", "--repeats 2"),
-        ("matching", "--repeats 2"),
+        ("matching", "--repeats 2 --largest 1000"),
         ("remap_adjust", "--items 300 --conversations 300 --dimensions 16 --epochs 1"),
         ("trie", "--items 300"),
     ],
