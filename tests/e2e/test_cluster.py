@@ -4,6 +4,7 @@ One set-up: four steps on two nodes, and the same on one. Rollouts have seeds of
 that both must give the same numbers. Ctrl-C and resuming are SFT's, in test_sft_cluster.py.
 """
 
+import contextlib
 import re
 
 import psutil
@@ -79,7 +80,9 @@ def test_no_file_or_log_holds_a_key(cluster) -> None:
     assert all(len(files) > 10 for files in of_folder.values()), {f: len(files) for f, files in of_folder.items()}
     files = [path for found in of_folder.values() for path in found]
     assert len(files) > 50
-    assert not [path for path in files if PLANTED.encode() in path.read_bytes()]
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # Ray, which is still running, writes some anew
+            assert PLANTED.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.long
