@@ -25,7 +25,7 @@ from data_prep.own_data.catalog import read_catalog
 from data_prep.own_data.histories import cut, in_order, rows_of
 from data_prep.own_data.ratings import ROLES, read_ratings
 from data_prep.own_data.rows import SPLITS
-from data_prep.own_data.splits import Borders, SplitRule, check_rule
+from data_prep.own_data.splits import Borders, SplitRule, borders_at_shares, check_rule
 from data_prep.tables import check_out, hash64, split_by_hash
 
 TITLES = ("title", "name", "booktitle", "productname", "appname")
@@ -95,11 +95,8 @@ def _split(
     if times_E is None:
         raise UserError(f"{given.ratings}: no column for the time, which --split-by time needs; --columns time=NAME")
     if not any(borders):
-        ends = 1 - rule.test_share - rule.validation_share, 1 - rule.test_share
-        borders = Borders(*np.quantile(times_E, ends, method="higher").tolist())
-    test = np.inf if borders.test_from is None else borders.test_from
-    validation = test if borders.validation_from is None else borders.validation_from
-    return (times_E >= validation).astype(np.int8) + (times_E >= test), borders.described()
+        borders = borders_at_shares(times_E, rule.validation_share, rule.test_share)
+    return borders.places(times_E), borders.described()
 
 
 def item_records(path: Path, damage: Damage) -> Records:

@@ -4,15 +4,18 @@ A conversation is never divided: all its rows go where its latest row belongs, s
 what validation and test begin with.
 """
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from convrec.data.damage import BadRecord, Damage, place_of
 from convrec.errors import UserError
-from data_prep.own_data.rows import read_time
+from data_prep.own_data.rows import SPLITS, read_time
 from data_prep.tables import split_by_hash
 
 LARGE_SHARE, LARGE_COUNT = 0.05, 20  # of the rows: a conversation has fewer, a common opening more
@@ -44,13 +47,11 @@ class Borders(NamedTuple):
     validation_from: float | None
     test_from: float | None
 
-    def split_of(self, latest: float) -> str:
-        """The split of a conversation whose latest row has this time."""
-        if self.test_from is not None and latest >= self.test_from:
-            return "test"
-        if self.validation_from is not None and latest >= self.validation_from:
-            return "validation"
-        return "train"
+    def places(self, times_R: np.ndarray) -> np.ndarray:
+        """(R,) places in SPLITS of rows; times_R: the latest of each one's conversation."""
+        test = np.inf if self.test_from is None else self.test_from
+        validation = test if self.validation_from is None else self.validation_from
+        return (times_R >= validation).astype(np.int8) + (times_R >= test)
 
     def described(self) -> dict[str, Any]:
         """As summary.json has them."""
@@ -58,27 +59,24 @@ class Borders(NamedTuple):
         return {"by": "time"} | dates
 
 
-def borders_at_shares(rows: Mapping[float, int], validation: float, test: float) -> Borders:
+def borders_at_shares(times_R: np.ndarray, validation: float, test: float) -> Borders:
     """Borders so that the last `test` of the rows and the last `validation` before them are split off.
 
-    rows: latest time of a conversation -> rows of the conversations with that time. Conversations of one time stay
-    together, so that a share is reached, or exceeded by the rows of one time. Raises UserError when nothing is left for
-    train.
+    times_R: the latest of each row's conversation. Rows of one time stay together, so that a share is reached, or
+    exceeded by the rows of one time. Raises UserError when nothing is left for train.
     """
-    total = sum(rows.values())
-    in_test = in_validation = 0
-    validation_from = test_from = None
-    for time in sorted(rows, reverse=True):
-        if in_test < test * total:
-            test_from, in_test = time, in_test + rows[time]
-        elif in_validation < validation * total:
-            validation_from, in_validation = time, in_validation + rows[time]
-        else:
-            return Borders(validation_from, test_from)
-    raise UserError(
-        f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have {len(rows)} "
-        "different times; lower the shares"
-    )
+    left_R = np.sort(times_R)
+    borders: list[float | None] = []
+    for share in (test, validation):
+        count = min(math.ceil(share * len(times_R)), len(left_R))
+        borders.append(float(left_R[-count]) if count else None)
+        left_R = left_R[left_R < left_R[-count]] if count else left_R
+    if not len(left_R):
+        raise UserError(
+            f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have "
+            f"{len(np.unique(times_R))} different times; lower the shares"
+        )
+    return Borders(*reversed(borders))
 
 
 def check_rule(rule: SplitRule) -> Borders:
@@ -155,6 +153,7 @@ def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[d
         assert fact.time is not None  # they are complete
         latest[fact.conversation] = max(fact.time, latest.get(fact.conversation, fact.time))
     if by_share:
-        rows = Counter(latest[fact.conversation] for fact in facts)
-        borders = borders_at_shares(rows, rule.validation_share, rule.test_share)
-    return {name: borders.split_of(time) for name, time in latest.items()}, borders.described()
+        times_R = np.array([latest[fact.conversation] for fact in facts])
+        borders = borders_at_shares(times_R, rule.validation_share, rule.test_share)
+    places = borders.places(np.array([*latest.values()]))
+    return {name: SPLITS[place] for name, place in zip(latest, places, strict=True)}, borders.described()

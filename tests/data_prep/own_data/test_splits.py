@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,11 +54,12 @@ def test_shares_are_reached_and_train_is_earlier(rows, validation, test):
 
 def test_shares_by_hand():
     # 10 rows at times 1 to 6; test 0.25 -> 2.5 rows: times 6 (1 row) and 5 (2) make 3. validation 0.2 -> time 4 (2).
-    assert borders_at_shares({1: 2, 2: 1, 3: 2, 4: 2, 5: 2, 6: 1}, 0.2, 0.25) == Borders(4, 5)
-    assert borders_at_shares({1: 9, 2: 1}, 0.0, 0.1) == Borders(None, 2)
-    assert borders_at_shares({1: 9, 2: 1}, 0.1, 0.0) == Borders(2, None)
+    assert borders_at_shares(np.array([1, 1, 2, 3, 3, 4, 4, 5, 5, 6]), 0.2, 0.25) == Borders(4, 5)
+    late = np.array([1] * 9 + [2])
+    assert borders_at_shares(late, 0.0, 0.1) == Borders(None, 2)
+    assert borders_at_shares(late, 0.1, 0.0) == Borders(2, None)
     with pytest.raises(UserError, match="leave nothing for train"):
-        borders_at_shares({1: 9, 2: 1}, 0.1, 0.1)
+        borders_at_shares(late, 0.1, 0.1)
 
 
 def test_a_name_decides_alone_and_shares_are_met():
