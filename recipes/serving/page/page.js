@@ -7,6 +7,7 @@ const TOLD = { liked: "I liked", disliked: "I did not like" }; // marks that the
 const exchanges = []; // {said: the user's turn, items, note}: those that were answered
 const marks = new Map(); // item_id -> {item, kind: "seen" | "liked" | "disliked", told: the model has read it}
 let running = null; // AbortController of the list that is being written
+let ready; // a promise: the models are known, and the conversation of before is on the page
 let models = [];
 let conversation = 0; // its number: what an earlier one still gets is dropped
 
@@ -194,14 +195,15 @@ function showExchange({ said, items, note }) {
 
 async function recommend(text) {
   const mine = conversation;
+  running = new AbortController();
+  byId("send").textContent = "Stop";
+  await ready;
   const chosen = chosenModel() ?? { max_turns: 1, max_items: 1 };
   const fresh = Object.keys(TOLD).map((kind) => [kind, untold(kind)]).filter(([, marked]) => marked.length);
   const tastes = fresh.map(([kind, marked]) => `${TOLD[kind]} ${marked.map((one) => named(one.item)).join(", ")}.`);
   const said = { role: "user", content: [text, ...tastes].filter(Boolean).join("\n") };
   const { bubble, answer, list, note } = showExchange({ said, items: [], note: "Thinking…" });
   bubble.scrollIntoView({ block: "nearest" });
-  running = new AbortController();
-  byId("send").textContent = "Stop";
   const items = [];
   let wrong = "";
   try {
@@ -309,4 +311,4 @@ byId("key-form").addEventListener("submit", async (event) => {
   await describe();
   if (!exchanges.length) restore();
 });
-describe().then(restore);
+ready = describe().then(restore);

@@ -162,6 +162,22 @@ def test_an_item_has_what_the_shop_shows_of_it_and_the_service_hears_what_became
     assert [(event["item_id"], event["event"]) for event in events] == [("0", "like"), ("1", "dislike"), ("2", "click")]
 
 
+def test_a_message_that_is_sent_before_the_page_is_ready_is_answered_once(page, films):
+    def late(route):
+        time.sleep(0.5)
+        route.continue_()
+
+    page.route("**/v1/catalog/items**", late)
+    page.reload(wait_until="commit")
+    page.locator("#text").fill("something tense")
+    page.keyboard.press("Enter")
+    page.locator(".answer li").nth(4).wait_for()
+    page.get_by_role("button", name="Send").wait_for()
+    page.wait_for_function("document.querySelector('#text').placeholder === 'Something like Alien'")
+    assert page.locator(".user").all_inner_texts() == ["something tense"]
+    assert len(titles(page)) == page.locator(".answer li").count() == 5
+
+
 @pytest.mark.parametrize("address", [{"show": ["picture"]}], indirect=True)
 def test_a_picture_that_is_not_there_leaves_no_hole(page, address, films):
     films.columns = {"picture": f"{address}gone.png"}
