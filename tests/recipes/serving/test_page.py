@@ -164,7 +164,7 @@ def test_an_item_has_what_the_shop_shows_of_it_and_the_service_hears_what_became
 
 def test_a_message_that_is_sent_before_the_page_is_ready_is_answered_once(page, films):
     held = []
-    page.route("**/v1/catalog/items**", held.append)
+    page.route("**/v1/catalog/items**", lambda route: held.append(route))
     page.reload()
     page.locator("#text").fill("something tense")
     page.keyboard.press("Enter")
