@@ -13,6 +13,14 @@ PINS = {
     "recipes.preflight.findings": {
         "verl.plugin.platform.platform_manager:_detect_platform_name": "8dffc2174390e96d",  # docs/how-to/cluster.md too
     },
+    "convrec.cpu.preload": {
+        "ray._private.parameter:RayParams.__init__": "22e43493cea49c22",  # setup_worker_path
+    },
+    "convrec.runs.fork_client": {
+        # what Ray's setup_worker.py does for a worker
+        "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker": "ff162b2b53cd55f2",
+        "ray._private.utils:update_envs": "4803971627040df6",
+    },
     "convrec.cpu.process_group": {
         "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
     },

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints.plain_load import use_plain_load
+from convrec.cpu import preload
 from convrec.lists import user_rewards
 from convrec.runs import guard
 from convrec.training import registration
@@ -50,8 +51,11 @@ def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[st
     more: environment variables of the workers. Raises UserError for a cluster that cannot train this.
     """
     environment = process_environment(config.trainer.device != "cpu")
-    environment |= guard.environment(Path(os.environ[guard.FOLDER_VARIABLE]))
-    start_ray(config, {**environment, **more, registration.DRIVERS_DIGEST: registration.source_digest()})
+    folder = Path(os.environ[guard.FOLDER_VARIABLE])
+    environment |= {**guard.environment(folder), **more, registration.DRIVERS_DIGEST: registration.source_digest()}
+    if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
+        preload.start(folder, environment)
+    start_ray(config, environment)
     try:
         if os.environ.get("RAY_ADDRESS"):
             for warning in finding.stop_on_failure(findings.examine(requirements, config, on_cluster=True)):

@@ -1,0 +1,38 @@
+"""What the processes of a run without a GPU import, imported once: they are forked (convrec.runs.fork_server)."""
+
+import os
+from collections.abc import Mapping
+from functools import partialmethod
+from pathlib import Path
+
+from convrec.runs import fork_server
+
+MODULES = (
+    "setproctitle",  # finds where the title lies as long as the environment is what it was
+    "transfer_queue",
+    "convrec.training.worker",
+    "convrec.cpu.engine",
+    "convrec.cpu.server",
+    "convrec.rollout.agent_loop",
+    "convrec.rollout.reward_manager",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.entrypoints.openai.api_server",
+)
+
+
+def start(folder: Path, environment: Mapping[str, str]) -> None:
+    """Have Ray, once it is started by this process, fork its workers. environment: the variables of all of them."""
+    import ray._private.parameter as parameter
+
+    fork_server.start(folder, MODULES, {**environment, **_read_by_import()})
+    # the script that a raylet has Python run for each worker, with the worker's script and arguments
+    client = str(folder / fork_server.CLIENT)
+    parameter.RayParams.__init__ = partialmethod(parameter.RayParams.__init__, setup_worker_path=client)
+
+
+def _read_by_import() -> dict[str, str]:
+    """What Ray reads when it is imported, as it will be for this process' own Ray: its first job, this process for the
+    raylet whose end ends a worker, and ray.init's default of tokens."""
+    driver = {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
+    return driver | {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token")}
