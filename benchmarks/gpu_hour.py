@@ -46,14 +46,15 @@ LOG_LINES = 30  # of a part that failed
 FEW = "data.val_max_samples=64 actor_rollout_ref.rollout.agent.num_workers=2 reward.num_workers=2"
 LLAMA = "--model-type llama --hidden-size 256 --num-heads 4 --num-kv-heads 2 --intermediate-size 512"
 PAPER = {"TRAIN_BATCH_SIZE": "48", "ROLLOUT_N": "8", "MAX_RESPONSE_LENGTH": "256", "TOTAL_STEPS": "5"}
-BENCHMARKS = {  # name -> (on a GPU, without one)
-    "loss": ("--device cuda --dtype bfloat16 --compile", "--repeats 2"),
+BENCHMARKS = {  # name -> (on a GPU, without one, seconds); a start of vLLM takes a GPU's machine 100 s
+    "loss": ("--device cuda --dtype bfloat16 --compile", "--repeats 2", 300),
     "constrained_update": (
         "--device cuda --dtype bfloat16 --hidden 896 --layers 24 --lists 48",
         "--items 300 --lists 2 --hidden 64 --layers 1 --repeats 1",
+        300,
     ),
-    "constrained_decoding": ("--repeats 3", "--items 300 --lists 4 --hidden 64 --layers 1 --tokens 4 --repeats 1"),
-    "serving": ("--levels 1,16,64 --seconds 30", "--levels 1,4 --seconds 6"),
+    "constrained_decoding": ("--repeats 3", "--items 300 --lists 4 --hidden 64 --layers 1 --tokens 4 --repeats 1", 480),
+    "serving": ("--levels 1,16,64 --seconds 30", "--levels 1,4 --seconds 6", 480),  # 180 s of load
 }
 EVALUATIONS = {"before": "sft", "after": "free", "after, under the constraint": "constrained"}
 PLANNED = {  # what verl calls a phase of a step -> the plan
@@ -117,8 +118,9 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
         return Command(name, words, variables, str(out / "results" / f"{name}.figures.json"), prints=True)
 
     def benchmark(name: str, what: str, others: str = "", *needs: str) -> Part:
-        words = f"benchmarks/bench_{name}.py {BENCHMARKS[name][not gpus]} {others}"
-        return Part(name, what, 300, (printed(name, words),), needs)
+        on_gpu, without, seconds = BENCHMARKS[name]
+        words = f"benchmarks/bench_{name}.py {on_gpu if gpus else without} {others}"
+        return Part(name, what, seconds, (printed(name, words),), needs)
 
     def checked(name: str, phases: str) -> Command:
         file = str(out / "results" / f"{name}.figures.json")
@@ -333,11 +335,11 @@ def check_demo(demo: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="folder of a demo (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("outputs/gpu-hour"), help="folder to write (%(default)s)")
+    parser.add_argument("--out", type=Path, help="folder to write (outputs/gpu-hour; without a GPU gpu-hour-rehearsed)")
     parser.add_argument("--minutes", type=float, default=120, help="of all parts together (%(default)s)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a part has started is ended too
-    out, demo = options.out.resolve(), options.demo.resolve()
+    demo = options.demo.resolve()
     for name in {variable.name for variable in VARIABLES} | {"RAY_ADDRESS"}:
         os.environ.pop(name, None)  # what the caller's shell says to other runs
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -348,6 +350,8 @@ def main() -> int:
             import torch
 
             gpu_name = torch.cuda.get_device_name(0)
+        # apart: on a GPU a training would go on from the rehearsal's checkpoint
+        out = (options.out or Path("outputs", "gpu-hour" if gpus else "gpu-hour-rehearsed")).resolve()
         parts = parts_of(out, demo, gpus, gpu_name)
         kept = run_parts(parts, out, gpus, options.minutes)
     except UserError as error:

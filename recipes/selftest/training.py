@@ -111,7 +111,11 @@ def resume(machine: Machine) -> dict[str, Any]:
 
 def lora(machine: Machine) -> dict[str, Any]:
     """Before training the adapters change nothing; an update changes them alone, and only they go to the rollout."""
-    plain, adapted = build_engine(machine, tied=False), build_engine(machine, lora_rank=LORA_RANK, tied=False)
+    return {tied: _lora(machine, tied == "tied") for tied in ("tied", "untied")}
+
+
+def _lora(machine: Machine, tied: bool) -> dict[str, Any]:
+    plain, adapted = build_engine(machine, tied=tied), build_engine(machine, lora_rank=LORA_RANK, tied=tied)
     batch = make_batch()
     difference = float((log_probs(plain, batch) - log_probs(adapted, batch)).abs().mean())
     require_at_most("log-probs with new adapters, mean difference", difference, 0.02 if machine.gpus else 1e-5)

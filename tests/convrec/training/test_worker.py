@@ -1,4 +1,5 @@
-"""On verl's FSDP engine: the learning rate by trainer steps and after a resume; weights in the rollout's dtype."""
+"""On verl's FSDP engine: the learning rate by trainer steps and after a resume; weights in the rollout's dtype; whose
+head gives the log-probs."""
 
 import json
 import shutil
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from convrec.training import registration, worker
 from convrec.training.worker import ConvRecWorker, prepare_checkpoints, send_weights_as
 from tests.convrec.training.conftest import ALONE, MEETING, build_training_worker
 
@@ -117,3 +120,25 @@ def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(st
     engine = SimpleNamespace(get_per_tensor_param=lambda base_sync_done: (adapter, {"r": 2}))
     send_weights_as(engine, torch.bfloat16)
     assert engine.get_per_tensor_param(base_sync_done=True)[0] is adapter
+
+
+@pytest.mark.parametrize(
+    ("fused", "trie", "called"), [(True, None, "fuse"), (True, "trie", "constrain"), (False, None, "")]
+)
+def test_the_head_is_ours_in_actor_and_reference(
+    monkeypatch: pytest.MonkeyPatch, fused: bool, trie: str | None, called: str
+) -> None:
+    """verl's kernels would read a head that is not the embedding where FSDP2 has not gathered it."""
+    found = []
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: None)
+    monkeypatch.setattr(registration, "check_worker", lambda: None)
+    monkeypatch.setattr(worker, "prepare_process", lambda: None)
+    monkeypatch.setattr(worker, "load_trie", lambda rollout: trie)
+    for name in ("fuse", "constrain"):
+        monkeypatch.setattr(worker, name, lambda engine, *_, name=name: found.append((name, engine)))
+    one: Any = object.__new__(ConvRecWorker)
+    one.config = SimpleNamespace(rollout={}, model=SimpleNamespace(use_fused_kernels=fused))
+    one._is_actor, one.rollout = False, None
+    one.actor, one.ref = SimpleNamespace(engine="actor"), SimpleNamespace(engine="ref")
+    one.init_model()
+    assert found == ([(called, "actor"), (called, "ref")] if called else [])

@@ -3,10 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+from omegaconf import OmegaConf
 
+from convrec.runs import guard
+from recipes.launch import ray_training
 from recipes.launch.environment import keep_to_loopback, process_environment
 
 ASK_RAY = """
@@ -54,14 +59,21 @@ def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
     assert not [name for name in names if name in os.environ]
 
 
-def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every process of a run, and in engines that stand alone; what the user has set stays."""
+def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In every process of a run, where verl says otherwise, and in engines that stand alone; what the user has set
+    stays."""
     from convrec.generation.engine_settings import engine_settings
 
     expected = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_DISABLE_COMPILE_CACHE": "0"}
     for name in expected:
         monkeypatch.delenv(name, raising=False)
-    assert process_environment(True).items() >= expected.items()
+    ray: dict[str, Any] = {}
+    monkeypatch.setattr(ray_training, "init_ray", ray.update)
+    monkeypatch.setenv(guard.FOLDER_VARIABLE, str(tmp_path))
+    with mock.patch.dict(os.environ):
+        config = OmegaConf.create({"ray_kwargs": {"ray_init": {}}})
+        ray_training.start_ray(config, process_environment(True))
+    assert ray["runtime_env"]["env_vars"].items() >= expected.items()
     with mock.patch.dict(os.environ):
         engine_settings(1)
         assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
