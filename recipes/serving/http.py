@@ -281,7 +281,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
     field = errors[0][0]
     _, path, wrong = max((one for one in errors if one[0] == field), key=lambda one: len(one[2]["loc"]))
     is_value = wrong["loc"][-1] == "bool"  # the first alternative of a column's value
-    known = SENTENCES.get(field or "") or SENTENCES.get(wrong["type"], wrong["msg"])
+    known = SENTENCES.get(field or "") or SENTENCES.get(wrong["type"], wrong["msg"].removeprefix("Value error, "))
     message = "write a text, a number, true or false" if is_value else known
     return JSONResponse(error_body(400, f"{path or 'body'}: {message}", field), 400)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -19,7 +20,8 @@ from pydantic import (
 from convrec.errors import UserError
 
 KEY_VARIABLE = "SERVE_API_KEY"
-ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | StrictInt  # an id, or `Title (Year)`
+Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them
+ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | Number  # an id, or `Title (Year)`
 Value = StrictBool | StrictInt | StrictFloat | Annotated[str, StringConstraints(max_length=100_000)]  # of a column
 MOST_NAMES = 10_000  # of a request's lists of items: each is looked up
 FRONT = "front"  # the deployment before those of the models
@@ -37,15 +39,28 @@ class Turn(Strict):
     content: str
 
 
+def _few(where: Any) -> Any:
+    """A wrong one is an error for each type that it could have: of millions, gigabytes."""
+    if isinstance(where, dict):
+        parts = [where, *(one for one in where.values() if isinstance(one, list | dict))]
+        if sum(map(len, parts)) > MOST_NAMES:
+            raise ValueError(f"more than {MOST_NAMES:,} conditions and values; leave some out")
+    return where
+
+
 class RecommendationRequest(Strict):
-    conversation: str | list[Turn] = Field(description="what the user said, or the turns; the last is the user's")
+    conversation: str | Annotated[list[Turn], Field(fail_fast=True)] = Field(
+        description="what the user said, or the turns; the last is the user's"
+    )
     k: int = Field(default=20, ge=1, description="items wanted")
     seen: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user knows already, as ids or `Title (Year)`: left out"
     )
-    allow: list[ItemName] | None = Field(default=None, description="only these; null: the whole catalog")
+    allow: Annotated[list[ItemName], Field(fail_fast=True)] | None = Field(
+        default=None, description="only these; null: the whole catalog"
+    )
     exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
-    where: dict[str, Value | list[Value] | dict[str, Value]] | None = Field(
+    where: Annotated[dict[str, Value | list[Value] | dict[str, Value]] | None, BeforeValidator(_few)] = Field(
         default=None,
         description="of the catalog's columns: a value, values of which an item has one, or `min` and `max`",
     )
@@ -100,7 +115,7 @@ class TextPart(Strict):
 
 class ChatMessage(OpenAIs):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class StreamOptions(Strict):
@@ -120,7 +135,7 @@ class ChatRequest(OpenAIs):
     name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
     stranger's to choose."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     model: str | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -159,9 +174,9 @@ class FeedbackEvent(Strict):
 
 class ItemRecord(BaseModel):
     model_config = ConfigDict(extra="allow")  # the catalog's further columns
-    __pydantic_extra__: dict[str, Value | list[str] | None]
+    __pydantic_extra__: dict[str, Value | Annotated[list[str], Field(fail_fast=True)] | None]
 
-    item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | StrictInt
+    item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | Number
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
     year: int | None = Field(default=None, ge=-9999, le=9999)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import httpx
@@ -26,16 +27,9 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 NEW = {"item_id": "new-1", "title": "A Film That Was Never Made", "year": 2031}
 
 
-@pytest.fixture(scope="module")
-def service(trained, tmp_path_factory):
-    """Its address, process and catalog; stopped by Ctrl-C at the end, which must leave nothing behind."""
-    port = free_port()
-    folder = tmp_path_factory.mktemp("serve")
-    # what `make serve` runs, with the demo of the tests
-    recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert "--model demo=outputs/demo/rank_grpo" in recipe[1]
-    command = [sys.executable, *recipe[1].replace("outputs/demo", str(trained.out)).split()]
-    command += ["--port", str(port), "--state", str(folder / "state"), "--max-items", "2000", "--feedback"]
+@contextmanager
+def serving(command, folder):
+    """(its process, its log, where it says that it serves); stopped by Ctrl-C, which must leave nothing behind."""
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     too_late = threading.Timer(START_SECONDS, process.kill)
@@ -43,19 +37,31 @@ def service(trained, tmp_path_factory):
     said = process.stdout.readline()
     too_late.cancel()
     assert "serving demo" in said, (folder / "log").read_text()[-3000:]
-    address = f"http://127.0.0.1:{port}"
-    assert address in said
-    with httpx.Client(base_url=address, timeout=120) as client:
-        yield SimpleNamespace(
-            address=address, process=process, client=client, log=folder / "log", catalog=trained.files["CATALOG_FILE"],
-            state=folder / "state",
-        )  # fmt: skip
+    yield process, folder / "log", re.search(r"http://127.0.0.1:\d+", said)[0]
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    assert "Invalid HTTP request received." in (folder / "state" / "_http.log").read_text()  # what was only on stderr
     _, left = psutil.wait_procs(started, timeout=60)
     assert left == []
+
+
+@pytest.fixture(scope="module")
+def service(trained, tmp_path_factory):
+    """Its address, process and catalog."""
+    port = free_port()
+    folder = tmp_path_factory.mktemp("serve")
+    # what `make serve` runs, with the demo of the tests
+    recipe = re.search(r"^serve:.*\n(?:\t.*\n)*\t@\$\(PY\) (.*)\n", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "--model demo=outputs/demo/rank_grpo" in recipe[1]
+    command = [sys.executable, *recipe[1].replace("outputs/demo", str(trained.out)).split()]
+    command += ["--port", str(port), "--state", str(folder / "state"), "--max-items", "2000", "--feedback"]
+    with serving(command, folder) as (process, log, address), httpx.Client(base_url=address, timeout=120) as client:
+        assert address.endswith(f":{port}")
+        yield SimpleNamespace(
+            address=address, process=process, client=client, log=log, catalog=trained.files["CATALOG_FILE"],
+            state=folder / "state",
+        )  # fmt: skip
+    assert "Invalid HTTP request received." in (folder / "state" / "_http.log").read_text()  # what was only on stderr
 
 
 def test_a_list_of_the_catalog_without_what_was_seen(service):
@@ -182,6 +188,42 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
         time.sleep(0.5)
     assert client.post("/v1/recommendations", json=only).json()["items"][0]["title"] == NEW["title"]
     assert gone not in [item["item_id"] for item in client.post("/v1/recommendations", json=ASK).json()["items"]]
+
+
+def test_popular_items_come_until_a_killed_engine_is_there_again(trained, tmp_path):
+    films = pq.read_table(trained.files["CATALOG_FILE"]).to_pylist()
+    films = sorted((film for film in films if film["year"] >= 1990), key=lambda film: -film["mentions"])
+    best = [(film["title"], film["year"]) for film in films[: 3 + ASK["k"]]]
+    command = [sys.executable, "-m", "recipes", "serve", "--model", f"demo={trained.out / 'rank_grpo'}"]
+    command += ["--catalog", trained.files["CATALOG_FILE"], "--fallback-after-seconds", "3"]
+    command += ["--port", str(free_port()), "--state", str(tmp_path / "state")]
+    asked = ASK | {"where": {"year": {"min": 1990}}, "seen": [f"{title} ({year})" for title, year in best[:3]]}
+    with serving(command, tmp_path) as (process, log, address), httpx.Client(base_url=address, timeout=120) as client:
+
+        def ask():
+            return client.post("/v1/recommendations", json=asked).raise_for_status().json()
+
+        def lists_of_the_model():
+            """Answers, the last of which is the model's."""
+            deadline = time.monotonic() + BACK_SECONDS
+            while (answer := ask())["fallback"]:
+                assert time.monotonic() < deadline
+                yield answer
+            yield answer
+
+        *_, before = lists_of_the_model()  # on busy cores the first can be late
+        (engine,) = processes_named(process, "VLLM::EngineCore")
+        os.kill(engine.pid, signal.SIGKILL)
+        first, streamed = ask(), client.post("/v1/recommendations", json=asked | {"stream": True}).text
+        assert client.get("/health").status_code == 503
+        *others, after = lists_of_the_model()
+        assert client.get("/health").status_code == 200
+        assert "demo: its process ended" in log.read_text()
+    for answer in (first, *others):
+        assert [(item["title"], item["year"]) for item in answer["items"]] == best[3:]
+    assert first["fallback"]
+    assert '"fallback": true' in streamed
+    assert (after["items"], after["fallback"]) == (before["items"], False)
 
 
 def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(trained, tmp_path):

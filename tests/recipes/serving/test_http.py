@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import re
+import time
 
 import pytest
 from fastapi.testclient import TestClient
@@ -88,6 +89,8 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
         ),
         ({"conversation": "x", "where": {"price": {"max": [1]}}}, "where", "where.price.max: write a text, a number"),
         ({"conversation": "x", "where": {"price": NESTED}}, "where", "write a text, a number, true or false"),
+        ({"conversation": "x", "where": {"price": [1] * 10_000}}, "where", "where: more than 10,000 conditions"),
+        ({"conversation": "x", "seen": [10**30]}, "seen", "valid"),
         ({"conversation": "x", "liked": "Heat"}, "liked", "list"),
         ({"conversation": "x", "why": "because"}, "why", "boolean"),
     ],
@@ -106,6 +109,27 @@ def test_what_is_wrong_is_a_400_that_names_the_field(client, films, body, param,
 )
 def test_what_is_no_json_object_is_a_400(client, content):
     error_of(client.post("/v1/recommendations", content=content, headers={"Content-Type": "application/json"}), 400)
+
+
+MANY = [[]] * 400_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/recommendations", {"conversation": MANY}),
+        ("POST", "/v1/recommendations", {"conversation": "x", "allow": MANY}),
+        ("POST", "/v1/recommendations", {"conversation": "x", "where": {"price": MANY}}),
+        ("POST", "/v1/recommendations", {"conversation": "x", "where": dict.fromkeys(map(str, range(200_000)))}),
+        ("POST", "/v1/chat/completions", {"messages": MANY}),
+        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": MANY}]}),
+        ("PUT", "/v1/catalog/items", {"items": [{"item_id": "x", "title": "x", "tags": MANY}]}),
+    ],
+)
+def test_a_body_of_mistakes_takes_no_longer_than_one(client, method, path, body):
+    content, begin = json.dumps(body), time.process_time()
+    error_of(client.request(method, path, content=content, headers={"Content-Type": "application/json"}), 400)
+    assert time.process_time() - begin < 1  # 2 to 5 s, when each was an error
 
 
 def test_a_form_of_a_strangers_page_is_refused(client):
