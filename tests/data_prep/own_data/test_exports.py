@@ -203,6 +203,9 @@ def test_a_preview_shows_the_first_rows_and_findings_and_writes_nothing(tmp_path
     assert "chats.jsonl: line 1: turn 1 has the role 'bot'" in printed
     assert "chats.jsonl: read as chat (guessed; --format names another)" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.csv", "chats.jsonl"]
+    (tmp_path / "chats.jsonl").write_text("")
+    assert main([*argv, "--preview", "1"]) == 0
+    assert capsys.readouterr().out == "no conversations; check how the file was written\n"
     for given in ([], ["--preview", "1", "--out", "x"]):
         with pytest.raises(SystemExit):
             main([*argv, *given])
