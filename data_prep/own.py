@@ -215,6 +215,7 @@ def _write_tables(
             counts["repeated_ground_truths_taken_out"] += row.repeated_truths
             truth = [Item(title, matcher.catalog.year_of(year) or NO_YEAR) for title, year in row.truth]
             counts["ground_truths_already_seen"] += sum(matcher.match(truth, (), row.seen).seen)
+            counts["seen_titles_outside_catalog"] += sum(not matcher.seen_rows([title]) for title in row.seen)
             counts["short_demonstrations"] += 0 < len(row.demonstration) < num_items
             counts["demonstrated_items_outside_catalog"] += sum(
                 matcher.identify_line(*entry).index < 0 for entry in row.demonstration

@@ -248,12 +248,13 @@ class TitleIndex:
         return False
 
     def _has_more_typos(self, written: str, title: str, years_differ: bool) -> bool:
-        """The ratio counts a letter too many half of a wrong one: one more is a typo, not three (Animatrix)."""
+        """The ratio counts a letter too many half of a wrong one: one more is a typo, not three (Animatrix). Two need
+        ten letters, in the same year seven (Sandow is not Shadow)."""
         typos = OSA.distance(written, title)
         if typos > 1:  # articles and `and` are none, nor is a space behind `The` that became a letter
             cores = (" ".join(word for word in text.split() if word not in UNSTABLE_WORDS) for text in (written, title))
             typos = min(typos, OSA.distance(*cores), OSA.distance(written, f"the {title}"))
-        letters = max(len(written), len(title)) + (0 if years_differ else len(SAME_YEAR))
+        letters = max(len(written), len(title)) + (0 if years_differ else len(SAME_YEAR) // 3)
         return 100 * (typos - 1) > (100 - self.fuzzy_cutoff) * letters
 
     def _is_word(self, word: str, rare: bool = False) -> bool:

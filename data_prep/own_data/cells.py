@@ -23,12 +23,17 @@ from data_prep.own_data.catalog import ItemIds
 
 Knows: TypeAlias = Callable[[str], bool]  # whether a text is an item, by what the catalog has
 AS_LIST = 'write a JSON list, ["...", "..."], or | between items'
-NO_ITEMS = ("none", "nan", "null")  # cells that programs write for an empty one
+NO_ITEMS = ("none", "nan", "null", "n/a", "<na>")  # cells that programs write for an empty one
 LONGEST_TITLE = 6  # parts at commas and semicolons
-_MARK = re.compile(r"\s*(?:\d{1,3}[.)]|[-–*•])\s+(?=\S)")  # an item of a numbered or bulleted list
-_NUMBER = re.compile(r"(?:^|\s)(\d{1,3})[.)]\s+")
-_IN_BRACKETS, _IN_QUOTES = re.compile(r"\[[^\[\]]+\]"), re.compile(r"([\"']).+\1", re.DOTALL)
+_MARK = re.compile(r"\s*(?:\d{1,3}[.)]|[a-z]\)|[-–—*•])\s+(?=\S)")  # an item of a numbered or bulleted list
+_COUNTED = re.compile(r"[(#]?(\d{1,3})\b\s*[-–.):]{0,2}\s*(?=\S)")  # and of one that counts 1, 2, ...
+_NUMBER = re.compile(r"(?:^|\s)\(?(\d{1,3})[.)]\s+")
+_IN_BRACKETS, _IN_QUOTES = re.compile(r"[\[{][^\[\]{}]+[\]}]"), re.compile(r"([\"']).+\1", re.DOTALL)
 _OPENS_LIST = re.compile(r"[\[({]\s*['\"]")
+_CALL = re.compile(r"^(?:array|list|tuple|set|frozenset)\([\[{(]?(.*?)[\]})]?(?:,\s*dtype=\w+)?\)$", re.DOTALL)
+_AND = re.compile(r"(?<=\d\)), (?:and|or|&) ")  # `Heat (1995), Alien (1979), and Dune (2021)`
+# what stands between items too, and in titles
+_BETWEEN = re.compile(r"(?:^|\s+)(?:and|or|&|\+|/|•|·|[-–—])\s+|<br\s*/?>|\\n|\s*[\t、，；•]\s*")
 _NOTE = re.compile(r"\W*?(?:\s[-–—]\s|[-–—:.(\[])")  # after a year: `Heat (1995) - a heist`
 _DECORATION = " -–—:.,;()[]*_\"'"
 _YEAR = re.compile(r"[(（]\d{4}[)）]")
@@ -68,7 +73,7 @@ class ItemReader:
 
     def _entries(self, cell: Any, knows: Knows) -> list[Any]:
         if isinstance(cell, str):
-            text = cell.strip()
+            cell = text = _CALL.sub(r"[\1]", cell.strip())
             if text.lower() in NO_ITEMS and not knows(text):
                 return []
             if (listed := _as_list(text)) is None and not knows(text):
@@ -95,6 +100,8 @@ class ItemReader:
                 raise _in_two_ways(text, pieces)
             return [whole]  # a title that a line was broken in
         pieces = [part for piece in pieces for part in _at_numbers(piece, knows)]
+        if (rests := _counted(pieces)) and not all(map(knows, pieces)):
+            pieces = [f"- {rest}" for rest in rests]
         is_list = len(pieces) > 1 and all(map(_MARK.match, pieces))
         return [
             part
@@ -114,8 +121,12 @@ class ItemReader:
         return bare.title if bare else rest
 
     def _at_commas(self, text: str, knows: Knows, is_entry: bool) -> list[str]:
+        text = _AND.sub(", ", text)
         cuts = [match.start() for match in re.finditer("[;,|]", text)]
         if not cuts or (is_entry and knows(text)):
+            others = [part for part in _BETWEEN.split(text) if part]
+            if len(others) > 1 and not is_entry and not knows(text) and all(map(knows, others)):
+                raise _in_two_ways(text, others)
             return [text] if text else []
         ways = _groupings(text, cuts, knows)
         ways = ways or _groupings(text, cuts, lambda part: self.dated and self._whole_item(part) is not None)
@@ -256,6 +267,14 @@ def _at_numbers(text: str, knows: Knows) -> list[str]:
     if text[: starts[0]].strip():
         return [text]
     return [text[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def _counted(pieces: Sequence[str]) -> list[str]:
+    """What stands behind 1, 2, ...; nothing for pieces that do not count so."""
+    marks = [mark for piece in pieces if (mark := _COUNTED.match(piece))]
+    if len(pieces) < 2 or [mark[1] for mark in marks] != [*map(str, range(1, len(pieces) + 1))]:
+        return []
+    return [mark.string[mark.end() :] for mark in marks]
 
 
 def _groupings(text: str, cuts: Sequence[int], is_item: Knows) -> list[list[str]]:

@@ -77,8 +77,15 @@ def _chat(record: Record, role: Role) -> Dialog:
 def _batch(record: Record, role: Role) -> Dialog:
     if "body" not in record:
         raise BadRecord("an answer without its request; give the file that the batch was made from")
-    answers = record["response"]["body"]["choices"][:1] if record.get("response") else []
-    return Dialog([*record["body"]["messages"], *(answer["message"] for answer in answers)], record["custom_id"])
+    asked, answer = record["body"], record["response"]["body"] if record.get("response") else {}
+    if "messages" in asked:
+        return Dialog(
+            [*asked["messages"], *(one["message"] for one in answer.get("choices", [])[:1])], record["custom_id"]
+        )
+    said = [turn("user", asked["input"])] if isinstance(asked["input"], str) else asked["input"]  # /v1/responses
+    return Dialog(
+        [*said, *(part for part in answer.get("output", []) if part["type"] == "message")], record["custom_id"]
+    )
 
 
 def _sharegpt(record: Record, role: Role) -> Dialog:

@@ -148,4 +148,4 @@ def preview(
         damage.check()
     except UserError as error:
         lines.append(str(error))
-    return "\n".join([*items.told, *source.told(), *lines])
+    return "\n".join([*items.told, *source.told(), *(lines or ["no conversations; check how the file was written"])])

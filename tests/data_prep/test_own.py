@@ -103,6 +103,7 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
         "of_no_use_in_their_split": 0,
         "repeated_ground_truths_taken_out": 1,
         "ground_truths_already_seen": 0,
+        "seen_titles_outside_catalog": 0,
         "short_demonstrations": 1,
         "demonstrated_items_outside_catalog": 0,
     }

@@ -38,7 +38,10 @@ def have_other_word(written: str, title: str, words: set[str], years_apart: int)
 
     if "".join(written.split()) == "".join(title.split()):
         return False  # a space
-    stable = [word for word in [*written.split(), *title.split()] if word not in ("the", "a", "an", "and")]
+    texts = [(written, title), tuple(" ".join(set_aside(text)) for text in (written, title)), (written, f"the {title}")]
+    if 10 * (min(OSA.distance(*pair) for pair in texts) - 1) > max(len(written), len(title)) + 3 * (not years_apart):
+        return True  # too many typos for so few letters
+    stable = [*set_aside(written), *set_aside(title)]
     extra = [word for word in stable if word not in title.split()]
     missing = [word for word in stable if word not in written.split()]
     if missing and not extra:
@@ -51,6 +54,10 @@ def have_other_word(written: str, title: str, words: set[str], years_apart: int)
     if not any(is_word(word) for word in extra) and not any(word in words for word in endings):
         return False
     return OSA.distance(written, title) / max(len(written), len(title)) > 1 / 20
+
+
+def set_aside(text: str) -> list[str]:
+    return [word for word in text.split() if word not in ("the", "a", "an", "and")]
 
 
 def brute_force(matcher: Matcher, title: str, year: int) -> int:

@@ -106,6 +106,9 @@ def test_one_film_is_found_however_it_is_written():
         (("Zodiac", 2007), ("The Zodiac", 2005)),
         (("The Room", 2003), ("Room", 2005)),
         (("The Puppet Masters", 1994), ("The Puppetmaster", 1993)),
+        (("Shadow", 2018), ("Sandow", 2018)),  # two typos in six letters; these three are of Reddit-Movie's titles
+        (("Bliss", 2019), ("LSS", 2019)),
+        (("In America", 2002), ("Ciao America", 2002)),
         (("Justice League: War", 2014), ("War", 2014)),
         (("Nymphomaniac: Vol. II", 2013), ("Nymphomaniac", 2013)),
         (("The Godfather", 1974), ("The Godfather: Part II", 1974)),

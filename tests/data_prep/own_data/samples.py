@@ -31,6 +31,10 @@ RESPONSE = {
     "status_code": 200,
     "body": {"choices": [{"index": 0, "message": {"role": "assistant", "content": LISTED}}]},
 }
+OUTPUT = [
+    {"type": "reasoning", "summary": []},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": LISTED, "annotations": []}]},
+]
 SHAREGPT = [("system", INSTRUCTION), ("human", LIKED), ("gpt", ANSWER), ("human", THANKS)]
 
 
@@ -149,6 +153,14 @@ OF_AN_ANSWER: dict[str, tuple[str, Any, str]] = {
     "OpenAI batch": (
         "a.jsonl",
         lines(REQUEST | {"body": {"messages": ENDED[:2]}, "response": RESPONSE}),
+        "openai-batch",
+    ),
+    "OpenAI batch of responses": (
+        "a.jsonl",
+        lines(
+            REQUEST | {"body": {"input": ENDED[:2]}, "response": {"body": {"output": OUTPUT}}},
+            REQUEST | {"custom_id": "r2", "body": {"input": LIKED}, "response": {"body": {"output": OUTPUT}}},
+        ),
         "openai-batch",
     ),
     "Alpaca": ("a.json", json.dumps([{"instruction": "Films?", "input": LIKED, "output": LISTED}]), "alpaca"),

@@ -41,9 +41,16 @@ JOINED = {
     ",": ", ".join,
     "numbers": lambda parts: "\n".join(f"{n}. {part}" for n, part in enumerate(parts, 1)),
     "numbers in a line": lambda parts: " ".join(f"{n}) {part}" for n, part in enumerate(parts, 1)),
+    "numbers alone": lambda parts: "\n".join(f"{n}\t{part}" for n, part in enumerate(parts, 1)),
+    "numbers in brackets": lambda parts: "\n".join(f"({n}) {part}" for n, part in enumerate(parts, 1)),
+    "numbers and colons": lambda parts: "\n".join(f"{n}: {part}" for n, part in enumerate(parts, 1)),
+    "numbers without a space": lambda parts: "\n".join(f"{n}.{part}" for n, part in enumerate(parts, 1)),
+    "letters": lambda parts: "\n".join(f"{letter}) {part}" for letter, part in zip("abcdefghi", parts, strict=False)),
+    "a numpy array's name": lambda parts: f"array({list(parts)!r}, dtype=object)",
     "bullets": lambda parts: "\n".join(f"- {part}" for part in parts),
     "commas at the lines' ends": ",\n".join,
 }
+OTHER_MARKS = (" and ", " & ", " / ", " - ", "\t", "<br>", "\\n", " • ", "、", "；")
 some = st.lists(st.sampled_from(range(len(TITLES))), min_size=2, max_size=6, unique=True)
 
 
@@ -86,6 +93,9 @@ def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
         ("1. Heat (1995)\n2. **Alien (1979)** - a ship", ["Heat", "Alien"]),
         ("Dune (2021), Alien (1979)", ["Dune", "Alien"]),
         ("Dune (2021), Nowhere (1999)", ["Dune", "Nowhere"]),
+        ("Dune (2021), Heat (1995), and Alien (1979)", ["Dune", "Heat", "Alien"]),
+        ("{Dune (2021),Heat (1995)}", ["Dune", "Heat"]),  # Postgres
+        ("set()", []),
         ("Lock, Stock and Two Smoking Barrels (1998), Heat (1995)", ["Lock, Stock and Two Smoking Barrels", "Heat"]),
         ("Nowhere, Nobody (1999)", ["Nowhere, Nobody"]),
         ('[["Dune", 2021], {"title": "Heat", "year": 1995}]', ["Dune", "Heat"]),
@@ -124,6 +134,8 @@ def test_cells_of_a_catalog_without_years(cell: str, titles: list[str]) -> None:
         (DATED, "Alien, Heat (1995)", "holds 'Alien, Heat (1995)', which can be one item or 2 (Alien | Heat (1995))"),
         (DATED, "Dune, Alien", "which can be one item or 2 (Dune | Alien); write a JSON list"),
         (UNDATED, "Dune, Nowhere", "which can be one item or 2 (Dune | Nowhere)"),
+        *((UNDATED, f"Dune{mark}Alien", "can be one item or 2 (Dune | Alien)") for mark in OTHER_MARKS),
+        (UNDATED, "- Dune - Alien", "can be one item or 2 (Dune | Alien)"),
         (UNDATED, "Nowhere; Nobody", "which can be one item or 2 (Nowhere | Nobody)"),
         (DATED, "Heat (1995) Alien (1979)", "which has two years; write [title, year], and an entry for every item"),
         (DATED, "Heat (1995) - Alien", "of which '- Alien' would be lost"),
@@ -136,6 +148,14 @@ def test_what_stays_ambiguous_is_told_with_both_readings(of: ItemReader, cell: A
     with pytest.raises(BadRecord) as error:
         of.items(cell)
     assert problem in str(error.value)
+
+
+def test_what_divides_items_of_the_catalog_alone_divides_no_other_title() -> None:
+    for title in ("Dune and Nowhere", "Nowhere / Nobody", "Fire & Ice", "Face/Off"):
+        assert UNDATED.titles(title) == UNDATED.titles([title]) == [title]
+    assert UNDATED.titles(["Dune and Alien"]) == ["Dune and Alien"]  # as the finding says
+    both = reader([("Dune", None), ("Alien", None), ("Dune & Alien", None)])
+    assert both.titles("Dune & Alien") == ["Dune & Alien"]
 
 
 def test_a_title_that_is_all_of_another_two() -> None:

@@ -55,11 +55,12 @@ def test_what_is_named_in_answer_to_the_user_is_wanted(convert, name: str) -> No
 @pytest.mark.parametrize("name", samples.OF_AN_ANSWER)
 def test_an_answer_that_is_a_list_is_a_demonstration(convert, name: str) -> None:
     file, content, form = samples.OF_AN_ANSWER[name]
-    (row,), summary = convert(file, content, num_items=2)
+    (row, *_), summary = convert(file, content, num_items=2)
     assert row["completion"][0]["content"] == "Blade Runner (1982)\nAlien (1979)"
     assert conversation(row).endswith(f"{samples.LIKED}\n")
     assert f": read as {form} (" in summary["read"][0]
-    (row,), _ = convert(file, content, num_items=2, truth="from-next-turns")
+    (row, *others), _ = convert(file, content, num_items=2, truth="from-next-turns")
+    assert len(others) == content.count("custom_id") - ("custom_id" in content)
     assert row["groundtruth_with_release_year"] == WANTED
 
 
@@ -203,6 +204,9 @@ def test_a_preview_shows_the_first_rows_and_findings_and_writes_nothing(tmp_path
     assert "chats.jsonl: line 1: turn 1 has the role 'bot'" in printed
     assert "chats.jsonl: read as chat (guessed; --format names another)" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.csv", "chats.jsonl"]
+    (tmp_path / "chats.jsonl").write_text("")
+    assert main([*argv, "--preview", "1"]) == 0
+    assert capsys.readouterr().out == "no conversations; check how the file was written\n"
     for given in ([], ["--preview", "1", "--out", "x"]):
         with pytest.raises(SystemExit):
             main([*argv, *given])
