@@ -8,6 +8,7 @@ A snapshot holds nothing of items that were removed or replaced, so memory does 
 import contextlib
 import copy
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
@@ -276,7 +277,7 @@ class ServedCatalog:
         return taken
 
     def _too_long(self, lines: CatalogTrie, of_added: Mapping[int, str], changing: Set[str]) -> dict[str, str]:
-        """The added items of the longest line, where a list might not fit with them: id -> a sentence.
+        """The added items of the longest lines, as many as leave lists no room: id -> a sentence.
 
         lines: of all items, also of those that go. of_added: number -> id. changing: the ids that change at all.
         """
@@ -284,15 +285,18 @@ class ServedCatalog:
         going += [number for number, item_id in of_added.items() if item_id not in changing]
         kept = select_lines(lines, ~np.isin(lines.item_W, going))
         added_W = np.isin(kept.item_W, list(of_added))
-        if not added_W.any() or kept.longest_list(self.max_items) <= self.max_tokens:
-            return {}
         tokens_W = np.diff(kept.ends_S, prepend=0)[: len(kept.item_W)]
-        longest = tokens_W[added_W].max()
-        return {
-            item_id: f"item_id {item_id!r}: its line takes {longest} tokens; a list of {self.max_items} with it "
-            f"may not fit into the {self.max_tokens} tokens that prompts leave; shorten the title, or lower max_items"
-            for item_id in map(of_added.__getitem__, kept.item_W[added_W & (tokens_W == longest)].tolist())
-        }
+
+        def have_no_room(tokens: int) -> bool:
+            fit = select_lines(kept, ~(added_W & (tokens_W > tokens)))
+            return fit.longest_list(self.max_items) > self.max_tokens
+
+        lengths = np.unique(tokens_W[added_W]).tolist()
+        too_long_W = added_W & np.isin(tokens_W, lengths[bisect_left(lengths, True, key=have_no_room) :])
+        rest = f"a list of {self.max_items} with it may not fit into the {self.max_tokens} tokens that prompts leave; "
+        rest += "shorten the title, or lower max_items"
+        too_long = zip(map(of_added.__getitem__, kept.item_W[too_long_W].tolist()), tokens_W[too_long_W], strict=True)
+        return {name: f"item_id {name!r}: its line takes {tokens} tokens; {rest}" for name, tokens in too_long}
 
     def _encode(self, items: Sequence[CatalogItem], numbers: range) -> tuple[CatalogTrie, dict[str, str]]:
         """Their lines under these numbers; of items whose line has a special token, which no list can write and where

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.constrained.catalog_trie import CatalogTrie
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.serving.items import ServedCatalog
@@ -276,6 +278,29 @@ def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on
         assert served.snapshot.trie.longest_list(served.max_items) <= longest + 40
     assert "left out: item_id 'long': its line takes" in capsys.readouterr().err
     assert ids(serve(state)) == {"a", "c", "d", "300", "n", "0", "long"}
+
+
+def test_of_many_long_titles_those_without_room_are_found_after_few_looks(serve: Any, state: Path) -> None:
+    """10,000 of them took a minute, in which the lists of others were slow."""
+    catalog = serve(state, max_items=3, max_tokens=serve().snapshot.trie.longest_list(3) + 40)
+    long = [{"item_id": f"n{n}", "title": f"{'Wor ' * n}{n}", "year": 1998} for n in range(20, 120)]
+    with mock.patch.object(CatalogTrie, "longest_list", autospec=True, side_effect=CatalogTrie.longest_list) as looks:
+        with pytest.raises(UserError, match=r"item_id 'n\d+': its line takes \d+ tokens; a list of 3 "):
+            catalog.put([NEW, *long])
+        with (state / FILE).open("a") as file:  # kept from before, of a larger model
+            file.write(json.dumps({record.pop("item_id"): record for record in [dict(NEW), *map(dict, long)]}) + "\n")
+        assert "n" in ids(catalog)
+    assert looks.call_count < 30
+    assert catalog.snapshot.trie.longest_list(3) <= catalog.max_tokens
+
+
+def test_a_name_that_is_there_many_times_is_found_once(serve: Any) -> None:
+    catalog = serve()
+    recommender: Any = Recommender(*[None, catalog, None, None, None])
+    names = ["Heat", "Heat", Title("Heat"), 300, "300"] * 50
+    with mock.patch.object(ServedCatalog, "find", autospec=True, side_effect=ServedCatalog.find) as find:
+        assert len(recommender._find("seen", names, catalog.snapshot)) == 3
+    assert find.call_count == 4
 
 
 def test_the_largest_list_is_what_the_context_has_room_for(serve: Any) -> None:
