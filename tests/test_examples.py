@@ -115,6 +115,17 @@ def test_slurm_ends_at_once_where_ray_does_not_start_on_a_node(tmp_path: Path, a
     assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()
 
 
+def test_slurm_ends_soon_where_a_node_is_lost_while_it_trains_sft(tmp_path: Path) -> None:
+    """As with a head that has died: who follows the run's log would wait for five minutes."""
+    (tmp_path / "run_sft.sh").write_text("touch started\nexec sleep 600\n")
+    sft = {"RECIPE": "run_sft.sh", "CATALOG_FILE": "", "LOST_SECONDS": "1"}
+    others = "while [ ! -e started ]; do sleep 0.05; done; exit 3"
+    with slurm_job(tmp_path, "10.0.0.1\n", others=others, **sft) as job:
+        assert job.wait(60) == 1
+    assert job.stderr
+    assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()
+
+
 def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Path) -> None:
     # as `hostname --ip-address` and `--all-ip-addresses` answer on a Debian host
     with slurm_job(tmp_path, "127.0.1.1\\nfe80::1 10.0.0.1 172.17.0.1 \\n") as job:

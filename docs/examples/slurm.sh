@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rank-GRPO on nodes of a SLURM cluster: a Ray cluster for the time of the job, and the recipe submitted to it.
 #   TRAIN_FILE=... VAL_FILE=... CATALOG_FILE=... MODEL_PATH=... SAVE_PATH=... sbatch docs/examples/slurm.sh
-# RECIPE=run_sft.sh trains SFT. Submit it from the checkout, which lies, as data and models do, on storage that all nodes
+# RECIPE=run_sft.sh trains SFT, which needs no CATALOG_FILE. Submit it from the checkout, which lies, as data and models do, on storage that all nodes
 # see; the same command resumes.
 #SBATCH --job-name=rank-grpo
 #SBATCH --nodes=2
@@ -14,7 +14,8 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 set -euo pipefail
-: "${TRAIN_FILE:?}" "${VAL_FILE:?}" "${CATALOG_FILE:?}" "${MODEL_PATH:?}" "${SAVE_PATH:?}"
+: "${RECIPE:=run_rank_grpo.sh}" "${TRAIN_FILE:?}" "${VAL_FILE:?}" "${MODEL_PATH:?}" "${SAVE_PATH:?}"
+[ "$RECIPE" = run_sft.sh ] || : "${CATALOG_FILE:?}"
 HERE=${SLURM_SUBMIT_DIR:?run it with sbatch}
 export PATH="$HERE/.venv/bin:$PATH" SAVE_PATH
 
@@ -37,8 +38,11 @@ give_up() {
   echo "error: $1: see the words of srun and ray above" >&2
   exit 1
 }
-wait_for_nodes() { # $1: what is waited for; the steps that start Ray stay as long as the job
-  for step in "${steps[@]}"; do kill -0 "$step" 2> /dev/null || give_up "a step that starts Ray has ended"; done
+all_run() { # the steps that start Ray stay as long as the job
+  for step in "${steps[@]}"; do kill -0 "$step" 2> /dev/null || return 1; done
+}
+wait_for_nodes() { # $1: what is waited for
+  all_run || give_up "a step that starts Ray has ended"
   [ "$SECONDS" -lt "$deadline" ] || give_up "$1 after ${NODES_SECONDS:-900} s"
   sleep 2
 }
@@ -65,11 +69,12 @@ until here=$(RAY_ADDRESS="$address:6379" timeout -s KILL 40 python -c "$nodes" 2
 done
 
 export RAY_ADDRESS="http://$address:8265" N_NODES="$SLURM_JOB_NUM_NODES" N_GPUS_PER_NODE="$SLURM_GPUS_ON_NODE"
-bash "$HERE/${RECIPE:-run_rank_grpo.sh}" "$@" &
-run=$! status=0
-wait "$run" || status=$?
-while [ "$status" -eq 138 ]; do # 128 + USR1: it was the signal that ended the wait
-  status=0
-  wait "$run" || status=$?
+bash "$HERE/$RECIPE" "$@" &
+run=$! lost=
+while kill -0 "$run" 2> /dev/null; do
+  # a node that is lost the run names in some 40 s; with the head its log is gone, and who follows it waits for minutes
+  all_run || lost=${lost:-$SECONDS}
+  [ -z "$lost" ] || [ "$SECONDS" -lt $((lost + ${LOST_SECONDS:-55})) ] || give_up "a step that starts Ray has ended"
+  sleep 2 || true # USR1 ends it
 done
-exit "$status"
+wait "$run"
