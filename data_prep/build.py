@@ -36,9 +36,8 @@ from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.kinds import Fraction, NonNegativeInteger, NonNegativeNumber, PositiveInteger, fits, wanted
 from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import FailedQuestions, failed_again
+from data_prep.stages.asking import MODEL_JUDGES, FailedQuestions, add_models, asker_of, failed_again, model_of
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages.models import MODEL_JUDGES, add_models, asker_of, model_of
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
 STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes

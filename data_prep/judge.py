@@ -45,11 +45,12 @@ from data_prep.judge_data.rows import (
     LeftOut,
     balance_order,
     both_orders,
+    large_group,
     pairwise_rows,
     pointwise_rows,
+    split_rows,
     without_duplicates,
 )
-from data_prep.judge_data.splits import large_group, split_rows
 from data_prep.tables import check_out
 
 VALIDATION_SHARE = 0.1  # but where everything is test

@@ -21,14 +21,12 @@ from omegaconf import DictConfig
 
 from convrec.errors import UserError, says_user_errors
 from convrec.runs.folder import METRICS
-from recipes.cluster.client import connect
 from recipes.cluster.job_environment import check_for_cluster, withheld
-from recipes.cluster.jobs import say
+from recipes.cluster.jobs import connect, say
 from recipes.experiments import local_runs
-from recipes.experiments.amount import composed, described
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
-from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
 from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES
