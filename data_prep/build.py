@@ -79,7 +79,10 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         asker, asked = asker_of(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
         return partial(metadata.run, asker=asker), {"metadata": given.metadata} | asked
     if name == "remap":
-        chosen = _remap(given)
+        record = None if given.remap or given.redo else read_record(Path(given.out), "remap")
+        chosen = (
+            record["settings"]["remap"] if record else given.remap or remap.choose(Path(given.out), given.embedding)
+        )
         if chosen == "full":
             check_embedding(given.embedding)
         _check_candidates(given, num_items)
@@ -103,13 +106,6 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         return partial(adjust.run, workers=workers), settings
     assert name == "demonstrations"
     return demonstrations.run, {"num_items": num_items}
-
-
-def _remap(given: argparse.Namespace) -> str:
-    """--remap; where it is not given, what the stage was run with, else what fits the catalog."""
-    folder = Path(given.out)
-    record = None if given.remap or given.redo else read_record(folder, "remap")
-    return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -152,7 +148,8 @@ def _run(name: str, given: argparse.Namespace) -> None:
     folder = Path(given.out)
     run, settings = plan(name, given)
     summary, is_new = run_stage(Stage(name, *STAGES[name], run), folder, settings, given.redo)
-    print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
+    shown = {key: value for key, value in summary.items() if key not in ("sources", "warnings")}
+    print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(shown, ensure_ascii=False)}")
     if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news
         FailedQuestions(folder, name).write()
     for warning in summary.get("warnings", ()):
@@ -176,10 +173,6 @@ def _check_ahead(given: argparse.Namespace) -> None:
 def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
     if given.candidates < num_items:
         raise UserError(f"--candidates {given.candidates}: give at least --num-items ({num_items})")
-
-
-def _shown(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("sources", "warnings")}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -239,15 +232,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--workers", type=int, help="remap, adjust: processes (one for every core)")
     add_models(parser)
     given = parser.parse_args(argv)
-    _check_numbers(given)
-    return given
-
-
-def _check_numbers(given: argparse.Namespace) -> None:
     for name, kind in NUMBERS.items():
         value = getattr(given, name)
         if value is not None and not fits(kind, value):
             raise UserError(f"--{name.replace('_', '-')} {value}: give {wanted(kind)}")
+    return given
 
 
 @says_user_errors

@@ -169,14 +169,10 @@ class LLM:
         answer = NoAnswer("", error=str(given_up), status=given_up.status)
         self.failures[path] = prompt, answer
         self.usage.failed += 1
-        self._check_share()
-        return answer
-
-    def _check_share(self) -> None:
         if self.usage.failed > self.most_failed * self._questions:
-            *_, (_, last) = self.failures.values()
             counts = f"{self.usage.failed:,} of {self._questions:,} questions have no answer"
-            raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {last.error}", 0)
+            raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {given_up}", 0)
+        return answer
 
     async def _check_server(self, client: Any, sampling: dict[str, Any]) -> None:
         """Are refusals and failures about their conversations or about everything (a setting, an account, a server that
