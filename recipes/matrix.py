@@ -1,13 +1,6 @@
-"""A matrix of trainings, evaluated alike: one command that reruns an experiment.
+"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md
 
     REDIAL=path/to/redial convrec matrix benchmarks/studies/redial_matrix.yaml
-
-The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
-to evaluate; benchmarks/studies/redial_matrix.yaml is an annotated one. A variable that is a list (`LR: [1e-6, 3e-6]`)
-makes a run for each of its values. The runs go one after the other, here or, with RAY_ADDRESS=http://head:8265, as jobs
-of that cluster, there side by side with --parallel. Stopped, it resumes: what is prepared is left alone, the recipes go
-on from their checkpoints, generations are reused, jobs that still run are waited for. OUT gets a folder a run,
-evaluation/<run>, and of all runs evaluated so far, with --only too, table.csv, table.md (means over seeds) and plots/.
 """
 
 import argparse

@@ -1,10 +1,6 @@
 """A run on a cluster that is not here: steps, hours, memory, checkpoints, network, and where a step's time goes.
 
-    N_NODES=4 TRAIN_BATCH_SIZE=256 convrec plan --model 8B --rows 400000
-    TRAIN_FILE=data/sft_train.parquet convrec plan --recipe sft --gpu A100 data.max_length=2048
-
-Reads the variables of the recipe, and Hydra overrides at the end. Nothing is measured here: a model of the time from
-the ranges that it prints, with where each comes from. docs/explanation/planning.md says what it leaves out.
+Nothing is measured here: a model of the time from the ranges that it prints. docs/explanation/planning.md
 """
 
 import argparse

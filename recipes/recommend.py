@@ -1,11 +1,6 @@
 """Lists for the conversations of a file, without ground truth, from a trained model and its catalog.
 
-    convrec recommend --model checkpoints/books --catalog data/books/catalog.parquet --in chats.jsonl --out L.parquet
-
-Conversations are .jsonl, .csv or .parquet with `conversation` (or `messages`) and, as they are there, `id`, `seen`,
-`allow`, `exclude`, `where` and `liked`; the tables of training do as well. OUT has a row for each, in their order: row,
-id, items (item_id, title, year, rank, score, why, columns), reason (why a list is short), prompt_truncated and unknown
-(names that the catalog lacks). Stopped, the same command goes on where it was.
+What CHATS may have and what a row of OUT has: docs/how-to/serving.md. Stopped, the same command goes on where it was.
 """
 
 import argparse

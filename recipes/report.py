@@ -1,10 +1,7 @@
 """One HTML file about a run, or several side by side: gain, test metrics, curves, lists with their hits, settings.
 
-    convrec report RUN [RUN ...] --out outputs/report.html
-
-Test metrics and lists come from the sweeps (`convrec evaluate --model RUN --sweep ...`): of one run its start
-and its newest checkpoint, of several their newest checkpoints. `--evaluations NAME=FOLDER ...` names other evaluations
-(OUT of recipes.evaluate) instead. The file needs no network and no other file.
+Test metrics and lists come from the sweeps: of one run its start and its newest checkpoint, of several their newest
+checkpoints; `--evaluations` names other evaluations instead.
 """
 
 import argparse

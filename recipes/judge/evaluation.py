@@ -1,12 +1,6 @@
 """How good a judge is on labelled rows: greedy verdicts of vLLM or of an API, pairwise ones in both orders.
 
-    convrec evaluate --judge pairwise --model MODEL --data data/judge/test.parquet --out outputs/judge
-
-MODEL is what `convrec evaluate` takes otherwise, `api:NAME` included, which is asked at JUDGE_BASE_URL where
-that is set, else at LLM_BASE_URL. OUT gets metrics.json, rows.parquet (a line a row: its number in the data, the text,
-the verdict, for pairwise also those with A and B swapped) and generations.parquet, which is used again while checkpoint
-and settings are the same. `--against OTHER_OUT` compares with an earlier evaluation of the same
-rows.
+Models, options and files: docs/how-to/judges.md.
 """
 
 import argparse
