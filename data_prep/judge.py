@@ -1,7 +1,4 @@
-"""Preferences and ratings -> the judges' parquet (convrec.judges.schema). Forms and rules: docs/how-to/judges.md.
-
-    convrec data judge --mode pairwise --input preferences.jsonl --out data/judge
-"""
+"""Preferences and ratings -> the judges' parquet (convrec.judges.schema). Forms and rules: docs/how-to/judges.md."""
 
 import argparse
 import json

@@ -1,7 +1,4 @@
-"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md
-
-    REDIAL=path/to/redial convrec matrix benchmarks/studies/redial_matrix.yaml
-"""
+"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md"""
 
 import argparse
 import os

@@ -13,10 +13,8 @@ PINS = {
     "recipes.preflight.findings": {
         "verl.plugin.platform.platform_manager:_detect_platform_name": "8dffc2174390e96d",  # docs/how-to/cluster.md too
     },
-    "convrec.cpu.process_group": {
-        "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
-    },
     "convrec.cpu.engine": {
+        "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "35b7b539858443e4",
         "verl.workers.engine.base:EngineRegistry.register": "6fd795c7149cb81d",
     },
