@@ -132,7 +132,6 @@ def _num_items(folder: Path, name: str) -> int:
 
 
 def build(given: argparse.Namespace) -> None:
-    """Run what the command line asks for and print a summary of each stage."""
     folder = Path(given.out)
     if given.stage == "all":
         _check_ahead(given)

@@ -236,7 +236,6 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
 
 
 def format_summary(summary: dict[str, Any], out: str | Path) -> str:
-    """What the command prints."""
     lines = [describe(name, numbers) for name, numbers in summary["files"].items()]
     catalog, counts, splits = summary["catalog"], summary["rows"], summary["splits"]
     lines.append(f"{'catalog':<15}{catalog['items']:>8,} items {'with' if catalog['dated'] else 'without'} years")

@@ -124,7 +124,6 @@ def _write_catalog(path: Path, catalog: Catalog) -> dict[str, Any]:
 
 
 def format_summary(summary: Mapping[str, Any]) -> str:
-    """What the command prints."""
     lines = []
     for name, numbers in summary["files"].items():
         lines.append(describe(name, numbers))

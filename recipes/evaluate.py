@@ -24,7 +24,6 @@ from recipes.evaluation.sweep import sweep_run
 
 
 def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> str:
-    """What the command prints, with the parts of the split that these slices are."""
     settings, generation = metrics["settings"], metrics["generation"]
     lines = []
     for protocol, results in metrics["results"].items():

@@ -52,7 +52,6 @@ def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, 
 
 
 def answer(options: argparse.Namespace) -> str:
-    """The plan as text or JSON. Raises UserError."""
     for name in ("network_gbit", "rows", "val_rows", "prompt_tokens", "response_tokens"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: more than 0")

@@ -44,7 +44,6 @@ def _refuse(
     encode: Any,
     delimiter: str,
 ) -> None:
-    """Name the first line that has other tokens behind another line."""
     pairs = encode([f"{lines[index]}{delimiter}{line}" for index, line in enumerate(lines[1:])])
     for index, pair in enumerate(pairs):
         if pair != inner[index] + last[index + 1]:

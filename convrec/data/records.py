@@ -74,7 +74,6 @@ def _read_jsonl(path: Path, damage: Damage, by_record: bool = False) -> Records:
 
 
 def _read_lines(path: Path, damage: Damage) -> Records:
-    """{"line": text} of every line of a text."""
     for line, text in _lines(path):
         if isinstance(text, BadRecord):
             damage.add(path, line, text)

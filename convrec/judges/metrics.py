@@ -155,7 +155,6 @@ def _mean(values: Sequence[float], contexts: Sequence[Hashable], seed: int) -> S
 def _by(
     names: Sequence[Hashable], rows: Sequence[Row], contexts: Sequence[Hashable], metrics: Sequence[str], seed: int
 ) -> dict[str, Summary]:
-    """{name: the metrics over the rows of that name}, in the order of the names."""
     return {
         str(name): _means([{key: rows[i][key] for key in metrics} for i in own], [contexts[i] for i in own], seed)
         for name, own in sorted(indexes_by(names).items(), key=lambda item: str(item[0]))

@@ -175,7 +175,6 @@ class LLM:
         return [answers[path] for path in paths]
 
     def _note(self) -> str:
-        """What a line of progress adds: what was paid, and a pause that the server asked for."""
         wait = self._not_before - time.monotonic()
         return f"{self.usage}" + (f"; waits {wait:.0f} s, as the server asked" if wait > 1 else "")
 

@@ -43,7 +43,6 @@ Item = Comparison | Rating | dict[str, Any]  # a dict is a row of the schema
 
 
 def text(value: Any, name: str) -> str:
-    """The text in a column of this name. Raises BadRecord when it is none."""
     if not isinstance(value, str) or not value.strip():
         raise BadRecord(f"`{name}` has no text; {DROP}")
     return value
@@ -159,8 +158,6 @@ def _two_responses(columns: tuple[str, str, str, str], better: Callable[[Record,
 
 
 def _label(meanings: Mapping[Any, str | None]) -> Callable[[Record, str], str | None]:
-    """The verdict that a label stands for."""
-
     def better(record: Record, column: str) -> str | None:
         value = record[column]
         key = value.strip() if isinstance(value, str) else value

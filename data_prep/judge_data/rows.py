@@ -127,7 +127,6 @@ def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
 
 
 def both_orders(rows: Iterable[JudgeRow]) -> list[JudgeRow]:
-    """Each row and, after it, the same with A and B swapped."""
     return [order for row in rows for order in (row, swapped_row(row))]
 
 

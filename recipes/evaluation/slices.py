@@ -141,6 +141,5 @@ def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 
 
 def title_of(metric: str) -> str:
-    """`NDCG@20` of `ndcg@20`."""
     name, _, k = metric.partition("@")
     return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"

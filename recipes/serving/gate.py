@@ -132,7 +132,6 @@ class Gate:
 
 
 def _is_own(host: str) -> bool:
-    """Whether the header names this machine."""
     found = _HOST.fullmatch(host)
     return found is not None and is_loopback(found["v6"] or found["name"] or "")
 
